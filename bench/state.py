@@ -35,11 +35,11 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore_changes
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
-from penstock.shared.streams.state.local_restore import take_up
+from penstock.shared.streams.state.local_restore import continue_from_local_state
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.restore import restore_progress
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -77,8 +77,8 @@ class Filled:
         self.task = StreamTask(builder.build(), 0, application="bench", local=local)
         self._offset = self._changelog = 0
         if local is not None and not local.db.is_new:
-            reader = ChangelogReader(ignore)
-            covered = take_up(reader, local, self.task.topology.schemas())
+            reader = ChangelogReader(ignore_changes)
+            covered = continue_from_local_state(reader, local, self.task.topology.schemas())
             assert covered is not None, "the state on disk was not restored"
             assert reader.progress is not None
             restore_progress(self.task, reader.progress)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.http import problem
 from penstock.api.http.auth import Guard
-from penstock.api.http.openapi import Document, describe
+from penstock.api.http.openapi import Document, serve_openapi_document
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status import BAD_REQUEST
 from penstock.api.settings import Credential
@@ -93,11 +93,11 @@ def create_app(
     returns the OpenAPI documents of forwarded routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
-    problem.install(app)
+    problem.install_problem_handlers(app)
     for router in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
         if router is not None:
             app.include_router(router, dependencies=[Depends(reject_unknown_query)])
-    describe(app, forwarded_documents)
+    serve_openapi_document(app, forwarded_documents)
     if fast_path is not None:
         app.add_middleware(FastPath, handle=fast_path)
     app.add_middleware(

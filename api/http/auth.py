@@ -83,7 +83,7 @@ ALL: frozenset[Scope] = frozenset({"ingest", "read", "admin"})
 ANONYMOUS = Principal("", ALL)
 
 
-class Access:
+class AccessControl:
     """The credentials of a service. Without credentials every client is anonymous and has all scopes."""
 
     def __init__(self, auth_token: SecretStr | None, credentials: Mapping[str, Credential]) -> None:
@@ -95,7 +95,7 @@ class Access:
             self._known.append((Principal(OWNER, ALL), auth_token.get_secret_value().encode()))
 
     def __repr__(self) -> str:
-        return f"Access({[principal.name for principal, _ in self._known]})"
+        return f"AccessControl({[principal.name for principal, _ in self._known]})"
 
     @property
     def is_open(self) -> bool:
@@ -158,7 +158,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._cors_origins = frozenset(cors_origins)
-        self._access = Access(auth_token, credentials or {})
+        self._access = AccessControl(auth_token, credentials or {})
         self._local_hosts_only = local_hosts_only
         self._open_paths = frozenset(open_paths)
 

@@ -238,11 +238,11 @@ class BodyReader:
         while (chunk := await self.next()) is not None:
             body += chunk
             if len(body) > max_body_bytes:
-                raise too_long(max_body_bytes)
+                raise body_too_long(max_body_bytes)
         return bytes(body)
 
 
-def too_long(max_body_bytes: int) -> Problem:
+def body_too_long(max_body_bytes: int) -> Problem:
     """Return the answer to a body over its limit."""
     kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
     return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")

@@ -111,6 +111,6 @@ def health_router(
 def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
     """Return an app with only `/health` and `/metrics`."""
     app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
-    problem.install(app)
+    problem.install_problem_handlers(app)
     app.include_router(health_router(service, checks, registry))
     return app

@@ -22,7 +22,7 @@ _VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 _METHODS = ("get", "put", "post", "patch", "delete")
 
 
-def describe(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]] = tuple) -> None:
+def serve_openapi_document(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]] = tuple) -> None:
     """Make the app serve the completed document at `/openapi.json`.
 
     `forwarded_documents` returns the documents of forwarded routes. It is called once, by the first request.
@@ -32,15 +32,15 @@ def describe(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]]
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
             for other in forwarded_documents():
-                add(document, other)
-            complete(document)
+                add_document(document, other)
+            complete_operations(document)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi_document  # type: ignore[method-assign]
 
 
-def add(document: dict[str, Any], other: Document) -> None:
+def add_document(document: dict[str, Any], other: Document) -> None:
     """Add the paths and schemas of another document. Schemas of the same name must be equal."""
     for path, operations in other["paths"].items():
         document["paths"].setdefault(path, {}).update(operations)
@@ -49,7 +49,7 @@ def add(document: dict[str, Any], other: Document) -> None:
         assert schemas.setdefault(name, schema) == schema, f"two schemas are named {name}"
 
 
-def complete(document: dict[str, Any]) -> None:
+def complete_operations(document: dict[str, Any]) -> None:
     """Complete every operation. Modifies the document."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in _VALIDATION_SCHEMAS:
@@ -57,7 +57,7 @@ def complete(document: dict[str, Any]) -> None:
     for model in (ProblemDetails, RestError):
         schemas[model.__name__] = TypeAdapter(model).json_schema()
     for path, _, operation in operations_of(document):
-        media_type, error = error_of(path)
+        media_type, error = error_format_of(path)
         responses = operation["responses"]
         if "HTTPValidationError" in str(responses.get("422", "")):
             del responses["422"]  # an invalid parameter or body is a 400 here
@@ -96,7 +96,7 @@ def forwarded_paths(document: Document, *prefixes: str) -> Document:
     return {"paths": paths, "components": {"schemas": schemas}}
 
 
-def error_of(path: str) -> tuple[str, type]:
+def error_format_of(path: str) -> tuple[str, type]:
     """Return the error format of a path: the media type, and the type of the body."""
     return (JSON_TYPE, RestError) if is_rest_proxy(path) else (PROBLEM_TYPE, ProblemDetails)
 

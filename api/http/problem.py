@@ -243,7 +243,7 @@ def json_response(body: Any, status: int = OK, headers: Mapping[str, str] | None
     return Response(msgspec.json.encode(body), status, dict(headers or {}), JSON_TYPE)
 
 
-def install(app: FastAPI) -> None:
+def install_problem_handlers(app: FastAPI) -> None:
     """Add handlers that answer every error of the app's routes as a problem."""
 
     async def on_problem(request: Request, error: Exception) -> Response:

@@ -49,11 +49,11 @@ class _Once:
     def __call__(self, *_: object) -> None:
         self._timer.cancel()
         function = self._function
-        self._function = _do_nothing
+        self._function = _release_nothing
         function()
 
 
-def _do_nothing() -> None:
+def _release_nothing() -> None:
     pass
 
 
@@ -62,7 +62,7 @@ class Turn:
 
     def __init__(self, turns: Turns | None) -> None:
         self._turns = turns
-        self.release: Callable[[], None] = _do_nothing if turns is None else _Once(turns.release_one)
+        self.release: Callable[[], None] = _release_nothing if turns is None else _Once(turns.release_one)
         """Release the turn. Later calls have no effect."""
 
     def __enter__(self) -> Self:

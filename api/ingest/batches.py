@@ -41,7 +41,7 @@ class IngestProducer(Protocol):
         ...
 
 
-class Flight(NamedTuple):
+class BatchInFlight(NamedTuple):
     """A batch in flight: its events' positions, its pending outcomes, and its deadline by the loop's clock."""
 
     positions: list[int]
@@ -67,7 +67,7 @@ class EventSender:
         self._max_errors = max_errors or settings.max_errors
         self._producer = producer
         self._settings = settings
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[BatchInFlight] = deque()
         self._in_flight = 0
         self._next_position = 1
 
@@ -91,7 +91,7 @@ class EventSender:
             await self._settle_flight(self._flights.popleft())
 
     @property
-    def first_in_flight(self) -> Flight | None:
+    def first_in_flight(self) -> BatchInFlight | None:
         """The oldest batch in flight; None if nothing is in flight."""
         return self._flights[0] if self._flights else None
 
@@ -168,12 +168,12 @@ class EventSender:
         except PenstockError as e:
             self._add_interrupted(positions, unsent, e)
             return
-        flight = Flight(positions, asyncio.ensure_future(outcomes_of(deliveries)), deadline)
+        flight = BatchInFlight(positions, asyncio.ensure_future(outcomes_of(deliveries)), deadline)
         turn.count_in_flight(len(positions), flight.outcomes)
         self._flights.append(flight)
         self._in_flight += len(positions)
 
-    async def _settle_flight(self, flight: Flight) -> None:
+    async def _settle_flight(self, flight: BatchInFlight) -> None:
         self._in_flight -= len(flight.positions)
         try:
             async with asyncio.timeout_at(flight.deadline):
@@ -182,7 +182,7 @@ class EventSender:
             timeout = KafkaTimeout(f"{self._timeout_message}; {MAYBE_STORED}")
             self.result.add_outcomes(flight.positions, [timeout] * len(flight.positions))
         except PenstockError as e:
-            failure = _with_outcome(e, maybe_written=True)
+            failure = _error_with_outcome(e, maybe_written=True)
             self.result.add_outcomes(flight.positions, [failure] * len(flight.positions))
         else:
             self.result.add_outcomes(flight.positions, outcomes)
@@ -194,8 +194,8 @@ class EventSender:
     def _add_interrupted(self, positions: list[int], unsent: Iterator[ProducerRecord], error: PenstockError) -> None:
         """Add the outcomes of a batch that was sent in part: the producer did not accept the records in `unsent`."""
         sent = len(positions) - length_hint(unsent)
-        maybe_stored = _with_outcome(error, maybe_written=True)
-        not_stored = _with_outcome(error, maybe_written=False)
+        maybe_stored = _error_with_outcome(error, maybe_written=True)
+        not_stored = _error_with_outcome(error, maybe_written=False)
         self.result.add_outcomes(positions, [maybe_stored] * sent + [not_stored] * (len(positions) - sent))
 
 
@@ -204,7 +204,7 @@ async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outc
     return await deliveries
 
 
-def _with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:
+def _error_with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:
     """Return the error with `maybe_written`, and with the same in its message."""
     copy = type(error)(f"{error}; {MAYBE_STORED if maybe_written else NOT_STORED}")
     copy.maybe_written = maybe_written

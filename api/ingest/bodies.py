@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
-from penstock.api.http.body import BodyReader, BodyStalled, ServiceShuttingDown, too_long
+from penstock.api.http.body import BodyReader, BodyStalled, ServiceShuttingDown, body_too_long
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status import (
@@ -46,7 +46,7 @@ Batch = tuple[int, list[bytes | None]]
 """The position of the first value, and the values."""
 
 
-class Events(Protocol):
+class RequestEvents(Protocol):
     """The events of one request."""
 
     unit: Unit
@@ -154,7 +154,7 @@ async def open_events(
     reader: TopicReader,
     settings: IngestSettings,
     clock: Clock,
-) -> Events:
+) -> RequestEvents:
     """Return the events of a request of a type from `check_media_type`. Raises Problem (400, 408, 413, 503)."""
     key, time = _key_and_time(request, topic, reader, settings, clock)
     parser = EventParser(topic, settings, reader, key=key, time=time)
@@ -176,9 +176,9 @@ async def open_events(
     def parse_plain_events(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         return parser.parse(values, first, now_ms)
 
-    if cloudevents.is_binary(request.headers):
+    if cloudevents.is_binary_cloudevent(request.headers):
         try:
-            head = cloudevents.from_headers(request.headers.items())
+            head = cloudevents.cloudevent_from_headers(request.headers.items())
         except EventRejected as e:
             raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Not a CloudEvent"), str(e)) from None
 
@@ -203,7 +203,7 @@ async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
     Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 if the service shuts down.
     """
     if body.declared_bytes > max_body_bytes:
-        raise too_long(max_body_bytes)
+        raise body_too_long(max_body_bytes)
     try:
         return await body.read_all(max_body_bytes)
     except (BodyStalled, CorruptBody) as e:
@@ -240,7 +240,7 @@ def check_media_type(request: Request) -> str:
     """Return the Content-Type without parameters. Raises Problem (415) for a type that ingest does not read."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     known = NDJSON_TYPES | {JSON_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
-    if media_type in known or cloudevents.is_binary(request.headers):
+    if media_type in known or cloudevents.is_binary_cloudevent(request.headers):
         return media_type
     raise Problem(
         ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),

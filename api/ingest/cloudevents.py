@@ -13,7 +13,7 @@ the topic:
 The topic's pointers and JSON Schema address the data in every mode. Without pointers, `partitionkey` is the key and
 `time` is the event time.
 
->>> event = from_json(b'{"specversion":"1.0","id":"7","source":"/s","type":"t","count":3,"data":{"a": 1}}')
+>>> event = cloudevent_from_json(b'{"specversion":"1.0","id":"7","source":"/s","type":"t","count":3,"data":{"a": 1}}')
 >>> event.data, event.kafka_headers[0], event.kafka_headers[1]
 (b'{"a": 1}', ('content-type', b'application/json'), ('ce_count', b'3'))
 """
@@ -92,12 +92,12 @@ class CloudEvent(NamedTuple):
         return msgspec.json.encode(members)
 
 
-def is_binary(headers: Mapping[str, str]) -> bool:
+def is_binary_cloudevent(headers: Mapping[str, str]) -> bool:
     """Return whether a request is an event in binary mode."""
     return SPEC_VERSION in headers
 
 
-def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
+def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
     """Return the head of an event in binary mode. Raises EventRejected if a required attribute is missing or wrong."""
     attributes: dict[str, str] = {}
     content_type = ""
@@ -110,10 +110,10 @@ def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
         message = f"the header {HTTP_PREFIX}{min(reserved)} is not an attribute: the body is the data, and the header"
         raise EventRejected(INVALID_CLOUDEVENT, f"{message} Content-Type is its datacontenttype")
     content_type = content_type or JSON_TYPE
-    return CloudEvent(_check_attributes(attributes), content_type, None, _is_json_media_type(content_type))
+    return CloudEvent(_check_cloudevent_attributes(attributes), content_type, None, _is_json_media_type(content_type))
 
 
-def from_json(value: bytes) -> CloudEvent:
+def cloudevent_from_json(value: bytes) -> CloudEvent:
     """Return an event in structured mode. Raises EventRejected if the value is not a CloudEvent."""
     try:
         members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
@@ -130,9 +130,9 @@ def from_json(value: bytes) -> CloudEvent:
         encoded = None if data_base64 is None else msgspec.json.decode(bytes(data_base64))
     except (ValueError, RecursionError) as e:
         raise explain_malformed(value, e) from None
-    texts = {name: _as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
+    texts = {name: _attribute_as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
     content_type = texts.pop("datacontenttype", "")
-    attributes = _check_attributes(texts)
+    attributes = _check_cloudevent_attributes(texts)
     if encoded is not None:
         if data is not None:
             raise EventRejected(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
@@ -140,7 +140,9 @@ def from_json(value: bytes) -> CloudEvent:
     if data is None:
         return CloudEvent(attributes, content_type, None, is_json=False)
     if content_type and not _is_json_media_type(content_type):
-        return CloudEvent(attributes, content_type, _from_text(bytes(data), content_type), is_json=False)
+        return CloudEvent(
+            attributes, content_type, _cloudevent_data_from_text(bytes(data), content_type), is_json=False
+        )
     # An event without datacontenttype has JSON data, which the other forms must declare (JSON format, section 3.1.2).
     return CloudEvent(attributes, content_type or JSON_TYPE, bytes(data), is_json=True)
 
@@ -168,7 +170,7 @@ class CloudEventParser:
                 parsed = self._parser.parse([None], position, now_ms)
             else:
                 try:
-                    parsed = self._parse_cloudevent(from_json(value), position, now_ms, value)
+                    parsed = self._parse_cloudevent(cloudevent_from_json(value), position, now_ms, value)
                 except EventRejected as e:
                     parsed = Parsed()
                     parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
@@ -226,7 +228,7 @@ def _percent_decode_header(name: str, value: str) -> str:
         raise EventRejected(INVALID_CLOUDEVENT, f"the header {name} is not UTF-8") from None
 
 
-def _as_text(name: str, value: Any) -> str:
+def _attribute_as_text(name: str, value: Any) -> str:
     """Return an attribute's canonical text. In JSON, CloudEvents has strings, integers and booleans."""
     if type(value) is str:
         return value
@@ -236,7 +238,7 @@ def _as_text(name: str, value: Any) -> str:
     raise EventRejected(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {expected}")
 
 
-def _check_attributes(attributes: dict[str, str]) -> dict[str, str]:
+def _check_cloudevent_attributes(attributes: dict[str, str]) -> dict[str, str]:
     """Return the attributes. Raises EventRejected if a required one is missing, or there are too many."""
     if len(attributes) > ATTRIBUTES_MAX:
         raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
@@ -265,7 +267,7 @@ def _decode_base64_data(text: Any) -> bytes:
         raise EventRejected(INVALID_CLOUDEVENT, "data_base64 must be a text in base64") from None
 
 
-def _from_text(data: bytes, content_type: str) -> bytes:
+def _cloudevent_data_from_text(data: bytes, content_type: str) -> bytes:
     """Return data that is not JSON: a string, in the encoding that its media type names."""
     charset = _CHARSET.search(content_type)
     try:

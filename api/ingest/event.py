@@ -155,7 +155,7 @@ def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
             raise EventRejected(SCHEMA_VIOLATED, f"schema: {violation}")
         key = None
         if key_parts:
-            key = "-".join([_key_part(p, resolve(document, "key", p)) for p, resolve in key_parts]).encode()
+            key = "-".join([_event_key_part(p, resolve(document, "key", p)) for p, resolve in key_parts]).encode()
         if time is None:
             return key, None
         pointer, resolve_time = time
@@ -181,7 +181,8 @@ def _json_pointer_resolver(pointer: str) -> Resolve:
             elif type(value) is list and _is_array_index(step) and int(step) < len(value):
                 value = value[int(step)]
             elif value is document and type(value) not in (dict, list):
-                raise EventRejected(error_code[role], f"{role}: {pointer} needs an object, got {_json_type(value)}")
+                message = f"{role}: {pointer} needs an object, got {_json_type_name(value)}"
+                raise EventRejected(error_code[role], message)
             else:
                 raise EventRejected(error_code[role], f"{role}: nothing at {pointer}")
         return value
@@ -205,14 +206,15 @@ def _is_array_index(step: str) -> bool:
     return step.isascii() and step.isdigit() and len(step) < 10 and (step == "0" or step[0] != "0")
 
 
-def _key_part(pointer: str, value: Any) -> str:
+def _event_key_part(pointer: str, value: Any) -> str:
     if type(value) is str:
         return value
     if type(value) is bool:
         return "true" if value else "false"
     if type(value) is int:
         return str(value)
-    raise EventRejected(INVALID_KEY, f"key: {pointer} must be a string, integer or boolean, got {_json_type(value)}")
+    message = f"key: {pointer} must be a string, integer or boolean, got {_json_type_name(value)}"
+    raise EventRejected(INVALID_KEY, message)
 
 
 def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
@@ -226,7 +228,7 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
             timestamp = _iso_to_ms(source, value)
         else:
             expected = f"must be an integer ({unit_name} since the epoch) or an ISO 8601 string"
-            raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {expected}, got {_json_type(value)}")
+            raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {expected}, got {_json_type_name(value)}")
         if earliest_ms <= timestamp <= latest_ms:
             return timestamp
         message = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_describe_time(timestamp)}), "
@@ -271,7 +273,7 @@ def _iso_to_ms(source: str, text: str) -> int:
         raise EventRejected(INVALID_TIMESTAMP, f"time: {source} is out of range: {text[:SHOWN_MAX]!r}") from None
 
 
-def _json_type(value: Any) -> str:
+def _json_type_name(value: Any) -> str:
     match value:
         case None:
             return "null"

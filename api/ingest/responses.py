@@ -158,7 +158,7 @@ ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"
 """Members of an answer that require acknowledgements."""
 
 
-def accepted(result: IngestResult, accepted_count: int) -> Response:
+def accepted_response(result: IngestResult, accepted_count: int) -> Response:
     """Return the answer 202: the events were accepted without waiting for an acknowledgement."""
     body = {name: value for name, value in result.body().items() if name not in ONLY_ACKNOWLEDGED}
     return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, ACCEPTED)

@@ -52,10 +52,10 @@ from penstock.api.ingest.atomic import (
     idempotency_key,
 )
 from penstock.api.ingest.batches import EventSender, IngestProducer
-from penstock.api.ingest.bodies import Events, check_media_type, next_turn, open_events, read_body, stop_status
+from penstock.api.ingest.bodies import RequestEvents, check_media_type, next_turn, open_events, read_body, stop_status
 from penstock.api.ingest.event import RecordError, TopicReader, topic_reader
 from penstock.api.ingest.ndjson import Parsed, TooManyEvents
-from penstock.api.ingest.responses import OPENAPI, accepted, problem_of, retry_after
+from penstock.api.ingest.responses import OPENAPI, accepted_response, problem_of, retry_after
 from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedAnswer
 from penstock.api.settings import IngestSettings
@@ -203,7 +203,7 @@ class Ingest:
         result.on_error = partial(self.metrics.failed_record, options.topic)
         return EventSender(self._producer, result, settings, max_errors=max_errors)
 
-    async def _send_events(self, events: Events, sender: EventSender, body: BodyReader) -> None:
+    async def _send_events(self, events: RequestEvents, sender: EventSender, body: BodyReader) -> None:
         try:
             while await events.wait():
                 with await body.turn(events.position) as turn:
@@ -215,7 +215,7 @@ class Ingest:
             sender.result.stop(events.position, str(e), stop_status(e))
         await sender.finish()
 
-    def _streamed_response(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
+    def _streamed_response(self, options: RequestOptions, events: RequestEvents, body: BodyReader) -> Response:
         sender = self._new_sender(options, "line", ERRORS_UNLIMITED)
         tracking = ExitStack()
         tracking.enter_context(self.admission.keep_tracking(options.client))
@@ -226,7 +226,7 @@ class Ingest:
 
         return StreamedAnswer(events, sender, body, self._clock, self._settings.body_timeout_ms, on_end)
 
-    async def _store_unacknowledged(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
+    async def _store_unacknowledged(self, options: RequestOptions, events: RequestEvents, body: BodyReader) -> Response:
         sender = self._new_sender(options, events.unit)
         accepted_count = 0
         try:
@@ -242,7 +242,9 @@ class Ingest:
             sender.result.stop(events.position, str(e), stop_status(e))
         self.admission.charge(options.client, accepted_count)
         self.metrics.answered(options.topic, ACCEPTED if accepted_count else sender.result.status)
-        return accepted(sender.result, accepted_count) if accepted_count else self._result_response(sender.result)
+        return (
+            accepted_response(sender.result, accepted_count) if accepted_count else self._result_response(sender.result)
+        )
 
     async def _store_atomically(
         self, options: RequestOptions, request: Request, media_type: str, body: BodyReader
@@ -274,7 +276,7 @@ class Ingest:
         headers = fingerprint_headers(request.headers.items(), own.key_header, own.time_header)
         return idempotency_key(name, options.topic, body, headers, atomic=options.atomic, principal=options.principal)
 
-    async def _read_all(self, events: Events, sender: EventSender, body: BodyReader) -> Parsed:
+    async def _read_all(self, events: RequestEvents, sender: EventSender, body: BodyReader) -> Parsed:
         """Parse every event, up to the first error beyond the limit. Raises Problem (413) for too many events."""
         parsed = Parsed()
         keep_reading = True

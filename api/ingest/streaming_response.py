@@ -28,7 +28,7 @@ from penstock.api.http.problem import Problem
 from penstock.api.http.status import MULTI_STATUS
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.batches import EventSender
-from penstock.api.ingest.bodies import Events, stop_status
+from penstock.api.ingest.bodies import RequestEvents, stop_status
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 
@@ -44,7 +44,7 @@ class StreamedAnswer(Response):
 
     def __init__(
         self,
-        events: Events,
+        events: RequestEvents,
         sender: EventSender,
         body: BodyReader,
         clock: Clock,

@@ -36,7 +36,7 @@ from penstock.services.aggregator.pages import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.metrics import counter
-from penstock.shared.streams.runtime.instances import Instances, Parts, Registration, partition_owners
+from penstock.shared.streams.runtime.instances import Instances, PartitionOwners, Registration, partition_owners
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """The largest answer of one instance: ten thousand rows of some kilobytes."""
@@ -178,7 +178,7 @@ class Whole:
             raise Problem(NOT_REACHED, str(e)) from None
         return ""
 
-    def _partition_owners(self) -> Parts:
+    def _partition_owners(self) -> PartitionOwners:
         parts = partition_owners(self._instances, self.url, self._own.registration())
         if why := self._why_unknown():
             return parts._replace(missing=dict.fromkeys(parts.missing, f"other instances are not known: {why}"))
@@ -194,7 +194,7 @@ class Whole:
         }
 
     async def _ask_other_instances(
-        self, parts: Parts, path: str, wanted: Mapping[str, Any]
+        self, parts: PartitionOwners, path: str, wanted: Mapping[str, Any]
     ) -> tuple[list[Part], dict[int, str]]:
         """Return the answers of the others for their partitions, and the missing partitions with their reasons."""
         requested = list(parts.others.items())

@@ -39,16 +39,16 @@ from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore_changes
 from penstock.shared.streams.changelog.format import Progress, decode_progress
-from penstock.shared.streams.runtime.foreign_members import is_foreign, name_members
+from penstock.shared.streams.runtime.foreign_members import is_foreign_group, name_members
 from penstock.shared.streams.runtime.restore_io import (
     RESTORE_IDLE_MS_MAX,
     RESTORE_POLL_MS,
     changelog_consumer,
     checked_start,
 )
-from penstock.shared.streams.runtime.source_positions import Ahead, ahead_of, own_offset
+from penstock.shared.streams.runtime.source_positions import AheadPartition, ahead_of, own_offset
 from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
@@ -66,9 +66,9 @@ class RestorePlan(NamedTuple):
     """
 
     application: str
-    back: list[Ahead]
-    unknown: list[Ahead]
-    unread: list[Ahead]
+    back: list[AheadPartition]
+    unknown: list[AheadPartition]
+    unread: list[AheadPartition]
 
 
 async def plan_restore(
@@ -84,7 +84,7 @@ async def plan_restore(
     """
     application = settings.application_id
     group = await admin.describe_group(application)
-    if is_foreign(group):
+    if is_foreign_group(group):
         raise GroupNotEmpty(
             f"group {application} has members that are not instances of this application: {name_members(group)}. Stop "
             "them first: they would commit their offsets again"
@@ -157,7 +157,7 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
     while True:
         readers = {
             at: ChangelogReader(
-                ignore,
+                ignore_changes,
                 epoch=0 if (covered := snapshot.get(at)) is None else covered.epoch,
                 progress=None if covered is None else decode_progress(covered.progress),
             )
@@ -232,7 +232,7 @@ async def _read_changelogs_to_end(
 def values_of(plan: RestorePlan) -> dict[str, object]:
     """Return the plan as plain values, for JSON; `position` is the changelog's, null if it has none."""
 
-    def describe_ahead(ahead: Collection[Ahead]) -> list[dict[str, object]]:
+    def describe_ahead(ahead: Collection[AheadPartition]) -> list[dict[str, object]]:
         return [
             {
                 "topic": one.at.topic,

@@ -43,7 +43,7 @@ from penstock.shared.common.log import configure
 from penstock.shared.common.points_in_time import time_ms, utc_text
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.topic_names import changelog_topic
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, one_by_one
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, apply_one_by_one
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
 
 POLL_MS = 500
@@ -184,7 +184,7 @@ class Query:
         readers = dict[int, ChangelogReader]()
         for p in partitions:
             changes = TailChanges(self._settings.keys, reach, self._settings.store)
-            readers[p] = ChangelogReader(one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
+            readers[p] = ChangelogReader(apply_one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
             tails[p] = Tail(changes, None)
         by_partition = {p: TopicPartition(self._topic, p) for p in partitions}
         async with Consumer(self._settings.kafka, settings) as consumer:

@@ -16,7 +16,7 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import changelog_reader
 from penstock.shared.streams.task import json_fields
 from penstock.shared.streams.windows import json_rows, keys
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
@@ -27,7 +27,12 @@ def compile_kernels() -> None:
     column_slices.compile_kernels()
     changelog_reader.compile_kernels()
     times = np.array([1, 100], np.int64)
-    for rule in (Rule("session", 10), Rule("tumbling", 10, 0, 10), Rule("sliding", 10), Rule("table")):
+    for rule in (
+        WindowRule("session", 10),
+        WindowRule("tumbling", 10, 0, 10),
+        WindowRule("sliding", 10),
+        WindowRule("table"),
+    ):
         store = WindowStore("compiled", rule, StateColumns([Count()]), text_keys=True)
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])

@@ -34,7 +34,7 @@ class LiveRow(Protocol):
         ...
 
 
-class Changes(NamedTuple):
+class RowChanges(NamedTuple):
     """The changes of a table or a join for a commit, in the order in which they must be written.
 
     `deleted` are keys and starts of removed rows, `live` the rows that are new or have changed.

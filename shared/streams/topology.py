@@ -105,13 +105,13 @@ class StoreBuilder:
     def windows(self) -> WindowStore:
         """Build the store of a window, in memory."""
         # Imported here, because a reader of topologies that runs none needs no compiler.
-        from penstock.shared.streams.windows.kinds import Rule
+        from penstock.shared.streams.windows.kinds import WindowRule
         from penstock.shared.streams.windows.state_columns import StateColumns
         from penstock.shared.streams.windows.window_store import WindowStore
 
         schema = self.schema
         assert schema.kind in ("session", "tumbling", "hopping", "sliding")
-        rule = Rule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
+        rule = WindowRule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
         return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
     def aggregates(self) -> AggregateStore:

@@ -32,7 +32,7 @@ from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPosition
-from penstock.shared.streams.state.local_restore import take_up, write_restored
+from penstock.shared.streams.state.local_restore import continue_from_local_state, write_restored_rows
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
@@ -235,7 +235,9 @@ class TopologyTestDriver:
         )
         task.global_tables = self.global_tables
         reader = ChangelogReader(partial(restore_changes, task), stores=self.topology.schemas())
-        start = 0 if self._local is None else take_up(reader, self._local, self.topology.schemas()) or 0
+        start = (
+            0 if self._local is None else continue_from_local_state(reader, self._local, self.topology.schemas()) or 0
+        )
         keys = [key for key, _ in self.changelog[start:]]
         values = [value for _, value in self.changelog[start:]]
         reader.feed(np.arange(start, len(self.changelog)), keys, values)
@@ -247,7 +249,7 @@ class TopologyTestDriver:
         self.changelog.append((None, encode_takeover(task.epoch, takeover)))
         if self._local is not None:
             reader.feed_record(len(self.changelog) - 1, *self.changelog[-1])
-            write_restored(reader, self._local, None)
+            write_restored_rows(reader, self._local, None)
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)

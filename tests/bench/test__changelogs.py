@@ -23,7 +23,7 @@ class Written(ChangelogWriter):
         been live."""
         left = set(live)
         for key, value in self.entries:
-            entry = log.decode(value)
+            entry = log.decode_entry(value)
             assert key is not None
             at = (key, log.START.unpack_from(entry.body)[0])
             if entry.operation == log.LIVE:
@@ -41,7 +41,7 @@ async def test_a_change_closes_changes_and_opens_as_many() -> None:
     assert await writer.change(7) == 21
     after = writer.live_after(before)
     assert (len(before), len(after), len(before - after), len(after - before)) == (100, 100, 7, 7)
-    written = {key for key, value in writer.entries if log.decode(value).operation == log.LIVE}
+    written = {key for key, value in writer.entries if log.decode_entry(value).operation == log.LIVE}
     assert len(written & {key for key, _ in before}) == 7
     assert {int(key.rpartition(b"-")[2]) for key, _ in after} == set(writer.live)
 

@@ -14,7 +14,7 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.format import decode
+from penstock.shared.streams.changelog.format import decode_entry
 from tests.lake_tables import progress, write_closed, write_state
 from tests.services.aggregator.closed_logs import STORE, Log, records
 
@@ -99,7 +99,7 @@ def compact(root: Path, application: str, partition: int, log: Log, topic_id: st
     write_closed(root, application, STORE, rows)
     value = log.entries[covered - 1][1]
     assert value is not None
-    of_run = [progress(partition, covered, decode(value).body, epoch=1, topic_id=topic_id)]
+    of_run = [progress(partition, covered, decode_entry(value).body, epoch=1, topic_id=topic_id)]
     write_state(root, application, [STORE], of_run)
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, one_by_one
-from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, apply_one_by_one
+from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode_entry
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -52,7 +52,7 @@ class State:
     def __init__(self) -> None:
         self.live: dict[tuple[bytes, int], tuple[int, bytes]] = {}
         self.closed: Counter[tuple[bytes, int, int, bytes]] = Counter()
-        self.reader = ChangelogReader(one_by_one(self._apply))
+        self.reader = ChangelogReader(apply_one_by_one(self._apply))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, State) and (self.live, self.closed) == (other.live, other.closed)
@@ -151,7 +151,7 @@ class Crew:
 
     async def _takeovers(self) -> int:
         records = await self._chain.read(f"{self._chain.topic}-changelog")
-        return sum(decode(record.value).operation == TAKEOVER for record in records)
+        return sum(decode_entry(record.value).operation == TAKEOVER for record in records)
 
     async def _start(self, index: int) -> asyncio.subprocess.Process:
         return await self._stack.enter_async_context(child(self._chain, self._guarantee, **self._given(index)))

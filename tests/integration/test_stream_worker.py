@@ -36,7 +36,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Sum
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore_changes
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext
@@ -44,7 +44,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.application_topics import prepare_topics
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.source_positions import Ahead, GroupAhead
+from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_state import LocalState
@@ -159,7 +159,7 @@ class Chain:
 
     async def confirmed(self, partition: int) -> ChangelogReader:
         """A reader that has read the whole changelog partition."""
-        reader = ChangelogReader(ignore)
+        reader = ChangelogReader(ignore_changes)
         for record in await self.read(f"{self.topic}-changelog"):
             if record.partition == partition:
                 reader.feed_record(record.offset, record.key, record.value)
@@ -750,7 +750,7 @@ async def test_an_empty_changelog_with_group_offsets_is_an_error(kafka: Embedded
         with pytest.raises(GroupAhead, match="the state was lost") as raised:
             async with running(chain.worker()) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
-        assert raised.value.ahead == (Ahead(TopicPartition(topic_name, 0), 100, None, True),)
+        assert raised.value.ahead == (AheadPartition(TopicPartition(topic_name, 0), 100, None, True),)
 
 
 async def test_start_from_group_offsets(kafka: EmbeddedKafka, topic_name: str) -> None:

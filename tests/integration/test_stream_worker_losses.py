@@ -31,7 +31,7 @@ from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     PROGRESS,
     Takeover,
-    decode,
+    decode_entry,
     encode_live,
     encode_takeover,
 )
@@ -191,7 +191,7 @@ async def test_an_owner_finds_a_recreated_changelog_by_offsets(
         with pytest.raises(LogReplaced, match=rf"{topic_name}-changelog-0.*offset \d"):
             await commit(changelog, task, chain)
         there = await chain.read(f"{topic_name}-changelog")
-        assert PROGRESS not in [decode(record.value).operation for record in there]
+        assert PROGRESS not in [decode_entry(record.value).operation for record in there]
 
 
 async def test_an_owner_finds_a_recreated_changelog_by_its_id(kafka: EmbeddedKafka, topic_name: str) -> None:
@@ -256,7 +256,7 @@ async def test_without_transactions_progress_is_written_after_its_entries(
         torn: TaskCommit = commit._replace(changelog=Entries.of([*entries, too_large, progress]))
         with pytest.raises(DataError, match="max_request_size"):
             await changelog.commit(torn, GroupMetadata(topic_name))
-        written = [decode(record.value).operation for record in await chain.read(f"{topic_name}-changelog")]
+        written = [decode_entry(record.value).operation for record in await chain.read(f"{topic_name}-changelog")]
         assert PROGRESS not in written
         assert len(written) == 1 + len(entries), "the takeover and the entries that could be written"
         async with owner(chain, "at_least_once") as (_, restored):

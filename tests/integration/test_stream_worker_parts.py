@@ -20,7 +20,7 @@ from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.runtime.changelog_partition import Bulk, ChangelogPartition
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, OutputBulk
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until
@@ -125,7 +125,7 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
     """
     torn, write = list[str](), ChangelogPartition._write_records
 
-    async def tearing(self: ChangelogPartition, *bulks: Bulk) -> RecordMetadata:
+    async def tearing(self: ChangelogPartition, *bulks: OutputBulk) -> RecordMetadata:
         last = await write(self, *bulks)
         topics = {one.topic for bulk in bulks for one in (bulk if isinstance(bulk, list) else [bulk])}
         if (own := f"{topic_name}-by-user-repartition") in topics and len(torn) < 2:

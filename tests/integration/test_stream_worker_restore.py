@@ -22,7 +22,7 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations.aggregation import CountDistinct
-from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, Confirmed, one_by_one
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, Confirmed, apply_one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
 from tests import lake_tables
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
@@ -52,7 +52,7 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
                 assert change.operation in (DELETED, FINAL)
                 rows.append(lake_tables.tombstone(*at, offset))
 
-        one_by_one(take)(confirmed)
+        apply_one_by_one(take)(confirmed)
 
     reader, end = ChangelogReader(apply), 0
     for record in await chain.read(f"{chain.topic}-changelog"):

@@ -52,7 +52,7 @@ from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
 from penstock.shared.streams.lake_names import require_lake_names
-from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
+from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
@@ -133,7 +133,7 @@ class Batch:
 
     # --- before ---
 
-    def _prepare_batch(self) -> tuple[Prepared, Held, dict[int, Progress]]:
+    def _prepare_batch(self) -> tuple[PreparedTopics, Held, dict[int, Progress]]:
         settings = self.settings
         self._wait_for_kafka(self._require_alone())
         if settings.changelog_topic in self._wait_for_kafka(self._list_topics()):
@@ -208,7 +208,7 @@ class Batch:
 
     # --- run ---
 
-    def _task_options(self, prepared: Prepared) -> TaskOptions:
+    def _task_options(self, prepared: PreparedTopics) -> TaskOptions:
         settings = self.settings
         return TaskOptions(
             settings.kafka,
@@ -222,7 +222,7 @@ class Batch:
             settings.commit_bytes,
         )
 
-    def _run_ranges(self, prepared: Prepared, ranges: list[PartitionRange]) -> list[TaskResult]:
+    def _run_ranges(self, prepared: PreparedTopics, ranges: list[PartitionRange]) -> list[TaskResult]:
         if not ranges:
             self.log("nothing new")
             return []
@@ -235,7 +235,7 @@ class Batch:
         return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
 
     def _run_files(
-        self, prepared: Prepared, held: Held, known: Mapping[int, Progress], live_from: Offsets
+        self, prepared: PreparedTopics, held: Held, known: Mapping[int, Progress], live_from: Offsets
     ) -> list[TaskResult]:
         settings = self.settings
         sources = self.topology.source_topics()

@@ -44,8 +44,8 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import (
     ChangelogReader,
-    Commit,
     Confirmed,
+    ConfirmedCommit,
     CorruptEntry,
     check_schema,
 )
@@ -222,7 +222,7 @@ class PartitionFold:
         progress = None if of.progress is None else decode_progress(of.progress.encode())
         self.reader = ChangelogReader(self._add_confirmed, epoch=of.epoch, progress=progress)
         self.parts: list[Confirmed] = []
-        self.commit: Commit | None = None
+        self.commit: ConfirmedCommit | None = None
         self.covered_offset = of.first
         self.deleted = 0
         self.appended = json.loads(of.newest["appended"]) if of.newest is not None else {}
@@ -281,7 +281,7 @@ class PartitionFold:
             stores=self.stores or (),
         )
 
-    def _has_rows_to_write(self, commit: Commit) -> bool:
+    def _has_rows_to_write(self, commit: ConfirmedCommit) -> bool:
         """Returns True if there is something to write. Wall-clock punctuation alone writes nothing."""
         newest = self.range.newest
         of = self.range
@@ -299,7 +299,7 @@ class PartitionFold:
             commit.progress
         ) != _lasting_progress(before)
 
-    def _progress_row(self, options: FoldOptions, commit: Commit, rows: int) -> pa.RecordBatch:
+    def _progress_row(self, options: FoldOptions, commit: ConfirmedCommit, rows: int) -> pa.RecordBatch:
         newest = self.range.newest
         row = {
             "row": "progress",

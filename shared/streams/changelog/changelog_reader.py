@@ -46,7 +46,7 @@ class Change(NamedTuple):
     written_as: StoreSchema
 
 
-class Commit(NamedTuple):
+class ConfirmedCommit(NamedTuple):
     """A commit that counts: the offset of its progress record, its epoch, and its progress.
 
     `changes` is the number of changes of the same `Confirmed` that belong to it and to the commits before it there.
@@ -78,7 +78,7 @@ class Confirmed:
     states: PackedBytes
     offsets: Int64Array
     stores: tuple[StoreSchema, ...]
-    commits: tuple[Commit, ...] = ()
+    commits: tuple[ConfirmedCommit, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -123,7 +123,7 @@ class Confirmed:
 Apply = Callable[[Confirmed], None]
 
 
-def one_by_one(apply: Callable[[Change], None]) -> Apply:
+def apply_one_by_one(apply: Callable[[Change], None]) -> Apply:
     """Return a function that applies changes one by one; a CorruptRecord becomes the CorruptEntry of its record."""
 
     def apply_changes(confirmed: Confirmed) -> None:
@@ -136,7 +136,7 @@ def one_by_one(apply: Callable[[Change], None]) -> Apply:
     return apply_changes
 
 
-def ignore(confirmed: Confirmed) -> None:
+def ignore_changes(confirmed: Confirmed) -> None:
     """Do nothing with changes; for a reader of progress alone."""
 
 
@@ -149,7 +149,7 @@ class CorruptEntry(CorruptRecord):
         self.reason = reason
 
 
-class _Batch:
+class _ParsedRecords:
     """Parsed records, up to the first that cannot be decoded (`error` at index `count`)."""
 
     def __init__(self, offsets: Int64Array, keys: PackedBytes, values: PackedBytes) -> None:
@@ -158,7 +158,7 @@ class _Batch:
         self.values = values
         self.numbers = np.zeros((len(offsets), k.NUMBERS), np.int64)
         packed = (values.data, values.offsets, values.lengths)
-        self.count = int(k.parse(*packed, keys.lengths, self.numbers))
+        self.count = int(k.parse_envelopes(*packed, keys.lengths, self.numbers))
         self.progress: dict[int, Progress] = {}
         self.error: CorruptEntry | None = None
         if self.count < len(offsets):
@@ -176,7 +176,9 @@ class _Batch:
         """Return the bytes after the envelope."""
         return (self.values[index] or b"")[fmt.ENVELOPE.size :]
 
-    def confirmed(self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[Commit, ...]) -> Confirmed:
+    def confirmed(
+        self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[ConfirmedCommit, ...]
+    ) -> Confirmed:
         """Return the entries at these indexes."""
         n = self.numbers[rows].T.copy()
         return Confirmed(
@@ -201,7 +203,7 @@ class _Batch:
 
     def _corrupt_entry_reason(self, index: int) -> str:
         try:
-            entry = fmt.decode(self.values[index])
+            entry = fmt.decode_entry(self.values[index])
         except CorruptRecord as e:
             return str(e)
         return f"an entry {entry.operation!r} for store {entry.store} without a key"
@@ -270,7 +272,7 @@ class ChangelogReader:
         if not len(offsets):
             return
         # 1. Read the envelopes.
-        batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
+        batch = _ParsedRecords(offsets, PackedBytes.of(keys), PackedBytes.of(values))
         confirmed = np.empty(batch.count, np.int64)
         ends = np.empty((len(batch.progress), 2), np.int64)
         # 2. Settle the entries. The kernel stops where an epoch begins, because the reader keeps it.
@@ -279,7 +281,7 @@ class ChangelogReader:
         unconfirmed = self._unconfirmed
         self._unconfirmed = []
         error: Exception | None = batch.error
-        while (stop_reason := k.settle(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
+        while (stop_reason := k.apply_reader_rule(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
             index = int(counters[k.AT])
             epoch = int(batch.numbers[index, k.EPOCH])
             # Its owner wrote a takeover before it, so the log has lost that record. To ignore the commit would lose it
@@ -309,7 +311,7 @@ class ChangelogReader:
         if error is not None:
             raise error
 
-    def _count_ignored_entries(self, batch: _Batch, counters: Int64Array) -> None:
+    def _count_ignored_entries(self, batch: _ParsedRecords, counters: Int64Array) -> None:
         self.entries_ignored += int(counters[k.IGNORED])
         if counters[k.FOREIGN_RECORDS]:
             self.foreign_records += int(counters[k.FOREIGN_RECORDS])
@@ -318,11 +320,15 @@ class ChangelogReader:
                 self.first_foreign_offset = int(batch.offsets[first])
 
     def _apply_batch(
-        self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
+        self,
+        batch: _ParsedRecords,
+        confirmed: Int64Array,
+        ends: Int64Array,
+        unconfirmed: list[tuple[Confirmed, Int64Array]],
     ) -> None:
         """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
         first = 0
-        commits = list[Commit]()
+        commits = list[ConfirmedCommit]()
         for number, (index, end) in enumerate(ends.tolist()):
             progress = batch.progress[index]
             epoch = int(batch.numbers[index, k.EPOCH])
@@ -341,7 +347,7 @@ class ChangelogReader:
                 )
                 for part in parts:
                     self._apply_confirmed(part)
-            commits.append(Commit(int(batch.offsets[index]), epoch, progress, end - first))
+            commits.append(ConfirmedCommit(int(batch.offsets[index]), epoch, progress, end - first))
         self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
 
     def _take_commit(
@@ -357,7 +363,7 @@ class ChangelogReader:
                 parts.append(replace(own, stores=stores))
         return parts
 
-    def _apply_commits(self, batch: _Batch, rows: Int64Array, commits: list[Commit]) -> None:
+    def _apply_commits(self, batch: _ParsedRecords, rows: Int64Array, commits: list[ConfirmedCommit]) -> None:
         """Apply the commits before the first that has an entry of an unknown store; that one is an error."""
         stores = commits[0].progress.stores
         unknown = np.flatnonzero(batch.numbers[rows, k.STORE] >= len(stores))
@@ -376,7 +382,7 @@ class ChangelogReader:
             self.progress = confirmed.commits[-1].progress
 
     def _keep_unconfirmed(
-        self, batch: _Batch, counters: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
+        self, batch: _ParsedRecords, counters: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
     ) -> None:
         if batch.count:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
@@ -412,7 +418,7 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
 def compile_kernels() -> None:
     """Compile the kernels that read a changelog, or load them from numba's cache."""
     nothing = PackedBytes.of([None])
-    ChangelogReader(ignore).feed(np.array([0]), nothing, nothing)
+    ChangelogReader(ignore_changes).feed(np.array([0]), nothing, nothing)
     unpack_many(fmt.StateCodec([Column("n", "int64")]), nothing[:0])
 
 

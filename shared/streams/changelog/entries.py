@@ -12,11 +12,11 @@ from typing import overload
 
 from penstock.shared.common.packed_bytes import PackedBytes
 
-Entry = tuple[bytes | None, bytes]
+KeyAndValue = tuple[bytes | None, bytes]
 """A key and a value."""
 
 
-class Entries(Sequence[Entry]):
+class Entries(Sequence[KeyAndValue]):
     """Changelog records in order: `keys` and `values` of equal length; no value is null."""
 
     __slots__ = ("keys", "values")
@@ -26,7 +26,7 @@ class Entries(Sequence[Entry]):
         self.values = values
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Entries:
+    def of(cls, entries: Sequence[KeyAndValue]) -> Entries:
         """Return the same entries in columns."""
         return cls(PackedBytes.of([key for key, _ in entries]), PackedBytes.of([value for _, value in entries]))
 
@@ -40,19 +40,19 @@ class Entries(Sequence[Entry]):
         return len(self.values)
 
     @overload
-    def __getitem__(self, index: int) -> Entry: ...
+    def __getitem__(self, index: int) -> KeyAndValue: ...
 
     @overload
     def __getitem__(self, index: slice) -> Entries: ...
 
-    def __getitem__(self, index: int | slice) -> Entry | Entries:
+    def __getitem__(self, index: int | slice) -> KeyAndValue | Entries:
         if isinstance(index, slice):
             return Entries(self.keys[index], self.values[index])
         value = self.values[index]
         assert value is not None
         return self.keys[index], value
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[KeyAndValue]:
         return zip(self.keys.tolist(), self.values.tolist(), strict=True)
 
     def __eq__(self, other: object) -> bool:

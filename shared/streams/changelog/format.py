@@ -193,7 +193,7 @@ class Takeover(msgspec.Struct, frozen=True):
     version: int = FORMAT_VERSION
 
 
-class Entry(NamedTuple):
+class DecodedEntry(NamedTuple):
     """One decoded changelog record; `body` follows the envelope."""
 
     operation: bytes
@@ -273,10 +273,10 @@ def encode_takeover(epoch: int, takeover: Takeover) -> bytes:
     return ENVELOPE.pack(FORMAT_VERSION, TAKEOVER, 0, epoch, 0) + msgspec.json.encode(takeover)
 
 
-def is_foreign(value: bytes | None) -> bool:
+def is_foreign_record(value: bytes | None) -> bool:
     """Return whether a record's value lacks the mark that entries of every format version begin with.
 
-    >>> is_foreign(b'{"carrier":"UA"}'), is_foreign(None), is_foreign(b"\\x02Lwhatever comes next")
+    >>> is_foreign_record(b'{"carrier":"UA"}'), is_foreign_record(None), is_foreign_record(b"\\x02Lwhatever comes next")
     (True, True, False)
     """
     if value is None or len(value) < MAGIC_BYTES:
@@ -284,7 +284,7 @@ def is_foreign(value: bytes | None) -> bool:
     return not (1 <= value[0] <= VERSIONS_MAX and 65 <= value[1] <= 90)
 
 
-def decode(value: bytes | None) -> Entry:
+def decode_entry(value: bytes | None) -> DecodedEntry:
     """Decode one record's value. Raises CorruptRecord if it is no entry of this format version."""
     if value is None or len(value) < ENVELOPE.size:
         raise CorruptRecord(f"a changelog record of {0 if value is None else len(value)} bytes has no envelope")
@@ -305,7 +305,7 @@ def decode(value: bytes | None) -> Entry:
         has_state = TIME_OFFSET_COUNT.size + count * START.size
         if len(body) <= has_state or body[has_state] > 1 or (not body[has_state] and len(body) > has_state + 1):
             raise CorruptRecord(f"a late record of {len(body)} bytes has the wrong size to have missed {count} windows")
-    return Entry(operation, store, epoch, commit, body)
+    return DecodedEntry(operation, store, epoch, commit, body)
 
 
 WAYS_OUT = (

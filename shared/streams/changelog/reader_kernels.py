@@ -3,8 +3,8 @@
 `numbers` has the shape (records, NUMBERS), `confirmed` (records), `commits` (progress records, 2), `counters`
 (COUNTERS), `cells` (fixed columns, states), `begins` and `sizes` (binary columns, states).
 
-`parse` reads the envelope of each record of a batch. `settle` applies the reader's rule to them. `read_states` reads
-the columns of states. None of them allocates an array.
+`parse_envelopes` reads the envelope of each record of a batch. `apply_reader_rule` applies the reader's rule to them.
+`read_state_columns` reads the columns of states. None of them allocates an array.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
@@ -43,12 +43,12 @@ COUNTERS = 8
 and the first of them; the numbers of confirmed commits and changes, of ignored records, and of foreign records."""
 
 DONE, BEGINS, LOST = range(3)
-"""Why `settle` stopped: all records are settled; the record is a takeover that begins an epoch; the record is a commit
-of an epoch above the one in force."""
+"""Why `apply_reader_rule` stopped: all records are settled; the record is a takeover that begins an epoch; the record
+is a commit of an epoch above the one in force."""
 
 
 @compiled
-def _number(data, at, size):
+def _big_endian_number(data, at, size):
     """Return a big-endian number; one of 8 bytes is signed."""
     number = np.int64(0)
     for i in range(at, at + size):
@@ -57,7 +57,7 @@ def _number(data, at, size):
 
 
 @compiled
-def parse(data, offsets, lengths, key_lengths, numbers):
+def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
     """Read the envelopes of records up to the first invalid one; return its index, or the number of records.
 
     Steps for each record:
@@ -77,8 +77,8 @@ def parse(data, offsets, lengths, key_lengths, numbers):
         if length < ENVELOPE_BYTES or data[at] != FORMAT_VERSION:
             return i
         operation = np.int64(data[at + 1])
-        epoch = _number(data, at + 3, 4)
-        commit = _number(data, at + 7, 8)
+        epoch = _big_endian_number(data, at + 3, 4)
+        commit = _big_endian_number(data, at + 7, 8)
         if epoch > EPOCH_MAX or commit < 0:
             return i
         numbers[i, OPERATION], numbers[i, STORE] = operation, data[at + 2]
@@ -93,11 +93,14 @@ def parse(data, offsets, lengths, key_lengths, numbers):
         if operation == LATE:
             if size < LATE_BYTES or key_lengths[i] < 0:
                 return i
-            missed = _number(data, body + 16, 4)
+            missed = _big_endian_number(data, body + 16, 4)
             head = LATE_BYTES + START_BYTES * missed
             if size < head or data[body + head - 1] > 1 or (data[body + head - 1] == 0 and size > head):
                 return i
-            numbers[i, START], numbers[i, END] = _number(data, body, 8), _number(data, body + 8, 8)
+            numbers[i, START], numbers[i, END] = (
+                _big_endian_number(data, body, 8),
+                _big_endian_number(data, body + 8, 8),
+            )
             numbers[i, CLOSED_AT] = missed
             numbers[i, STATE] = body + head
             numbers[i, STATE_BYTES] = size - head if data[body + head - 1] == 1 else NO_STATE
@@ -112,16 +115,16 @@ def parse(data, offsets, lengths, key_lengths, numbers):
             return i
         if size < head or (operation == DELETED and size != head) or key_lengths[i] < 0:
             return i
-        numbers[i, START] = _number(data, body, 8)
-        numbers[i, END] = _number(data, body + 8, 8) if head >= LIVE_BYTES else 0
-        numbers[i, CLOSED_AT] = _number(data, body + 16, 8) if head >= FINAL_BYTES else 0
+        numbers[i, START] = _big_endian_number(data, body, 8)
+        numbers[i, END] = _big_endian_number(data, body + 8, 8) if head >= LIVE_BYTES else 0
+        numbers[i, CLOSED_AT] = _big_endian_number(data, body + 16, 8) if head >= FINAL_BYTES else 0
         numbers[i, STATE] = body + head
         numbers[i, STATE_BYTES] = size - head
     return len(offsets)
 
 
 @compiled
-def settle(numbers, count, confirmed, commits, counters):
+def apply_reader_rule(numbers, count, confirmed, commits, counters):
     """Apply the reader's rule from `counters[AT]` up to `count`; return why it stops.
 
     The indexes of confirmed changes go to `confirmed`. For each commit, the index of its progress record and the number
@@ -182,7 +185,7 @@ def settle(numbers, count, confirmed, commits, counters):
 
 
 @compiled
-def read_states(data, offsets, lengths, fixed, binary, cells, begins, sizes):
+def read_state_columns(data, offsets, lengths, fixed, binary, cells, begins, sizes):
     """Read states of `fixed` and `binary` columns; return the index of the first invalid one, or the number of states.
 
     Fixed columns go to the rows of `cells`; offsets and sizes of binary ones to those of `begins` and `sizes`.
@@ -193,12 +196,12 @@ def read_states(data, offsets, lengths, fixed, binary, cells, begins, sizes):
         if at + 8 * fixed > end:
             return i
         for c in range(fixed):
-            cells[c, i] = _number(data, at, 8)
+            cells[c, i] = _big_endian_number(data, at, 8)
             at += 8
         for b in range(binary):
             if at + 4 > end:
                 return i
-            size = _number(data, at, 4)
+            size = _big_endian_number(data, at, 4)
             begins[b, i] = at + 4
             sizes[b, i] = size
             at += 4 + size

@@ -21,7 +21,7 @@ def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
     binary = codec.binary
     cells = np.empty((len(fixed), count), np.int64)
     begins, sizes = np.empty((2, len(binary), count), np.int64)
-    bad = k.read_states(*states.arrays, len(fixed), len(binary), cells, begins, sizes)
+    bad = k.read_state_columns(*states.arrays, len(fixed), len(binary), cells, begins, sizes)
     # `unpack` raises the error with its reason.
     if bad < count:
         codec.unpack(states[bad] or b"")

@@ -50,7 +50,14 @@ from penstock.shared.streams.dsl.topology_validation import (
     require_same_builder,
     require_topic,
 )
-from penstock.shared.streams.operators.stateless import DropDeletions, Each, EachFunction, SameKey, Split, pass_on
+from penstock.shared.streams.operators.stateless import (
+    DropDeletions,
+    Each,
+    EachFunction,
+    SameKey,
+    Split,
+    forward_unchanged,
+)
 from penstock.shared.streams.operators.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from penstock.shared.streams.operators.tables import Joiner, RowValue, TableJoin, TableProcessor
 from penstock.shared.streams.operators.window_aggregate import KeyAggregate, WindowAggregate
@@ -69,7 +76,7 @@ from penstock.shared.streams.topology import (
     Topology,
 )
 from penstock.shared.streams.user_code import plain, require_callable, require_plain_methods
-from penstock.shared.streams.windows.kinds import Emit, Rule, hopping_windows
+from penstock.shared.streams.windows.kinds import Emit, WindowRule, hopping_windows
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 
@@ -466,7 +473,9 @@ class Stream(Generic[K, V]):
         )
         self._builder._add_node(split, (self._node,))
         for name in names:
-            self._builder._add_node(ProcessorNode(name, lambda: Each(pass_on), passes_all=True), (split.name,))
+            self._builder._add_node(
+                ProcessorNode(name, lambda: Each(forward_unchanged), passes_all=True), (split.name,)
+            )
         return [Stream(self._builder, name, self._flow) for name in names]
 
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
@@ -478,7 +487,7 @@ class Stream(Generic[K, V]):
         require_same_builder("merge", self._builder, other._builder)
         if self._flow.key != other._flow.key:
             raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
-        node = ProcessorNode(self._builder._generate_node_name("merge"), lambda: Each(pass_on))
+        node = ProcessorNode(self._builder._generate_node_name("merge"), lambda: Each(forward_unchanged))
         self._builder._add_node(node, (self._node, other._node))
         own = self._flow
         its = other._flow
@@ -730,12 +739,14 @@ class GroupedStream(Generic[K, V]):
 
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into sessions, which end after a gap of inactivity."""
-        return WindowedGroup(self._stream, Rule("session", interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
+        return WindowedGroup(
+            self._stream, WindowRule("session", interval_ms(gap, "session_window: gap"), _grace_ms(grace))
+        )
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows of one size; each begins where the previous one ends."""
         size_ms = interval_ms(size, "tumbling_window: size")
-        return WindowedGroup(self._stream, Rule("tumbling", size_ms, _grace_ms(grace), size_ms))
+        return WindowedGroup(self._stream, WindowRule("tumbling", size_ms, _grace_ms(grace), size_ms))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
@@ -748,7 +759,7 @@ class GroupedStream(Generic[K, V]):
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows whose records are at most `difference` apart."""
         difference_ms = interval_ms(difference, "sliding_window: difference", 0)
-        return WindowedGroup(self._stream, Rule("sliding", difference_ms, _grace_ms(grace)))
+        return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, _grace_ms(grace)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
         """Aggregate all records of each key into a table, kept in a store of this name.
@@ -761,7 +772,7 @@ class GroupedStream(Generic[K, V]):
         stream = self._stream
         name, bound = _bind_aggregations(stream, name, "aggregate", aggregations)
         bound = {LATEST: Latest(), **bound}
-        _add_store(stream, _make_store_schema(stream, name, Rule("table"), "on_update", bound), bound)
+        _add_store(stream, _make_store_schema(stream, name, WindowRule("table"), "on_update", bound), bound)
         stream._builder._add_node(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
         return Table(stream._derive_stream(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
 
@@ -794,7 +805,7 @@ def _bind_aggregations(
     return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
 
 
-def _make_store_schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> StoreSchema:
+def _make_store_schema(stream: Stream, name: str, rule: WindowRule, emit: Emit, bound: Bound) -> StoreSchema:
     source = stream._flow.source
     is_table = rule.kind == "table"
     return StoreSchema(
@@ -828,7 +839,7 @@ def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
 class WindowedGroup(Generic[K, V]):
     """A grouped stream divided into windows."""
 
-    def __init__(self, stream: Stream[K | None, V], rule: Rule) -> None:
+    def __init__(self, stream: Stream[K | None, V], rule: WindowRule) -> None:
         self._stream = stream
         self._rule = rule
 
@@ -851,7 +862,7 @@ class WindowedGroup(Generic[K, V]):
 class WindowedTable(Generic[K]):
     """Windowed results; `on_close` or `on_update` decides when they are forwarded."""
 
-    def __init__(self, stream: Stream[K | None, Any], name: str, rule: Rule, bound: Bound) -> None:
+    def __init__(self, stream: Stream[K | None, Any], name: str, rule: WindowRule, bound: Bound) -> None:
         self._stream = stream
         self._generate_node_name = name
         self._rule = rule

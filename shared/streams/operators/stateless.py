@@ -32,7 +32,7 @@ class Each(Processor):
         self._each(record, self.context.forward)
 
 
-def pass_on(record: Record, forward: Callable[[Record], None]) -> None:
+def forward_unchanged(record: Record, forward: Callable[[Record], None]) -> None:
     """Forward a record unchanged."""
     forward(record)
 

@@ -76,7 +76,7 @@ class TableProcessor(Processor):
         self.context.forward(record)
 
 
-class Lookup(Protocol):
+class TableLookup(Protocol):
     """The lookup of a join: a table's store, or a global table."""
 
     def get(self, key: Any) -> Any:
@@ -100,7 +100,7 @@ class TableJoin(Processor):
         self._joiner = joiner
         self._left = left
         self._key_of = key_of
-        self._lookup: Lookup
+        self._lookup: TableLookup
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)

@@ -23,7 +23,7 @@ from penstock.shared.streams.processor import NO_TIME, ProcessorContext, TimedPr
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
 from penstock.shared.streams.windows.keys import Int32Array
-from penstock.shared.streams.windows.kinds import Emit, Rule
+from penstock.shared.streams.windows.kinds import Emit, WindowRule
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, missed_windows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_limits import check_key, check_states
@@ -40,7 +40,7 @@ class WindowAggregate(TimedProcessor):
     def __init__(
         self,
         store_name: str,
-        rule: Rule,
+        rule: WindowRule,
         aggregations: Mapping[str, Aggregation[Any]],
         emit: Emit,
     ) -> None:
@@ -215,7 +215,7 @@ class KeyAggregate(WindowAggregate):
     """
 
     def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]]) -> None:
-        super().__init__(store_name, Rule("table"), aggregations, "on_update")
+        super().__init__(store_name, WindowRule("table"), aggregations, "on_update")
 
     def results_from_ms(self) -> int:
         """Return stream time, or the earliest time of a changed row if the commit forwards the rows."""

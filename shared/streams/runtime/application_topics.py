@@ -36,7 +36,7 @@ RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 Configs = Mapping[str, str | None]
 
 
-class Prepared(NamedTuple):
+class PreparedTopics(NamedTuple):
     """The known properties of an application's topics once they exist."""
 
     partitions: int
@@ -50,7 +50,7 @@ async def prepare_topics(
     topology: Topology,
     clock: Clock,
     on_missing: Callable[[list[str]], None] = lambda topics: None,
-) -> Prepared:
+) -> PreparedTopics:
     """Wait for the source topics, then create the application's own and all others with as many partitions.
 
     Missing topics are logged at once and whenever they change, and `on_missing` is called with them.
@@ -103,7 +103,7 @@ async def prepare_topics(
             # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
-    return Prepared(partitions, rejected_bytes_max)
+    return PreparedTopics(partitions, rejected_bytes_max)
 
 
 def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:

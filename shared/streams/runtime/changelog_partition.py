@@ -54,7 +54,7 @@ from penstock.shared.streams.runtime.restore_io import (
 from penstock.shared.streams.runtime.source_positions import own_offset
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced
-from penstock.shared.streams.state.local_restore import Overtaken, discard
+from penstock.shared.streams.state.local_restore import Overtaken, discard_local_state
 from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
 from penstock.shared.streams.task.stream_task import StreamTask
 
@@ -69,7 +69,7 @@ SNAPSHOT_ATTEMPTS_MAX = 5  # restores that start again from a newer snapshot, be
 TAKEOVER_ATTEMPTS_MAX = 10
 
 
-Bulk = list[ProducerRecord] | RecordColumns
+OutputBulk = list[ProducerRecord] | RecordColumns
 
 
 class RecordRejected(DataError):
@@ -88,7 +88,7 @@ class RecordRejected(DataError):
 
 
 def _find_rejected_record(
-    records: Bulk, results: list[RecordMetadata | Exception]
+    records: OutputBulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
     """Return the record for which the broker rejected its whole batch, with the error; None if no error names one.
 
@@ -170,7 +170,7 @@ class ChangelogPartition:
             except Overtaken as e:
                 # The owner of the state on disk had been overtaken before its last commits. Restore without it.
                 assert restoring.task.local is not None
-                discard(restoring.task.local, str(e))
+                discard_local_state(restoring.task.local, str(e))
             except OffsetOutOfRange as e:
                 # Records after the start of the restore were deleted. A compaction does that after it has committed a
                 # snapshot, so the next attempt finds a newer one.
@@ -285,7 +285,7 @@ class ChangelogPartition:
         topic, partition = self.topic_partition
         return RecordColumns(topic, entries.keys, entries.values, None, partition)
 
-    async def _write_records(self, *bulks: Bulk) -> RecordMetadata:
+    async def _write_records(self, *bulks: OutputBulk) -> RecordMetadata:
         """Write all records and return the last one's metadata; raises the error that explains a failure."""
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
@@ -305,9 +305,9 @@ class ChangelogPartition:
         return last
 
 
-def _group_records_in_bulks(outputs: TaskOutputs) -> list[Bulk]:
+def _group_records_in_bulks(outputs: TaskOutputs) -> list[OutputBulk]:
     """Return the outputs in order, with consecutive records as one list."""
-    bulks: list[Bulk] = []
+    bulks: list[OutputBulk] = []
     for item in outputs.items:
         if isinstance(item, OutputColumns):
             bulks += item.bulks()

@@ -16,7 +16,7 @@ UNDECIDED = ""
 """The strategy of a group that has not agreed on one yet: brokers report it between two generations as well."""
 
 
-def is_foreign(group: GroupDescription) -> bool:
+def is_foreign_group(group: GroupDescription) -> bool:
     """Return whether the group's members are known to be other consumers than an application's instances."""
     return bool(group.members) and group.protocol != UNDECIDED and not group.protocol.startswith(PREFIX)
 

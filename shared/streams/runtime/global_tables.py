@@ -16,7 +16,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.state.key_value_store import Row
+from penstock.shared.streams.state.key_value_store import TableRow
 from penstock.shared.streams.topology import GlobalTableNode, Topology
 from penstock.shared.streams.user_code import detached
 
@@ -52,13 +52,13 @@ class GlobalTableRows:
         """Return the value of the key's row, or None."""
         return detached(self._rows.get(key))
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[TableRow]:
         """Yield all rows, for the keys that exist at the first call."""
         return (row for key in self.keys() for row in self.rows_of(key))
 
-    def rows_of(self, key: Any) -> list[Row]:
+    def rows_of(self, key: Any) -> list[TableRow]:
         """Return the key's row in a list, or an empty list."""
-        return [Row(key, self._rows[key])] if key in self._rows else []
+        return [TableRow(key, self._rows[key])] if key in self._rows else []
 
     def keys(self) -> Iterator[Any]:
         """Yield the keys that exist at the first call."""

@@ -72,7 +72,7 @@ def encode_registration(registration: Registration) -> bytes:
     return msgspec.json.encode(registration)
 
 
-class Parts(NamedTuple):
+class PartitionOwners(NamedTuple):
     """The partitions by the instance that has them: this one, others by address, and none, with the reason."""
 
     own: frozenset[int]
@@ -80,7 +80,7 @@ class Parts(NamedTuple):
     missing: dict[int, str]
 
 
-class _Known(NamedTuple):
+class _RegisteredInstance(NamedTuple):
     registration: Registration
     since: dict[tuple[int, int | None], int]
     seen_ms: int
@@ -90,7 +90,7 @@ class Instances:
     """The topic's content; `invalid_records` counts records that cannot be read."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _RegisteredInstance] = {}
         self.invalid_records = 0
 
     def __repr__(self) -> str:
@@ -112,7 +112,9 @@ class Instances:
             *registration.running.items(),
             *((p, None) for p in registration.restoring),
         ]
-        self._known[url] = _Known(registration, {claim: before.get(claim, offset) for claim in claims}, now_ms)
+        self._known[url] = _RegisteredInstance(
+            registration, {claim: before.get(claim, offset) for claim in claims}, now_ms
+        )
 
     def claims(self) -> dict[int, Claim]:
         """Return the claim that counts for each claimed partition."""
@@ -145,7 +147,7 @@ class Instances:
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
 
 
-def partition_owners(instances: Instances, url: str, own: Registration) -> Parts:
+def partition_owners(instances: Instances, url: str, own: Registration) -> PartitionOwners:
     """Return the instance to query for each partition, as seen by `url` with the registration `own`.
 
     This instance's registration is newer than the topic's content. There are four cases for a partition:
@@ -158,7 +160,7 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parts
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode_registration(Registration("b", {1: 5, 2: 3}, 4)), 0)
     >>> partition_owners(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
-    Parts(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
+    PartitionOwners(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
     """
     claims = instances.claims()
     own_partitions = set()
@@ -178,7 +180,7 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parts
             missing[partition] = "no instance has it"
         else:
             others.setdefault(claim.url, []).append(partition)
-    return Parts(frozenset(own_partitions), others, missing)
+    return PartitionOwners(frozenset(own_partitions), others, missing)
 
 
 class InstanceRegistry:

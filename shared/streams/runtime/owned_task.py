@@ -12,7 +12,7 @@ from penstock.shared.streams.runtime.changelog_partition import ChangelogPartiti
 from penstock.shared.streams.runtime.restore_io import RestoreReport
 from penstock.shared.streams.runtime.source_positions import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.local_restore import discard
+from penstock.shared.streams.state.local_restore import discard_local_state
 from penstock.shared.streams.task.idleness import Idleness
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.metrics import RestoreMetrics, TaskMetrics
@@ -143,7 +143,7 @@ class OwnedTask:
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
             if self.local is not None:
                 if self.half_processed is not None:
-                    discard(self.local, self.half_processed)
+                    discard_local_state(self.local, self.half_processed)
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 

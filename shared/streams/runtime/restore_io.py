@@ -34,19 +34,19 @@ from penstock.shared.streams.changelog.format import (
     WAYS_OUT,
     Progress,
     StoreSchema,
-    decode,
+    decode_entry,
     decode_progress,
-    is_foreign,
+    is_foreign_record,
 )
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.local_restore import (
     check_overtaken,
-    discard,
+    checkpoint_mismatch,
+    continue_from_local_state,
+    discard_local_state,
     is_takeover_above,
-    mismatch,
-    take_up,
-    write_restored,
+    write_restored_rows,
 )
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.restore import restore_changes, restore_progress, restore_windows
@@ -181,7 +181,7 @@ async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
 def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
     for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
         with suppress(CorruptRecord):
-            if offset in span and not is_foreign(value) and is_takeover_above(decode(value), epoch):
+            if offset in span and not is_foreign_record(value) and is_takeover_above(decode_entry(value), epoch):
                 return int(offset)
     return None
 
@@ -190,7 +190,7 @@ def _newest_progress(columns: Columns) -> Progress | None:
     """Return the last progress record of a batch; records that cannot be decoded are skipped."""
     for value in reversed(columns.values):
         with suppress(CorruptRecord):
-            if not is_foreign(value) and (entry := decode(value)).operation == PROGRESS:
+            if not is_foreign_record(value) and (entry := decode_entry(value)).operation == PROGRESS:
                 return decode_progress(entry.body)
     return None
 
@@ -286,7 +286,7 @@ class Restoring:
     def write(self) -> None:
         """Write the restored state to disk, if the state is kept there."""
         if self.task.local is not None:
-            write_restored(self.reader, self.task.local, self.topic_id)
+            write_restored_rows(self.reader, self.task.local, self.topic_id)
 
     def finish(self, epoch: int) -> None:
         """Finish the restore: the task continues from the last progress record, as the owner of that epoch."""
@@ -383,13 +383,16 @@ class Restoring:
         reader = self.reader
         if (local := task.local) is None:
             return None
-        if take_up(reader, local, task.topology.schemas()) is None or (found := local.checkpoint) is None:
+        if (
+            continue_from_local_state(reader, local, task.topology.schemas()) is None
+            or (found := local.checkpoint) is None
+        ):
             return None
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        if (reason := mismatch(found, self.topic_id, first, end)) is not None:
-            discard(local, reason)
-            # `take_up` has set them from a checkpoint that is not valid.
+        if (reason := checkpoint_mismatch(found, self.topic_id, first, end)) is not None:
+            discard_local_state(local, reason)
+            # `continue_from_local_state` has set them from a checkpoint that is not valid.
             reader.epoch = 0
             reader.progress = None
             return None

@@ -2,8 +2,8 @@
 
 A position is an offset of one topic. It is not valid in a topic of the same name that was created later, and records
 that were deleted before they were read are lost. By default, Kafka's clients reset such a position to the beginning or
-the end and continue silently. Here both cases are reported. `start_of` is the rule; `SourcePositions` looks up the
-extents of partitions and sets the positions.
+the end and continue silently. Here both cases are reported. `start_position_of` is the rule; `SourcePositions` looks up
+the extents of partitions and sets the positions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMIT_METADATA = "penstock-streams"
 """The metadata of every offset that an application commits. An offset without it was committed by another client."""
 
 
-class Held(NamedTuple):
+class PartitionExtent(NamedTuple):
     """The extent of a source partition: its topic's id, its first offset, and the offset after its last."""
 
     topic_id: str
@@ -50,14 +50,14 @@ class Held(NamedTuple):
     end: int
 
 
-class Start(NamedTuple):
+class StartPosition(NamedTuple):
     """The position to read from; `skipped` offsets before it were deleted unread."""
 
     offset: int
     skipped: int = 0
 
 
-class Ahead(NamedTuple):
+class AheadPartition(NamedTuple):
     """A source partition whose committed offset is past `known`, the changelog's position (None: it has none)."""
 
     at: TopicPartition
@@ -78,7 +78,7 @@ class GroupAhead(ChangelogHole):
     the changelog's positions.
     """
 
-    def __init__(self, group: str, ahead: Iterable[Ahead]) -> None:
+    def __init__(self, group: str, ahead: Iterable[AheadPartition]) -> None:
         self.group = group
         self.ahead = tuple(sorted(ahead))
         command = f"penstock streams restore-offsets --application-id {group} --execute"
@@ -119,7 +119,7 @@ class GroupAhead(ChangelogHole):
         super().__init__(". ".join(parts))
 
 
-def _format_ahead(ahead: Iterable[Ahead]) -> str:
+def _format_ahead(ahead: Iterable[AheadPartition]) -> str:
     return ", ".join(map(str, ahead))
 
 
@@ -130,14 +130,14 @@ def own_offset(offset: int) -> OffsetAndMetadata:
 
 def ahead_of(
     at: TopicPartition, known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool
-) -> Ahead | None:
+) -> AheadPartition | None:
     """Return the partition if the group is ahead of the changelog's position `known`, else None.
 
     With `from_group` the group's offset is the start of a partition for which the changelog has no position.
     """
     if committed is None or committed.offset <= (known or 0) or (known is None and from_group):
         return None
-    return Ahead(at, committed.offset, known, committed.metadata == COMMIT_METADATA)
+    return AheadPartition(at, committed.offset, known, committed.metadata == COMMIT_METADATA)
 
 
 def position_of(known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool) -> int | None:
@@ -151,10 +151,11 @@ def position_of(known: int | None, committed: OffsetAndMetadata | None, *, from_
     return committed.offset
 
 
-def left_topics(sources: Mapping[str, int], read: Collection[str], application: str) -> list[str]:
+def unread_repartition_topics(sources: Mapping[str, int], read: Collection[str], application: str) -> list[str]:
     """Return the application's own topics that have a position and that its topology no longer reads.
 
-    >>> left_topics({"clicks": 7, "app-key_by-2-repartition": 5}, ["clicks", "app-key_by-3-repartition"], "app")
+    >>> known = {"clicks": 7, "app-key_by-2-repartition": 5}
+    >>> unread_repartition_topics(known, ["clicks", "app-key_by-3-repartition"], "app")
     ['app-key_by-2-repartition']
     """
     return sorted(topic for topic in sources.keys() - set(read) if is_repartition_topic(topic, application))
@@ -171,9 +172,9 @@ def raise_unread(at: TopicPartition, position: int, read: Collection[str], appli
     )
 
 
-def start_of(
-    at: TopicPartition, position: int | None, known_id: str | None, held: Held, on_missing: OnMissing
-) -> Start:
+def start_position_of(
+    at: TopicPartition, position: int | None, known_id: str | None, held: PartitionExtent, on_missing: OnMissing
+) -> StartPosition:
     """Return the start for `position`; None is a partition that was never read. `known_id` is the position's topic.
 
     Raises SourceTopicChanged if the topic is another one or ends before the position. Raises SourceOffsetsMissing if
@@ -186,7 +187,7 @@ def start_of(
             f"with id {known_id}. {START_AFRESH}"
         )
     if position is None:
-        return Start(held.first)
+        return StartPosition(held.first)
     # If no id was recorded, this finds a topic that was created again. It also finds records that were lost in an
     # unclean leader election.
     if position > held.end:
@@ -195,13 +196,13 @@ def start_of(
             f"again, or it lost records. {START_AFRESH}"
         )
     if position >= held.first:
-        return Start(position)
+        return StartPosition(position)
     if on_missing == "fail":
         raise SourceOffsetsMissing(
             f"{at}: offsets {position} to {held.first - 1} were deleted before they were read, by the topic's "
             "retention or by hand. To continue without them, set streams.on_missing_source_offsets to skip."
         )
-    return Start(held.first, held.first - position)
+    return StartPosition(held.first, held.first - position)
 
 
 class SourcePositions:
@@ -226,7 +227,7 @@ class SourcePositions:
         application = self._settings.application_id
         from_group = self._settings.start_from_group_offsets
         found: dict[TopicPartition, int | None] = {}
-        ahead: list[Ahead] = []
+        ahead: list[AheadPartition] = []
         for at in partitions:
             known = task.sources.get(at.topic)
             committed = await consumer.committed(at)
@@ -255,7 +256,7 @@ class SourcePositions:
         """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
         application = self._settings.application_id
         read = task.topology.source_topics()
-        dropped = left_topics(task.sources, read, application)
+        dropped = unread_repartition_topics(task.sources, read, application)
         if not dropped:
             return
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
@@ -289,7 +290,7 @@ class SourcePositions:
     ) -> None:
         for at, held in (await self._fetch_held_offsets(consumer, positions)).items():
             position = positions[at]
-            start = start_of(
+            start = start_position_of(
                 at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
             )
             if start.skipped:
@@ -309,10 +310,10 @@ class SourcePositions:
 
     async def _fetch_held_offsets(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, Held]:
+    ) -> dict[TopicPartition, PartitionExtent]:
         wanted = list(partitions)
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             described = await admin.describe_topics({at.topic for at in wanted})
         first = await consumer.beginning_offsets(wanted)
         end = await consumer.end_offsets(wanted)
-        return {at: Held(described[at.topic].topic_id, first[at], end[at]) for at in wanted}
+        return {at: PartitionExtent(described[at.topic].topic_id, first[at], end[at]) for at in wanted}

@@ -49,16 +49,16 @@ class Standing(msgspec.Struct, frozen=True):
     partitions: list[int] = []
 
 
-def with_standing(data: bytes | None, partitions: Iterable[int]) -> bytes:
+def append_standing_partitions(data: bytes | None, partitions: Iterable[int]) -> bytes:
     """Return an assignor's user data with the partitions appended."""
     encoded = msgspec.json.encode(Standing(sorted(partitions)))
     return (data or b"") + encoded + _SIZE.pack(len(encoded)) + MARK
 
 
-def standing_of(data: bytes | None) -> frozenset[int] | None:
+def standing_partitions_of(data: bytes | None) -> frozenset[int] | None:
     """Return the partitions appended to user data; None if there are none, or they cannot be decoded.
 
-    >>> standing_of(with_standing(b"own", [2, 1])), standing_of(b"own")
+    >>> standing_partitions_of(append_standing_partitions(b"own", [2, 1])), standing_partitions_of(b"own")
     (frozenset({1, 2}), None)
     """
     tail = len(MARK) + _SIZE.size
@@ -111,7 +111,7 @@ class StreamsAssignor(Assignor):
 
     def user_data(self, assigned: Collection[TopicPartition], generation: int) -> bytes | None:
         own = super().user_data(assigned, generation)
-        return with_standing(own, self._warm()) if self._replicas else own
+        return append_standing_partitions(own, self._warm()) if self._replicas else own
 
     def assignment_data(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
@@ -120,14 +120,14 @@ class StreamsAssignor(Assignor):
         numbers = range(max(partitions.values(), default=0))
         owners: dict[int, str | None] = dict.fromkeys(numbers)
         owners |= {at.partition: member for member, own in assigned.items() for at in own}
-        warm = warm_of(members)
+        warm = warm_partitions(members)
         order = [member for member in in_order(members) if member in warm]
         standbys = assign_standbys(owners, order, warm, self._replicas)
-        return {member: with_standing(None, standbys.get(member, ())) for member in members}
+        return {member: append_standing_partitions(None, standbys.get(member, ())) for member in members}
 
     def on_assignment(self, user_data: bytes | None) -> None:
         """Take the standbys. Raises InconsistentGroupProtocol if no instance of the application made the assignment."""
-        standbys = standing_of(user_data)
+        standbys = standing_partitions_of(user_data)
         if standbys is None:
             raise InconsistentGroupProtocol(f"the assignment was not made with {self.name}")
         self.standbys = standbys
@@ -145,16 +145,16 @@ class StreamsCooperativeSticky(StreamsAssignor, CooperativeStickyAssignor):
     name = f"{PREFIX}cooperative-sticky"
 
     def preferred(self, members: Mapping[str, GroupMember]) -> Mapping[str, Collection[TopicPartition]]:
-        warm = warm_of(members)
+        warm = warm_partitions(members)
         return {
             member: frozenset(TopicPartition(t, p) for t in members[member].subscription.topics for p in own)
             for member, own in warm.items()
         }
 
 
-def warm_of(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
+def warm_partitions(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
     """Return the partitions of which each member has state, for the members that support standbys."""
-    standing = {member: standing_of(one.subscription.user_data) for member, one in members.items()}
+    standing = {member: standing_partitions_of(one.subscription.user_data) for member, one in members.items()}
     return {member: partitions for member, partitions in standing.items() if partitions is not None}
 
 

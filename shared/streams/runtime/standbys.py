@@ -22,7 +22,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.restore_io import Restoring
 from penstock.shared.streams.runtime.task_factory import TaskMaker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.local_restore import Overtaken, discard
+from penstock.shared.streams.state.local_restore import Overtaken, discard_local_state
 
 log = get_logger(__name__)
 
@@ -144,7 +144,7 @@ class Standbys:
             except Overtaken as e:
                 # The state on disk has commits that no reader counts. Begin again without it.
                 if standby.restoring is not None and standby.restoring.task.local is not None:
-                    discard(standby.restoring.task.local, str(e))
+                    discard_local_state(standby.restoring.task.local, str(e))
                 self._drop_restored_state(standby)
             except RetriableError as e:
                 if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:

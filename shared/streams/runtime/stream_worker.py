@@ -38,7 +38,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.compile_kernels import compile_kernels
-from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
+from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
@@ -47,7 +47,7 @@ from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
-from penstock.shared.streams.runtime.task_commits import Ended, Failure, TaskCommits
+from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
 from penstock.shared.streams.runtime.task_factory import TaskMaker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
@@ -112,7 +112,7 @@ class StreamWorker(RebalanceListener):
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._leaving = self._is_assigned = self._is_accepted = False
         self._waits_for = "Kafka"
-        self.topics = Prepared(0, 0)
+        self.topics = PreparedTopics(0, 0)
 
     # --- lifecycle ---
 
@@ -441,7 +441,7 @@ class StreamWorker(RebalanceListener):
             self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
             self._commits.begin(self._tasks.running(), self._consumer)
 
-    async def _handle_ended_commits(self, ended: Ended) -> None:
+    async def _handle_ended_commits(self, ended: EndedCommits) -> None:
         for owned, commit in ended.held:
             self._purge.committed(owned.partition, commit.sources)
             # Only failures in a row count.

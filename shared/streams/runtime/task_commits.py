@@ -44,7 +44,7 @@ Prepared = tuple[OwnedTask, StreamTask, TaskCommit | Exception]
 """A task and the content of its commit, or the error that prevents the commit."""
 
 
-class Ended(NamedTuple):
+class EndedCommits(NamedTuple):
     """The outcome of commits: those that succeeded, and the tasks that must be discarded, each with its error."""
 
     held: list[tuple[OwnedTask, TaskCommit]]
@@ -57,10 +57,10 @@ class TaskCommits:
     def __init__(self, settings: StreamsSettings, clock: Clock, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._clock = clock
-        self._in_progress: asyncio.Task[Ended] | None = None
+        self._in_progress: asyncio.Task[EndedCommits] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
 
-    async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> Ended:
+    async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> EndedCommits:
         """Commit the tasks that have something to commit, and wait for the outcome."""
         return await self._write_commits(self.prepare(owned), consumer)
 
@@ -85,10 +85,10 @@ class TaskCommits:
         else:
             await asyncio.wait({self._in_progress}, timeout=COMMIT_YIELD_MS / 1000)
 
-    async def settle(self) -> Ended:
+    async def settle(self) -> EndedCommits:
         """Wait for the commit in progress, if any, and return its outcome."""
         if self._in_progress is None:
-            return Ended([], [])
+            return EndedCommits([], [])
         # A transaction that is cancelled midway can be neither continued nor repeated.
         ended = await asyncio.shield(self._in_progress)
         self._in_progress = None
@@ -109,14 +109,14 @@ class TaskCommits:
                 prepared.append((one, task, e))
         return prepared
 
-    async def _write_commits(self, prepared: Sequence[Prepared], consumer: Consumer) -> Ended:
+    async def _write_commits(self, prepared: Sequence[Prepared], consumer: Consumer) -> EndedCommits:
         if not prepared:
-            return Ended([], [])
+            return EndedCommits([], [])
         started = self._clock.monotonic_ms()
         # The tasks are independent: one that fails does not keep the others from committing.
         errors = await asyncio.gather(*(self._write_commit(*one, consumer) for one in prepared), return_exceptions=True)
         self._seconds.observe((self._clock.monotonic_ms() - started) / 1000)
-        ended = Ended([], [])
+        ended = EndedCommits([], [])
         for (owned, _, commit), error in zip(prepared, errors, strict=True):
             if error is not None:
                 ended.failed.append((owned, error))

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.lake_names import require_lake_names
-from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.metrics import TaskMetrics
@@ -89,7 +89,7 @@ class TaskMaker:
         )
         return task
 
-    def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
+    def start(self, task: StreamTask, global_tables: Mapping[str, TableLookup]) -> None:
         """Start a restored task; a former standby is counted from now on."""
         task.global_tables = global_tables
         # A standby counts in a registry of its own, because what it reads is the owner's work.

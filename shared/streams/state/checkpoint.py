@@ -83,7 +83,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     progress: Progress | None
 
 
-def layout(stores: tuple[StoreSchema, ...]) -> tuple[object, ...]:
+def row_layout(stores: tuple[StoreSchema, ...]) -> tuple[object, ...]:
     """Return what determines the bytes of the rows; if it differs, stored rows cannot be decoded."""
     return tuple(
         (s.name, s.kind, s.key, tuple((a.name, a.function, a.field, a.state) for a in s.aggregations)) for s in stores

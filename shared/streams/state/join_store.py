@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from penstock.shared.streams.state.key_value_store import Check
-from penstock.shared.streams.state_store import Changes
+from penstock.shared.streams.state_store import RowChanges
 
 _start = attrgetter("start")
 
@@ -111,10 +111,10 @@ class JoinStore:
         """Yield the keys that exist at the first call."""
         return iter(list(self._rows))
 
-    def changes(self) -> Changes:
+    def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
         deleted = [at for at, row in self._dirty.items() if row is None]
-        return Changes(deleted, [w for w in self._dirty.values() if w is not None])
+        return RowChanges(deleted, [w for w in self._dirty.values() if w is not None])
 
     def committed(self) -> None:
         """Drop the changes, which are in the changelog now."""

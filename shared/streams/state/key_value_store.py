@@ -17,7 +17,7 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.streams.state_store import Changes
+from penstock.shared.streams.state_store import RowChanges
 from penstock.shared.streams.user_code import detached
 
 Check = Callable[[str | bytes, list[Any]], None]
@@ -27,7 +27,7 @@ K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 
 
-class Row:
+class TableRow:
     """One row: its key, and its value as the only state of a window that is always open."""
 
     __slots__ = ("key", "persisted", "states")
@@ -39,7 +39,7 @@ class Row:
         self.persisted = persisted
 
     def __repr__(self) -> str:
-        return f"Row({self.key!r}: {self.states[0]!r})"
+        return f"TableRow({self.key!r}: {self.states[0]!r})"
 
 
 class KeyValueStore(Generic[K, V]):
@@ -49,8 +49,8 @@ class KeyValueStore(Generic[K, V]):
         self.name = name
         self.touched = False
         self.check: Check | None = None
-        self._rows: dict[Any, Row] = {}
-        self._dirty: dict[Any, Row | None] = {}
+        self._rows: dict[Any, TableRow] = {}
+        self._dirty: dict[Any, TableRow | None] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -80,7 +80,7 @@ class KeyValueStore(Generic[K, V]):
         row = self._rows.get(key)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.
-            row = self._rows[key] = Row(key, value, persisted=key in self._dirty)
+            row = self._rows[key] = TableRow(key, value, persisted=key in self._dirty)
         else:
             row.states = [value]
         self._dirty[key] = row
@@ -102,11 +102,11 @@ class KeyValueStore(Generic[K, V]):
         """Yield all keys and values."""
         return ((key, detached(row.states[0])) for key, row in self._rows.items())
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[TableRow]:
         """Yield all rows."""
         return iter(self._rows.values())
 
-    def rows_of(self, key: K) -> list[Row]:
+    def rows_of(self, key: K) -> list[TableRow]:
         """Return the key's row in a list, or an empty list."""
         return [self._rows[key]] if key in self._rows else []
 
@@ -114,10 +114,10 @@ class KeyValueStore(Generic[K, V]):
         """Yield the keys that exist at the first call."""
         return iter(list(self._rows))
 
-    def changes(self) -> Changes:
+    def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
         deleted = [(key, 0) for key, row in self._dirty.items() if row is None]
-        return Changes(deleted, [row for row in self._dirty.values() if row is not None])
+        return RowChanges(deleted, [row for row in self._dirty.values() if row is not None])
 
     def committed(self) -> None:
         """Drop the changes, which are in the changelog now."""
@@ -136,7 +136,7 @@ class KeyValueStore(Generic[K, V]):
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one row."""
-        self._rows[key] = Row(key, states[0], persisted=True)
+        self._rows[key] = TableRow(key, states[0], persisted=True)
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal."""

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry
-from penstock.shared.streams.changelog.format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
-from penstock.shared.streams.state.checkpoint import Checkpoint, layout
+from penstock.shared.streams.changelog.format import (
+    EPOCH_MAX,
+    TAKEOVER,
+    DecodedEntry,
+    StoreSchema,
+    decode_entry,
+    is_foreign_record,
+)
+from penstock.shared.streams.state.checkpoint import Checkpoint, row_layout
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
@@ -25,12 +32,14 @@ class Overtaken(Exception):
     """The state on disk has commits of an owner that another one had overtaken before."""
 
 
-def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
+def continue_from_local_state(
+    reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]
+) -> int | None:
     """Continue the reader from the state on disk; return its covered offset, or None if it is unusable."""
     found = local.checkpoint
     reason = "it is incomplete" if found is None else _why_checkpoint_unusable(found, stores)
     if found is None or reason is not None:
-        discard(local, str(reason))
+        discard_local_state(local, str(reason))
         return None
     reader.epoch = found.epoch
     reader.progress = found.progress
@@ -38,12 +47,12 @@ def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchem
 
 
 def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
-    if found.progress is not None and layout(found.progress.stores) != layout(stores):
+    if found.progress is not None and row_layout(found.progress.stores) != row_layout(stores):
         return "the stores have changed"
     return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None
 
 
-def mismatch(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
+def checkpoint_mismatch(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
     """Return why a changelog with these offsets does not continue from a checkpoint, or None if it does."""
     if found.topic_id != topic_id:
         return f"it belongs to the changelog with id {found.topic_id}; the topic now has id {topic_id}"
@@ -55,7 +64,7 @@ def mismatch(found: Checkpoint, topic_id: str | None, first: int, end: int) -> s
     return None
 
 
-def discard(local: LocalState, reason: str) -> None:
+def discard_local_state(local: LocalState, reason: str) -> None:
     """Delete the state on disk."""
     if local.checkpoint is not None:
         log.warning("the state on disk is deleted and restored", folder=str(local.db.folder), reason=reason)
@@ -63,7 +72,7 @@ def discard(local: LocalState, reason: str) -> None:
         local.clear()
 
 
-def is_takeover_above(entry: Entry, epoch: int) -> bool:
+def is_takeover_above(entry: DecodedEntry, epoch: int) -> bool:
     """Return whether records that an owner of that epoch writes after this entry are ignored by readers."""
     return entry.operation == TAKEOVER and entry.epoch > epoch
 
@@ -73,17 +82,17 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
 
     Raises CorruptEntry if it cannot be decoded, because it may have been one.
     """
-    if is_foreign(value):
+    if is_foreign_record(value):
         return
     try:
-        entry = decode(value)
+        entry = decode_entry(value)
     except CorruptRecord as e:
         raise CorruptEntry(offset, str(e)) from None
     if is_takeover_above(entry, found.epoch):
         raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, the state has later commits of {found.epoch}")
 
 
-def write_restored(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:
+def write_restored_rows(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:
     """Write what was restored so far, up to the last offset before which no commit is incomplete."""
     covered = reader.covered_offset
     if covered is not None:

@@ -174,7 +174,7 @@ class LocalState:
         """Keep the changelog entries of a commit, without its progress record."""
         rows: dict[RowId, StoredRow | None] = {}
         for key, value in entries:
-            operation, store, _, _, body = fmt.decode(value)
+            operation, store, _, _, body = fmt.decode_entry(value)
             assert key is not None
             if operation == fmt.LIVE:
                 start, end = fmt.START_END.unpack_from(body)

@@ -16,9 +16,9 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
-from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, Row
+from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, TableRow
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state_store import Changes, LiveRow
+from penstock.shared.streams.state_store import LiveRow, RowChanges
 from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
@@ -28,7 +28,7 @@ ROW_BYTES = 400
 NEVER = -(1 << 63)
 
 
-class Stored(Protocol):
+class EncodedRow(Protocol):
     """A stored row: its end in ms and its states' bytes."""
 
     @property
@@ -38,17 +38,17 @@ class Stored(Protocol):
     def state(self) -> bytes: ...
 
 
-class Rows(Protocol):
+class StoredRows(Protocol):
     """The rows of one store on disk."""
 
     @property
     def count(self) -> int: ...
 
-    def of(self, key: bytes) -> Sequence[tuple[int, Stored]]: ...
+    def of(self, key: bytes) -> Sequence[tuple[int, EncodedRow]]: ...
 
-    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, Stored]]]]: ...
+    def of_many(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Sequence[tuple[int, EncodedRow]]]]: ...
 
-    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, Stored]]: ...
+    def all(self, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, EncodedRow]]: ...
 
     def take_due(self, since: int, limit: int) -> tuple[set[bytes], int]: ...
 
@@ -61,7 +61,7 @@ class DueIndex:
     def __init__(self) -> None:
         self.to_ms = self.upcoming_ms = NEVER
 
-    def take(self, rows: Rows, limit: int) -> Iterable[bytes]:
+    def take(self, rows: StoredRows, limit: int) -> Iterable[bytes]:
         """Return the keys of the rows that end before `limit` and were not returned before."""
         since = self.to_ms
         self.to_ms = max(self.to_ms, limit)
@@ -107,7 +107,7 @@ class PersistentStore(ABC, Generic[CacheT]):
     is_indexed = True
     """Whether rows can be found by their end."""
 
-    def __init__(self, cache: CacheT, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
+    def __init__(self, cache: CacheT, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
         self.name = cache.name
         self._cache = cache
         self._rows = rows
@@ -170,7 +170,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     # --- rows on disk ---
 
-    def confirm_written(self, rows: Mapping[tuple[bytes, int], Stored | None], more: int) -> None:
+    def confirm_written(self, rows: Mapping[tuple[bytes, int], EncodedRow | None], more: int) -> None:
         """Confirm that these rows, by key and start, were written as the commit had them; `more` is the growth.
 
         Evicts keys that exceed the memory.
@@ -231,7 +231,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         for raw, found in self._rows.of_many(wanted):
             self._load_key_rows(wanted[raw], found)
 
-    def _load_key_rows(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
+    def _load_key_rows(self, key: Any, found: Sequence[tuple[int, EncodedRow]]) -> None:
         """Load the rows of a key that was not in memory."""
         size = ROW_BYTES
         for start, row in found:
@@ -249,7 +249,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._due.came(end)
 
     def _rows_not_in_memory(
-        self, stored_rows: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]
+        self, stored_rows: Iterator[tuple[bytes, int, EncodedRow]], loaded: frozenset[Any]
     ) -> Iterator[LiveRow]:
         for raw, start, row in stored_rows:
             key = self._codec.key_of(raw)
@@ -264,7 +264,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 class PersistentWindowStore(PersistentStore[WindowStore]):
     """Live windows on disk; those of a batch's keys, and all that time closes, are fetched before the kernel runs."""
 
-    def __init__(self, cache: WindowStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
+    def __init__(self, cache: WindowStore, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
         self.windows = cache
         cache.fetch = self._fetch_batch_rows
@@ -306,7 +306,7 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
 
     is_indexed = False
 
-    def __init__(self, cache: AggregateStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
+    def __init__(self, cache: AggregateStore, rows: StoredRows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
         self.names = cache.names
         self.columns = cache.columns
@@ -355,7 +355,7 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         self._fetch_due(limit)
         return self._cache.take_before(limit)
 
-    def changes(self) -> Changes:
+    def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
@@ -403,7 +403,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         """Yield all keys and values as they are now."""
         return ((row.key, detached(row.states[0])) for row in self.rows())
 
-    def changes(self) -> Changes:
+    def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
@@ -412,4 +412,4 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         return self._codec.own_key(key)
 
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
-        return Row(key, states[0], persisted=True)
+        return TableRow(key, states[0], persisted=True)

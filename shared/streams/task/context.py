@@ -16,7 +16,7 @@ from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata
 from penstock.shared.streams.state_store import StateStore
@@ -30,7 +30,7 @@ from penstock.shared.streams.windows.late_changelog_entries import LateRows
 Guarantee = Literal["exactly_once", "at_least_once"]
 
 
-class Mark(NamedTuple):
+class TaskMark(NamedTuple):
     """The state of a task before a record or an output; `roll_back` returns to it."""
 
     outputs: int
@@ -69,7 +69,7 @@ class TaskContext(Protocol):
 
     # Settings and limits.
     handlers: ErrorHandlers
-    global_tables: Mapping[str, Lookup]
+    global_tables: Mapping[str, TableLookup]
     deduplicate_updates: bool
     keeps_late: bool
     record_bytes_max: int
@@ -106,10 +106,10 @@ class TaskContext(Protocol):
     def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
         """Add a record for a topic."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> TaskMark:
         """Return the task's current mark."""
 
-    def roll_back(self, mark: Mark) -> None:
+    def roll_back(self, mark: TaskMark) -> None:
         """Return to a mark."""
 
     def advance_time(self, ms: int) -> None:

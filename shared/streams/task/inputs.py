@@ -18,7 +18,7 @@ from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.idleness import take_watermark
 from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.time_slices import HasTime, RunLength, Share, TurnTime, always
+from penstock.shared.streams.task.time_slices import HasTime, RunLength, TimeShare, TurnTime, always_has_time
 from penstock.shared.streams.task.watermarks import watermarks_in
 from penstock.shared.streams.topology import SourceNode, Topology
 
@@ -93,7 +93,7 @@ class TaskInputs:
     def _group_is_ready(self, group: PartitionGroup, now_ms: int, lags: Lags) -> bool:
         return len(group) > 0 and (len(group.queues) == 1 or group.is_ready(now_ms, lags))
 
-    def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
+    def _process_run(self, group: PartitionGroup, length: RunLength, share: TimeShare, now_ms: int) -> None:
         """Process as many records at once as may fit into the share, and put back the rest."""
         # A batch of columns cannot be left midway, so its length is chosen before.
         columns = group.next_run(length.records_max)
@@ -109,7 +109,7 @@ class TaskInputs:
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
 
-    def _process_records(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
+    def _process_records(self, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
         """Process a run with the watermarks in it."""
         start = 0
         # A watermark applies to the records before it, so they are processed first.
@@ -155,7 +155,7 @@ def log_blocking(step: str, ms: int) -> None:
     log.error("a step blocked the heartbeats almost for a session timeout", step=step, ms=ms)
 
 
-def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
+def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
     """Process a run of one topic's records, and reject those that are too far ahead of the clock.
 
     A record more than the task's `max_future_ms` ahead would close every window, and make all later records late. It is

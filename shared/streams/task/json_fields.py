@@ -44,14 +44,14 @@ _POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
 
 
 @compiled
-def _after_space(data, at, stop):
+def _skip_json_space(data, at, stop):
     while at < stop and (data[at] == 32 or data[at] == 10 or data[at] == 13 or data[at] == 9):
         at += 1
     return at
 
 
 @compiled
-def _after_text(data, at, stop):
+def _json_string_end(data, at, stop):
     """Return the index of the closing quote of a string whose opening quote is before `at`; -1 if it is not plain."""
     while at < stop:
         byte = data[at]
@@ -64,7 +64,7 @@ def _after_text(data, at, stop):
 
 
 @compiled
-def _number(data, at, stop):
+def _parse_json_number(data, at, stop):
     """Return the digits without the point, the number of digits after it, whether there is a sign, and the end.
 
     The end is -1 if this is not a plain number.
@@ -101,7 +101,7 @@ def _number(data, at, stop):
 
 
 @compiled
-def _is_word(data, at, stop, word):
+def _is_json_word(data, at, stop, word):
     if stop - at < len(word):
         return False
     for i in range(len(word)):
@@ -111,20 +111,20 @@ def _is_word(data, at, stop, word):
 
 
 @compiled
-def _read_one(
+def _read_json_object(
     data, at, stop, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, i, seen
 ):
     """Read one object into column i; return False if it is left to msgspec."""
-    at = _after_space(data, at, stop)
+    at = _skip_json_space(data, at, stop)
     if at >= stop or data[at] != 123:
         return False
     found = 0
-    at = _after_space(data, at + 1, stop)
+    at = _skip_json_space(data, at + 1, stop)
     while True:
         if at >= stop or data[at] != 34:
             return False
         name = at + 1
-        end = _after_text(data, name, stop)
+        end = _json_string_end(data, name, stop)
         if end < 0:
             return False
         field = -1
@@ -141,10 +141,10 @@ def _read_one(
                     field = f
                     break
             before = name_ends[f]
-        at = _after_space(data, end + 1, stop)
+        at = _skip_json_space(data, end + 1, stop)
         if at >= stop or data[at] != 58:
             return False
-        at = _after_space(data, at + 1, stop)
+        at = _skip_json_space(data, at + 1, stop)
         if at >= stop:
             return False
         if field >= 0:
@@ -158,12 +158,12 @@ def _read_one(
         if byte == 34:
             if kind != TEXT and kind != -1:
                 return False
-            at = _after_text(data, at + 1, stop)
+            at = _json_string_end(data, at + 1, stop)
             if at < 0:
                 return False
             at += 1
         elif byte == 45 or 48 <= byte <= 57:
-            digits, after_point, is_negative, at = _number(data, at, stop)
+            digits, after_point, is_negative, at = _parse_json_number(data, at, stop)
             if at < 0:
                 return False
             if kind == INT:
@@ -180,13 +180,13 @@ def _read_one(
                 has[field, i] = 1
             elif kind != -1:
                 return False
-        elif _is_word(data, at, stop, null):
+        elif _is_json_word(data, at, stop, null):
             if field >= 0 and not nullable[field]:
                 return False
             at += 4
         elif byte == 116 or byte == 102:
             word = true if byte == 116 else false
-            if not _is_word(data, at, stop, word) or (kind != BOOL and kind != -1):
+            if not _is_json_word(data, at, stop, word) or (kind != BOOL and kind != -1):
                 return False
             if kind == BOOL:
                 numbers[field, i] = byte == 116
@@ -194,19 +194,19 @@ def _read_one(
             at += len(word)
         else:
             return False
-        at = _after_space(data, at, stop)
+        at = _skip_json_space(data, at, stop)
         if at >= stop:
             return False
         if data[at] == 125:
             break
         if data[at] != 44:
             return False
-        at = _after_space(data, at + 1, stop)
-    return found == len(kinds) and _after_space(data, at + 1, stop) == stop
+        at = _skip_json_space(data, at + 1, stop)
+    return found == len(kinds) and _skip_json_space(data, at + 1, stop) == stop
 
 
 @compiled
-def read_fields(
+def read_json_fields(
     data, starts, lengths, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, seen,
     left,
 ):  # fmt: skip
@@ -216,7 +216,7 @@ def read_fields(
     """
     count = 0
     for i in range(len(starts)):
-        if lengths[i] < 0 or not _read_one(
+        if lengths[i] < 0 or not _read_json_object(
             data, starts[i], starts[i] + lengths[i], names, name_ends, kinds, nullable, powers, null, true, false,
             numbers, floats, has, i, seen,
         ):  # fmt: skip
@@ -268,7 +268,7 @@ class JsonFields:
         members: list[tuple[str, int, bool]] = []
         encoded: dict[str, str] = {}
         for field in info.fields:
-            kind = _kind(field.type)
+            kind = _json_member_kind(field.type)
             if kind is None or not field.encode_name.isascii():
                 return None
             members.append((field.encode_name, *kind))
@@ -286,7 +286,7 @@ class JsonFields:
         numbers = np.zeros((members, count), np.int64)
         has = np.zeros((members, count), np.uint8)
         left = np.empty(count, np.int64)
-        lefts = read_fields(
+        lefts = read_json_fields(
             values.data, values.offsets, values.lengths, self._names, self._ends, self._kinds, self._nullable, _POWERS,
             *_WORDS, numbers, numbers.view(np.float64), has, np.zeros(members, np.int64), left,
         )  # fmt: skip
@@ -301,7 +301,7 @@ _KINDS: dict[type, int] = {
 }
 
 
-def _kind(type_: inspect.Type) -> tuple[int, bool] | None:
+def _json_member_kind(type_: inspect.Type) -> tuple[int, bool] | None:
     """Return a member's kind and whether it may be null; None if the kernel does not read this type."""
     options = type_.types if isinstance(type_, inspect.UnionType) else (type_,)
     kinds = set()

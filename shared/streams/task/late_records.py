@@ -22,9 +22,9 @@ from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int
 from penstock.shared.common.string_copies import copied
 from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
 from penstock.shared.streams.task.outputs import OutputColumns
-from penstock.shared.streams.task.repartition_headers import original
+from penstock.shared.streams.task.repartition_headers import original_record
 from penstock.shared.streams.topology import ProcessorNode
-from penstock.shared.streams.windows.json_rows import texts
+from penstock.shared.streams.windows.json_rows import json_texts
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
@@ -84,10 +84,10 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
         if not (value.isascii() and value.isdigit()):
             raise DataError(f"{where} is not a late record: the header {name} is {value!r}, not a number")
     own = {*HEADERS, CHANGELOG_ID}
-    original: Headers = tuple(header for header in record.headers if header[0] not in own)
+    source_headers: Headers = tuple(header for header in record.headers if header[0] not in own)
     partition = int(text[PARTITION])
     offset = int(text[OFFSET])
-    source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
+    source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=source_headers)
     message = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
     return DeadLetter(source, STAGE_LATE, "", message, 1, text[APPLICATION])
 
@@ -164,7 +164,7 @@ def send_late_columns(
     timestamps = columns.timestamps[indexes]
     # A late record must name an offset that the user knows, and not one in the application's own topic.
     if source.is_internal:
-        records = [original(columns.record(index)) for index in indexes.tolist()]
+        records = [original_record(columns.record(index)) for index in indexes.tolist()]
         topic = PackedBytes.of([record.topic.encode() for record in records])
         partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
         keys = PackedBytes.of([record.key for record in records])
@@ -240,7 +240,7 @@ def _lateness_headers(
 
 
 def _format_decimal(number: int | Int64Array) -> bytes | PackedBytes:
-    return b"%d" % number if isinstance(number, int) else texts(number)
+    return b"%d" % number if isinstance(number, int) else json_texts(number)
 
 
 def as_bytes(value: Any) -> bytes | None:

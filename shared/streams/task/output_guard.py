@@ -40,7 +40,7 @@ from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.windows.window_limits import name_window
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import Mark, TaskContext
+    from penstock.shared.streams.task.context import TaskContext, TaskMark
 
 Forward = Callable[[Record], None]
 
@@ -165,7 +165,9 @@ class OutputGuard:
         # In a punctuation or a commit there is no source record that could be rejected.
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
-    def _reject_record(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
+    def _reject_record(
+        self, node: str, store: str | None, record: Record, error: Exception, mark: TaskMark | None
+    ) -> None:
         task = self.task
         source = self.task.source_record()
         stage = STAGE_PRODUCE if self._is_sink_error(error) else STAGE_PROCESS

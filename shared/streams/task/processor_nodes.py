@@ -24,7 +24,7 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
-from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import INT64_MAX, PROCESSOR_METHODS, Processor, check_timestamp, is_own
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata, WindowKey
@@ -269,7 +269,7 @@ class NodeContext:
                 "An asyncio task or a callback that is created there runs too late"
             )
 
-    def store(self, name: str) -> StateStore | Lookup:
+    def store(self, name: str) -> StateStore | TableLookup:
         if name in self._node.global_tables:
             return self._task.global_tables[name]
         if name not in self._node.stores:

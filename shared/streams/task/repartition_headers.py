@@ -9,7 +9,7 @@ such headers.
 
 >>> source = ConsumerRecord("orders", 3, 17, 5, b"order-1", b"{}", (("trace", b"a"),))
 >>> again = ConsumerRecord("app-by-user-repartition", 0, 2, 5, b"ann", b"{}", source.headers + origin_headers(source))
->>> original(again)
+>>> original_record(again)
 ConsumerRecord(topic='orders', partition=3, offset=17, timestamp=5, key=b'order-1', value=b'{}', \
 headers=(('trace', b'a'),))
 """
@@ -40,12 +40,12 @@ def origin_headers(record: ConsumerRecord) -> Headers:
     return coordinates if len(record.key or b"") > KEY_BYTES_MAX else (*coordinates, (KEY, record.key))
 
 
-def without_origin(headers: Headers) -> Headers:
+def without_origin_headers(headers: Headers) -> Headers:
     """Return only the headers that the user set."""
     return tuple(header for header in headers if not header[0].startswith(PREFIX))
 
 
-def original(record: ConsumerRecord) -> ConsumerRecord:
+def original_record(record: ConsumerRecord) -> ConsumerRecord:
     """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers."""
     headers = dict(record.headers)
     topic = headers.get(TOPIC)
@@ -59,5 +59,5 @@ def original(record: ConsumerRecord) -> ConsumerRecord:
         partition=int(partition),
         offset=int(offset),
         key=headers.get(KEY, record.key),
-        headers=without_origin(record.headers),
+        headers=without_origin_headers(record.headers),
     )

@@ -18,7 +18,7 @@ from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
-from penstock.shared.streams.changelog.changelog_reader import Change, Confirmed, check_schema, one_by_one
+from penstock.shared.streams.changelog.changelog_reader import Change, Confirmed, apply_one_by_one, check_schema
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.state_decoding import unpack_many
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -56,8 +56,8 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
         store = task.stores[written.name]
         schema = task.topology.stores[written.name].schema
         known = {column.name for column in written.state_columns()}
-        # Columns can be replayed as they are if they have all of the store's aggregations. Otherwise `widened` adds
-        # those that were appended later.
+        # Columns can be replayed as they are if they have all of the store's aggregations. Otherwise `widened_states`
+        # adds those that were appended later.
         if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
             try:
                 _replay_changes(store, schema, own, written)
@@ -65,7 +65,7 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
             except (CorruptRecord, ValueError, msgspec.MsgspecError):
                 # Nothing has changed. Applied one by one, the invalid entry is found.
                 pass
-        one_by_one(partial(restore_change, task))(own)
+        apply_one_by_one(partial(restore_change, task))(own)
 
 
 def _replay_changes(store: WindowStore, schema: StoreSchema, changes: Confirmed, written: StoreSchema) -> None:
@@ -100,7 +100,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
-            columns = widened(task, written, _state_codec(written).unpack(change.state))
+            columns = widened_states(task, written, _state_codec(written).unpack(change.state))
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
@@ -136,7 +136,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
         rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
         for key, start, end, live, values in zip(keys, starts, ends, is_live, rows, strict=True):
             if live:
-                restore_window(task, written.name, key, start, end, widened(task, written, values))
+                restore_window(task, written.name, key, start, end, widened_states(task, written, values))
             else:
                 store.unload(_decode_store_key(task, written.name, key), start)
     except (ValueError, msgspec.MsgspecError) as e:
@@ -180,7 +180,7 @@ def _column_or_nulls(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.
     return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, ARROW_TYPES[type_])
 
 
-def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
+def widened_states(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
     """Return state column values in the columns of the task's store; None for columns that `written` lacks."""
     own = task.topology.stores[written.name].schema
     if written.aggregations == own.aggregations:

@@ -23,7 +23,7 @@ from penstock.shared.streams.changelog.format import (
     encode_live,
 )
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
-from penstock.shared.streams.state_store import Changes, LiveRow, StateStore
+from penstock.shared.streams.state_store import LiveRow, RowChanges, StateStore
 from penstock.shared.streams.topology import StoreBuilder
 from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.object_states import ChangelogColumn
@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.window_limits import name_window
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
-def encode_rows(builder: StoreBuilder, number: int, changes: Changes, epoch: int, commit: int) -> Entries:
+def encode_rows(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> Entries:
     """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
     codec = StateCodec(builder.schema.state_columns())
 

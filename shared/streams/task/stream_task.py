@@ -43,7 +43,7 @@ from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.changelog.format import BatchInput, Progress, StateCodec, encode_progress
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
-from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata, coordinates_of
@@ -57,15 +57,15 @@ from penstock.shared.streams.state.persistent_stores import (
 )
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import in_callback
-from penstock.shared.streams.task.context import Guarantee, Mark
+from penstock.shared.streams.task.context import Guarantee, TaskMark
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
-from penstock.shared.streams.task.repartition_headers import original, without_origin
+from penstock.shared.streams.task.repartition_headers import original_record, without_origin_headers
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedules
 from penstock.shared.streams.task.store_entries import encode_stores
-from penstock.shared.streams.task.time_slices import HasTime, always
+from penstock.shared.streams.task.time_slices import HasTime, always_has_time
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.user_code import plain
@@ -129,7 +129,7 @@ class StreamTask:
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
         self.input: BatchInput | msgspec.UnsetType = msgspec.UNSET
-        self.global_tables: Mapping[str, Lookup] = {}
+        self.global_tables: Mapping[str, TableLookup] = {}
         self.changelog_id: str | None = None
         self.failed: ProcessingFailed | None = None
         self.metrics = TaskMetrics(registry, partition)
@@ -147,7 +147,7 @@ class StreamTask:
         self._processed_records = 0
         self._prepared = self.metrics.committed
         self.max_future_ms: int | None = None
-        self.has_time: HasTime = always
+        self.has_time: HasTime = always_has_time
         self._source_record: ConsumerRecord | None = None
         self.handlers = handlers
         self.record_bytes_max = record_bytes_max
@@ -190,7 +190,7 @@ class StreamTask:
 
     # --- processing ---
 
-    def process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
+    def process(self, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
         """Process consecutive records of one source partition. Records before the task's position are skipped.
 
         At least one record is processed. When `has_time` returns False, the rest is not. `sources` has the positions.
@@ -252,7 +252,7 @@ class StreamTask:
     def source_record(self) -> ConsumerRecord | None:
         """Return the current record, if any; behind a repartition topic it has its source record's coordinates."""
         record = self._source_record
-        return original(record) if record is not None and self._routes[record.topic][0].is_internal else record
+        return original_record(record) if record is not None and self._routes[record.topic][0].is_internal else record
 
     def source_node(self, node: str) -> SourceNode:
         """Return the source of the current record; without one, the first source whose records can reach `node`."""
@@ -282,7 +282,7 @@ class StreamTask:
             # one that a node rejects (`roll_back`): a wrong timestamp may be the reason why it is rejected.
             if record.timestamp > self.stream_time_ms:
                 self.stream_time_ms = record.timestamp
-            headers = without_origin(record.headers) if source.is_internal else record.headers
+            headers = without_origin_headers(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
         except Exception as e:
             # A dead letter can be replayed. This record would then be counted twice.
@@ -313,11 +313,11 @@ class StreamTask:
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.rejected_at["dead_letters"] = coordinates_of(record)
 
-    def mark(self) -> Mark:
+    def mark(self) -> TaskMark:
         """Return the number of outputs and stream time, for `roll_back`."""
-        return Mark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
+        return TaskMark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
 
-    def roll_back(self, mark: Mark) -> None:
+    def roll_back(self, mark: TaskMark) -> None:
         """Drop all outputs since `mark` and restore stream time: a dead letter moves no time."""
         self.outputs.roll_back(mark.outputs)
         del self.late_rows[mark.late_rows :]

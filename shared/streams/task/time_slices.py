@@ -32,12 +32,12 @@ RUN_RECORDS_MAX = 64_000
 RUN_GROWTH = 4
 
 
-def always() -> bool:
+def always_has_time() -> bool:
     """Return True."""
     return True
 
 
-class Share:
+class TimeShare:
     """One share of a turn's time: `ms` from its creation. Once it is used up it stays so."""
 
     def __init__(self, clock: Clock, ms: int) -> None:
@@ -70,11 +70,11 @@ class TurnTime:
         self._sharers = max(1, sharers)
         self._least_ms = max(1, PROCESSING_MS_MAX // self._sharers)
 
-    def share(self) -> Share:
+    def share(self) -> TimeShare:
         """Return the next share of the remaining time: at least an equal share of the whole."""
         left_ms = (self._end_ms - self._clock.monotonic_ms()) // max(1, self._sharers)
         self._sharers -= 1
-        return Share(self._clock, max(self._least_ms, left_ms))
+        return TimeShare(self._clock, max(self._least_ms, left_ms))
 
 
 class RunLength:

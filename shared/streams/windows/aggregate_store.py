@@ -25,7 +25,7 @@ from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.state_store import LiveRow
 from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.keys import NONE
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
@@ -78,7 +78,7 @@ class AggregateStore(WindowStore, AggregateRows):
     """The rows in memory."""
 
     def __init__(self, name: str, names: Sequence[str], columns: StateColumns, *, text_keys: bool) -> None:
-        super().__init__(name, Rule("table"), columns, text_keys=text_keys)
+        super().__init__(name, WindowRule("table"), columns, text_keys=text_keys)
         self.names = names
 
     def rows_of(self, key: Any) -> list[LiveWindow]:

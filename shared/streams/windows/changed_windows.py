@@ -40,7 +40,7 @@ class Windows:
         return Windows(self.keys.at(at), self.starts[at], self.ends[at], columns, closed_at)
 
 
-def joined(parts: Sequence[Windows], types: Sequence[str]) -> Windows:
+def joined_windows(parts: Sequence[Windows], types: Sequence[str]) -> Windows:
     """Return all these windows, in order; `types` are the types of their columns."""
     if len(parts) == 1:
         return parts[0]

@@ -4,10 +4,10 @@ msgspec encodes all values of a column in one call, one a line, since its JSON h
 those of an int64 array. Another kernel puts the values of a row between the names of the columns (`interleaving`). Each
 object is byte for byte the one that msgspec makes of the row.
 
->>> keys, ns = texts(["ann", 'b"b']), texts([1, None])
->>> list(objects(["key", "n"], [keys, ns]))
+>>> keys, ns = json_texts(["ann", 'b"b']), json_texts([1, None])
+>>> list(json_objects(["key", "n"], [keys, ns]))
 [b'{"key":"ann","n":1}', b'{"key":"b\\\\"b","n":null}']
->>> list(objects(["key", "n"], [PackedBytes.of([b"ann", b"bob"]), ns], is_bare=True))
+>>> list(json_objects(["key", "n"], [PackedBytes.of([b"ann", b"bob"]), ns], is_bare=True))
 [b'{"key":"ann","n":1}', b'{"key":"bob","n":null}']
 """
 
@@ -87,10 +87,10 @@ def are_bare(strings: PackedBytes) -> bool:
     return bool(_are_bare(strings.data, strings.offsets, strings.lengths))
 
 
-def texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
+def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
     """Encode each value as JSON. Raises what msgspec raises if a value has no JSON.
 
-    >>> texts(np.array([0, -7, 1_700_000_000_000])).tolist()
+    >>> json_texts(np.array([0, -7, 1_700_000_000_000])).tolist()
     [b'0', b'-7', b'1700000000000']
     """
     starts = np.empty(len(values), np.int64)
@@ -105,15 +105,15 @@ def texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
     return PackedBytes(data, starts, lengths)
 
 
-def key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
+def json_key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
     """Encode record keys as JSON; return them and whether they lack their quotes. `keys_of` decodes the raw keys."""
     named = keys_of(keys[:1])
     if named and isinstance(named[0], str) and are_bare(keys):
         return keys, True
-    return texts(keys_of(keys)), False
+    return json_texts(keys_of(keys)), False
 
 
-def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:
+def json_objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:
     """Return one object a row with these members. If `is_bare`, the first column holds strings without quotes."""
     opening = [b"%s%s:" % (b"," if i else b"{", msgspec.json.encode(name)) for i, name in enumerate(names)]
     parts = [*opening, b"}"]
@@ -125,5 +125,5 @@ def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bo
 
 def compile_kernels() -> None:
     """Compile the kernels, or load them from numba's cache."""
-    objects(["key", "start"], [texts([1]), texts(np.array([1]))])
+    json_objects(["key", "start"], [json_texts([1]), json_texts(np.array([1]))])
     are_bare(PackedBytes.of([b"a"]))

@@ -96,7 +96,7 @@ UPDATE_COLUMNS = 5
 
 
 @compiled
-def _init(program, cells, row, base):
+def _init_aggregation_cells(program, cells, row, base):
     for a in range(len(program)):
         op = program[a, 0]
         cell = base + program[a, 1]
@@ -156,7 +156,7 @@ def _replaces(op, new, old):
 
 
 @compiled
-def _put(op, cells, floats, row, cell, n_more, number, float_number):
+def _add_number_to_cells(op, cells, floats, row, cell, n_more, number, float_number):
     """Put a number, or the result of n_more of them, into an aggregation's cells; it is given in both types."""
     n = cells[row, cell + 1]
     cells[row, cell + 1] = n + n_more
@@ -182,7 +182,7 @@ def _put(op, cells, floats, row, cell, n_more, number, float_number):
 
 
 @compiled
-def _add(program, cells, floats, row, base, values, float_values, has, i, timestamp):
+def _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, timestamp):
     """Add record i to a row. Only common operations are inline here, so that callers can inline this function."""
     for a in range(len(program)):
         op = program[a, 0]
@@ -198,11 +198,11 @@ def _add(program, cells, floats, row, base, values, float_values, has, i, timest
             if _replaces(op, timestamp, cells[row, cell]):
                 cells[row, cell], cells[row, cell + 1] = timestamp, values[v, i]
         else:
-            _put(op, cells, floats, row, cell, 1, values[v, i], float_values[v, i])
+            _add_number_to_cells(op, cells, floats, row, cell, 1, values[v, i], float_values[v, i])
 
 
 @compiled
-def _merge(program, cells, floats, row, other, base):
+def _merge_row_cells(program, cells, floats, row, other, base):
     """Merge the numbers of a later window into an earlier one's row."""
     for a in range(len(program)):
         op = program[a, 0]
@@ -215,7 +215,9 @@ def _merge(program, cells, floats, row, other, base):
             if cells[other, cell] >= 0 and _replaces(op, cells[other, cell], cells[row, cell]):
                 cells[row, cell], cells[row, cell + 1] = cells[other, cell], cells[other, cell + 1]
         elif op != OBJECT and cells[other, cell + 1] > 0:
-            _put(op, cells, floats, row, cell, cells[other, cell + 1], cells[other, cell], floats[other, cell])
+            _add_number_to_cells(
+                op, cells, floats, row, cell, cells[other, cell + 1], cells[other, cell], floats[other, cell]
+            )
 
 
 # --- rows and lists ---
@@ -235,7 +237,7 @@ def _new_row(code, start, end, links, flags, cells, free, meta):
 
 
 @compiled
-def _mark(row, flags, changed, meta):
+def _mark_row_changed(row, flags, changed, meta):
     """Mark a row as changed since the last commit."""
     if not flags[row] & LISTED:
         changed[meta[CHANGED]] = row
@@ -244,17 +246,17 @@ def _mark(row, flags, changed, meta):
 
 
 @compiled
-def _put_between(row, previous, next_, links, heads):
+def _link_row_between(row, previous, next_, links, heads):
     """Insert a row into its key's list between two others, either of which may be NONE."""
     links[row, PREVIOUS] = previous
     links[row, NEXT] = next_
-    _link(links[row, KEY], previous, row, links, heads)
+    _link_next_row(links[row, KEY], previous, row, links, heads)
     if next_ != NONE:
         links[next_, PREVIOUS] = row
 
 
 @compiled
-def _link(code, previous, next_, links, heads):
+def _link_next_row(code, previous, next_, links, heads):
     """Link a row, or with NONE the head of the key's list, to its next row."""
     if previous == NONE:
         heads[code] = next_
@@ -263,11 +265,11 @@ def _link(code, previous, next_, links, heads):
 
 
 @compiled
-def _take_out(row, links, flags, heads, meta):
+def _unlink_row(row, links, flags, heads, meta):
     """Remove a row from its key's list. It is free once its bucket is visited, or at once if it is in none."""
     previous = links[row, PREVIOUS]
     next_ = links[row, NEXT]
-    _link(links[row, KEY], previous, next_, links, heads)
+    _link_next_row(links[row, KEY], previous, next_, links, heads)
     if next_ != NONE:
         links[next_, PREVIOUS] = previous
     links[row, KEY] = NONE
@@ -276,7 +278,7 @@ def _take_out(row, links, flags, heads, meta):
 
 
 @compiled
-def _deleted(code, start, end, kind, deleted, meta):
+def _write_deleted_window(code, start, end, kind, deleted, meta):
     n = meta[DELETED]
     deleted[n, 0] = code
     deleted[n, 1] = start
@@ -286,7 +288,7 @@ def _deleted(code, start, end, kind, deleted, meta):
 
 
 @compiled
-def _step(op, a, b, steps, meta):
+def _write_object_step(op, a, b, steps, meta):
     n = meta[STEPS]
     steps[n, 0] = op
     steps[n, 1] = a
@@ -295,7 +297,7 @@ def _step(op, a, b, steps, meta):
 
 
 @compiled
-def _note_late(index, close_time, stream_time, is_accepted, late, meta):
+def _write_late_record(index, close_time, stream_time, is_accepted, late, meta):
     n = meta[LATE]
     late[n, 0] = index
     late[n, 1] = close_time
@@ -305,7 +307,7 @@ def _note_late(index, close_time, stream_time, is_accepted, late, meta):
 
 
 @compiled
-def _update(index, code, start, end, row, cells, base, updates, meta):
+def _write_window_update(index, code, start, end, row, cells, base, updates, meta):
     """Write a result on update, or with row NONE a retraction."""
     n = meta[UPDATES]
     updates[n, 0] = index
@@ -323,13 +325,13 @@ def _update(index, code, start, end, row, cells, base, updates, meta):
 
 
 @compiled
-def _due(row, flags, cells, retained_ms):
+def _row_due_time(row, flags, cells, retained_ms):
     """Return when a row is closed, or removed if it is closed already."""
     return cells[row, END] + retained_ms if flags[row] & RETAINED else cells[row, END]
 
 
 @compiled
-def _push(row, due, heap, dues, meta):
+def _push_due_row(row, due, heap, dues, meta):
     """Add a row to the binary heap of due times."""
     at = meta[HEAP]
     meta[HEAP] = at + 1
@@ -344,7 +346,7 @@ def _push(row, due, heap, dues, meta):
 
 
 @compiled
-def _pop(heap, dues, meta):
+def _pop_due_row(heap, dues, meta):
     """Remove and return the row that is due first."""
     top = heap[0]
     n = meta[HEAP] - 1
@@ -368,14 +370,14 @@ def _pop(heap, dues, meta):
 
 
 @compiled
-def _file(row, due, bucket_ms, links, ring, heap, dues, meta):
+def _file_row_in_wheel(row, due, bucket_ms, links, ring, heap, dues, meta):
     """Add a row to the bucket of its due time, or to the heap if that bucket has been visited already.
 
-    A slot of the ring holds the buckets of several rounds. `_turn` puts the rows of later rounds back.
+    A slot of the ring holds the buckets of several rounds. `_turn_wheel` puts the rows of later rounds back.
     """
     bucket = due // bucket_ms
     if bucket <= meta[FRONT]:
-        _push(row, due, heap, dues, meta)
+        _push_due_row(row, due, heap, dues, meta)
     else:
         slot = bucket % len(ring)
         links[row, BUCKET] = ring[slot]
@@ -383,7 +385,7 @@ def _file(row, due, bucket_ms, links, ring, heap, dues, meta):
 
 
 @compiled
-def _pend(row, cells, pending, meta):
+def _write_pending_row(row, cells, pending, meta):
     n = meta[PENDING]
     pending[n, ROW], pending[n, BY_END], pending[n, BY_START] = row, cells[row, END], cells[row, START]
     pending[n, BY_KEY] = 0
@@ -391,7 +393,7 @@ def _pend(row, cells, pending, meta):
 
 
 @compiled
-def _turn(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
+def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Move the front to the bucket of the close time; earlier rows become pending if they are due, or are filed again.
 
     Return False if there is no room; rows that were not visited are still in their buckets.
@@ -427,36 +429,36 @@ def _turn(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, d
                 free[meta[FREE]] = row
                 meta[FREE] += 1
             else:
-                due = _due(row, flags, cells, retained_ms)
+                due = _row_due_time(row, flags, cells, retained_ms)
                 # A session that grew was filed by an earlier end.
                 if due < close_time:
-                    _pend(row, cells, pending, meta)
+                    _write_pending_row(row, cells, pending, meta)
                 else:
-                    _file(row, due, bucket_ms, links, ring, heap, dues, meta)
+                    _file_row_in_wheel(row, due, bucket_ms, links, ring, heap, dues, meta)
             row = next_
     return True
 
 
 @compiled
-def _collect(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
+def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Make all due rows pending. Return False if there is no room; call again then."""
-    if close_time // bucket_ms > meta[FRONT] and not _turn(
+    if close_time // bucket_ms > meta[FRONT] and not _turn_wheel(
         close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
     ):
         return False
     while meta[HEAP] and dues[0] < close_time:
         if meta[PENDING] == len(pending):
             return False
-        row = _pop(heap, dues, meta)
+        row = _pop_due_row(heap, dues, meta)
         if links[row, KEY] == NONE:
             free[meta[FREE]] = row
             meta[FREE] += 1
             continue
-        due = _due(row, flags, cells, retained_ms)
+        due = _row_due_time(row, flags, cells, retained_ms)
         if due < close_time:
-            _pend(row, cells, pending, meta)
+            _write_pending_row(row, cells, pending, meta)
         else:
-            _file(row, due, bucket_ms, links, ring, heap, dues, meta)
+            _file_row_in_wheel(row, due, bucket_ms, links, ring, heap, dues, meta)
     return True
 
 
@@ -498,7 +500,7 @@ def _is_key_before(a, b, links, arena, key_offsets, sizes):
 
 
 @compiled
-def _is_before(a, i, b, j, links, arena, key_offsets, sizes):
+def _is_pending_row_before(a, i, b, j, links, arena, key_offsets, sizes):
     """Return whether row i of a is closed before row j of b: by end, start, and key as bytes."""
     if a[i, BY_END] != b[j, BY_END]:
         return a[i, BY_END] < b[j, BY_END]
@@ -510,54 +512,56 @@ def _is_before(a, i, b, j, links, arena, key_offsets, sizes):
 
 
 @compiled
-def _move(a, i, b, j):
+def _move_pending_row(a, i, b, j):
     for c in range(PENDING_COLUMNS):
         a[i, c] = b[j, c]
 
 
 @compiled
-def _merge_sort(pending, spare, first, n, links, arena, key_offsets, sizes):
+def _merge_sort_pending_rows(pending, spare, first, n, links, arena, key_offsets, sizes):
     """Sort the pending rows from `first` to n in closing order."""
     # Runs are sorted by insertion, then merged in pairs. Only the left one of a pair is copied to `spare`.
     for low in range(first, n, RUN):
         for i in range(low + 1, min(low + RUN, n)):
-            if not _is_before(pending, i, pending, i - 1, links, arena, key_offsets, sizes):
+            if not _is_pending_row_before(pending, i, pending, i - 1, links, arena, key_offsets, sizes):
                 continue
-            _move(spare, 0, pending, i)
+            _move_pending_row(spare, 0, pending, i)
             at = i
-            while at > low and _is_before(spare, 0, pending, at - 1, links, arena, key_offsets, sizes):
-                _move(pending, at, pending, at - 1)
+            while at > low and _is_pending_row_before(spare, 0, pending, at - 1, links, arena, key_offsets, sizes):
+                _move_pending_row(pending, at, pending, at - 1)
                 at -= 1
-            _move(pending, at, spare, 0)
+            _move_pending_row(pending, at, spare, 0)
     width = RUN
     while width < n - first:
         for low in range(first, n, 2 * width):
             middle = min(low + width, n)
             high = min(low + 2 * width, n)
-            if middle == high or not _is_before(pending, middle, pending, middle - 1, links, arena, key_offsets, sizes):
+            if middle == high or not _is_pending_row_before(
+                pending, middle, pending, middle - 1, links, arena, key_offsets, sizes
+            ):
                 continue
             for i in range(low, middle):
-                _move(spare, i, pending, i)
+                _move_pending_row(spare, i, pending, i)
             a = low
             b = middle
             at = low
             while a < middle and b < high:
-                if _is_before(pending, b, spare, a, links, arena, key_offsets, sizes):
-                    _move(pending, at, pending, b)
+                if _is_pending_row_before(pending, b, spare, a, links, arena, key_offsets, sizes):
+                    _move_pending_row(pending, at, pending, b)
                     b += 1
                 else:
-                    _move(pending, at, spare, a)
+                    _move_pending_row(pending, at, spare, a)
                     a += 1
                 at += 1
             while a < middle:
-                _move(pending, at, spare, a)
+                _move_pending_row(pending, at, spare, a)
                 a += 1
                 at += 1
         width *= 2
 
 
 @compiled
-def _radix_sort(pending, spare, n):
+def _radix_sort_pending_rows(pending, spare, n):
     """Sort the first n pending rows by end, start and the key's word, byte by byte from the last."""
     for column in range(BY_KEY, BY_END - 1, -1):
         differing = 0
@@ -585,21 +589,21 @@ def _radix_sort(pending, spare, n):
                 digit = (pending[i, column] >> shift & (DIGITS - 1)) ^ sign
                 at = spare[n + (digit >> 2), digit & 3]
                 spare[n + (digit >> 2), digit & 3] = at + 1
-                _move(spare, at, pending, i)
+                _move_pending_row(spare, at, pending, i)
             for i in range(n):
-                _move(pending, i, spare, i)
+                _move_pending_row(pending, i, spare, i)
 
 
 @compiled
-def _sort(pending, spare, n, links, arena, key_offsets, sizes):
+def _sort_pending_rows(pending, spare, n, links, arena, key_offsets, sizes):
     """Sort the first n pending rows in closing order; `spare` has room for as many, and for the digits."""
     # Fewer rows rarely have equal bounds, and then whole keys are compared.
     if n > RUN:
         _set_words(pending, n, links, arena, key_offsets, sizes)
     if n <= DIGITS:
-        _merge_sort(pending, spare, 0, n, links, arena, key_offsets, sizes)
+        _merge_sort_pending_rows(pending, spare, 0, n, links, arena, key_offsets, sizes)
         return
-    _radix_sort(pending, spare, n)
+    _radix_sort_pending_rows(pending, spare, n)
     first = 0
     # Rows with equal bounds and words are sorted by whole keys.
     for i in range(1, n + 1):
@@ -610,7 +614,7 @@ def _sort(pending, spare, n, links, arena, key_offsets, sizes):
             or pending[i, BY_END] != pending[first, BY_END]
         ):
             if i - first > 1:
-                _merge_sort(pending, spare, first, i, links, arena, key_offsets, sizes)
+                _merge_sort_pending_rows(pending, spare, first, i, links, arena, key_offsets, sizes)
             first = i
 
 
@@ -636,12 +640,12 @@ def close_due(
         # 1. and 2. Skipped if an earlier call has done them and then stopped in step 3.
         if meta[CLOSING] != ORDERED:
             meta[CLOSING] = COLLECTING
-            if not _collect(
+            if not _collect_due_rows(
                 close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
             ):  # fmt: skip
                 return False
             if meta[PENDING] > 1:
-                _sort(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
+                _sort_pending_rows(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
             meta[CLOSING] = ORDERED
             meta[PENDING_AT] = 0
         # 3. Room is checked for a whole row, so that no row is closed by half.
@@ -660,10 +664,10 @@ def close_due(
             # A retained window was closed and forwarded before. Only the changelog must learn that it is gone.
             if was_flags & RETAINED:
                 if was_flags & PERSISTED:
-                    _deleted(code, cells[row, START], cells[row, END], REMOVED, deleted, meta)
+                    _write_deleted_window(code, cells[row, START], cells[row, END], REMOVED, deleted, meta)
                 if has_objects:
-                    _step(DROP, row, NONE, steps, meta)
-                _take_out(row, links, flags, heads, meta)
+                    _write_object_step(DROP, row, NONE, steps, meta)
+                _unlink_row(row, links, flags, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
                 continue
@@ -681,17 +685,17 @@ def close_due(
                 was = cells[row, SHOWN_START]
                 if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
                     kind = RETRACTED if was == cells[row, START] else REMOVED | RETRACTED
-                    _deleted(code, was, cells[row, SHOWN_END], kind, deleted, meta)
+                    _write_deleted_window(code, was, cells[row, SHOWN_END], kind, deleted, meta)
             for c in range(cells.shape[1] - base):
                 closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
             if has_objects:
-                _step(RETAIN if retains else CLOSE, row, n, steps, meta)
+                _write_object_step(RETAIN if retains else CLOSE, row, n, steps, meta)
             if retains:
                 flags[row] |= RETAINED
-                _mark(row, flags, changed, meta)
-                _file(row, cells[row, END] + retained_ms, bucket_ms, links, ring, heap, dues, meta)
+                _mark_row_changed(row, flags, changed, meta)
+                _file_row_in_wheel(row, cells[row, END] + retained_ms, bucket_ms, links, ring, heap, dues, meta)
             else:
-                _take_out(row, links, flags, heads, meta)
+                _unlink_row(row, links, flags, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
         meta[CLOSING] = NOTHING
@@ -756,7 +760,7 @@ def take_sessions(
         if end < close_time:
             if meta[LATE] == len(late):
                 return FULL
-            _note_late(i, close_time, stream_time, False, late, meta)
+            _write_late_record(i, close_time, stream_time, False, late, meta)
         else:
             if meta[FREE] == 0:
                 return ROWS
@@ -773,42 +777,44 @@ def take_sessions(
             # Step 3.
             if earlier == NONE:
                 row = _new_row(code, t, t, links, flags, cells, free, meta)
-                _init(program, cells, row, base)
-                _put_between(row, before, at, links, heads)
-                _file(row, t, bucket_ms, links, ring, heap, dues, meta)
+                _init_aggregation_cells(program, cells, row, base)
+                _link_row_between(row, before, at, links, heads)
+                _file_row_in_wheel(row, t, bucket_ms, links, ring, heap, dues, meta)
                 if has_objects:
-                    _step(NEW, row, NONE, steps, meta)
+                    _write_object_step(NEW, row, NONE, steps, meta)
             else:
                 row = earlier
                 start = min(t, cells[row, START])
                 # KStreamSessionWindowAggregate removes the merged sessions first, and forwards a null for each, unless
                 # the merged session equals the one that the record would be alone.
                 if logs_updates and start != end:
-                    _update(i, code, cells[row, START], cells[row, END], NONE, cells, base, updates, meta)
+                    _write_window_update(i, code, cells[row, START], cells[row, END], NONE, cells, base, updates, meta)
                 if later != NONE:
                     if logs_updates:
-                        _update(i, code, cells[later, START], cells[later, END], NONE, cells, base, updates, meta)
-                    _merge(program, cells, floats, row, later, base)
+                        _write_window_update(
+                            i, code, cells[later, START], cells[later, END], NONE, cells, base, updates, meta
+                        )
+                    _merge_row_cells(program, cells, floats, row, later, base)
                     if has_objects:
-                        _step(MERGE, row, later, steps, meta)
+                        _write_object_step(MERGE, row, later, steps, meta)
                     # The changelog and the results have `later` with its bounds of the last commit. The commit removes
                     # it there.
                     if flags[later] & PERSISTED:
                         was = cells[later, SHOWN_START]
                         was_end = cells[later, SHOWN_END]
-                        _deleted(code, was, was_end, REMOVED | RETRACTED, deleted, meta)
-                    _take_out(later, links, flags, heads, meta)
+                        _write_deleted_window(code, was, was_end, REMOVED | RETRACTED, deleted, meta)
+                    _unlink_row(later, links, flags, heads, meta)
                 cells[row, START] = start
                 cells[row, END] = end
             # 4. After the merge, as the aggregator is applied to the merged aggregate.
-            _add(program, cells, floats, row, base, values, float_values, has, i, t)
+            _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, t)
             if has_objects:
-                _step(ADD, row, i, steps, meta)
-            _mark(row, flags, changed, meta)
+                _write_object_step(ADD, row, i, steps, meta)
+            _mark_row_changed(row, flags, changed, meta)
             if logs_updates:
-                _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
+                _write_window_update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                 if has_objects:
-                    _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+                    _write_object_step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
         # 5. Only here: a record that is rejected above advances no time.
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
@@ -862,7 +868,7 @@ def take_time_windows(
             if meta[LATE] == len(late):
                 return FULL
             # Step 2.
-            _note_late(i, close_time, stream_time, False, late, meta)
+            _write_late_record(i, close_time, stream_time, False, late, meta)
             meta[MISSED] += latest - earliest + 1
         else:
             if meta[FREE] < windows:
@@ -897,17 +903,17 @@ def take_time_windows(
                     row = at
                 else:
                     row = _new_row(code, start, start + size_ms - 1, links, flags, cells, free, meta)
-                    _init(program, cells, row, base)
-                    _put_between(row, before, at, links, heads)
-                    _file(row, start + size_ms - 1, bucket_ms, links, ring, heap, dues, meta)
+                    _init_aggregation_cells(program, cells, row, base)
+                    _link_row_between(row, before, at, links, heads)
+                    _file_row_in_wheel(row, start + size_ms - 1, bucket_ms, links, ring, heap, dues, meta)
                     if has_objects:
-                        _step(NEW, row, NONE, steps, meta)
+                        _write_object_step(NEW, row, NONE, steps, meta)
                 before = row
                 at = links[row, NEXT]
-                _add(program, cells, floats, row, base, values, float_values, has, i, t)
+                _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, t)
                 if has_objects:
-                    _step(ADD, row, i, steps, meta)
-                _mark(row, flags, changed, meta)
+                    _write_object_step(ADD, row, i, steps, meta)
+                _mark_row_changed(row, flags, changed, meta)
             # 4. In Kafka Streams' order: the earliest window first. So the updates are written backwards.
             if logs_updates:
                 meta[UPDATES] += windows
@@ -917,13 +923,13 @@ def take_time_windows(
                 total = meta[UPDATES]
                 for back in range(windows):
                     meta[UPDATES] = total - 1 - back
-                    _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
+                    _write_window_update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                     if has_objects:
-                        _step(UPDATE, row, total - 1 - back, steps, meta)
+                        _write_object_step(UPDATE, row, total - 1 - back, steps, meta)
                     row = links[row, NEXT]
                 meta[UPDATES] = total
             if accepted_from > earliest:
-                _note_late(i, close_time, stream_time, True, late, meta)
+                _write_late_record(i, close_time, stream_time, True, late, meta)
             meta[MISSED] += accepted_from - earliest
         # Step 5.
         meta[STREAM_TIME] = stream_time
@@ -943,7 +949,7 @@ def take_time_windows(
 
 
 @compiled
-def _insert(row, links, cells, heads):
+def _link_sliding_window_row(row, links, cells, heads):
     """Insert a row into its key's list, which descends by start."""
     code = links[row, KEY]
     start = cells[row, START]
@@ -952,26 +958,26 @@ def _insert(row, links, cells, heads):
     while at != NONE and cells[at, START] > start:
         before = at
         at = links[at, NEXT]
-    _put_between(row, before, at, links, heads)
+    _link_row_between(row, before, at, links, heads)
 
 
 @compiled
-def _new_window(
+def _new_sliding_window_row(
     code, start, end, model, program, base, links, flags, cells, heads, free, ring, heap, dues, bucket_ms, changed,
     steps, has_objects, meta,
 ):  # fmt: skip
     """Create a row for a new window with the numbers of another one, or with none."""
     row = _new_row(code, start, end, links, flags, cells, free, meta)
     if model == NONE:
-        _init(program, cells, row, base)
+        _init_aggregation_cells(program, cells, row, base)
     else:
         for c in range(base, cells.shape[1]):
             cells[row, c] = cells[model, c]
     if has_objects:
-        _step(NEW if model == NONE else COPY, row, model, steps, meta)
-    _insert(row, links, cells, heads)
-    _file(row, end, bucket_ms, links, ring, heap, dues, meta)
-    _mark(row, flags, changed, meta)
+        _write_object_step(NEW if model == NONE else COPY, row, model, steps, meta)
+    _link_sliding_window_row(row, links, cells, heads)
+    _file_row_in_wheel(row, end, bucket_ms, links, ring, heap, dues, meta)
+    _mark_row_changed(row, flags, changed, meta)
     return row
 
 
@@ -1092,14 +1098,14 @@ def take_sliding_windows(
             made_right = NONE
             # As `rightWindowIsNotEmpty`: a window that would contain no record is not created.
             if not is_whole and not has_right and right_latest > t:
-                made_right = _new_window(
+                made_right = _new_sliding_window_row(
                     code, t + 1, t + 1 + difference_ms, right, program, base, links, flags, cells, heads, free, ring,
                     heap, dues, bucket_ms, changed, steps, has_objects, meta,
                 )  # fmt: skip
             if is_early and made_right != NONE and logs_updates:
-                _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
+                _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
-                    _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
+                    _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
             made_left = NONE
             made_next = NONE
             made_combined = NONE
@@ -1113,7 +1119,7 @@ def take_sliding_windows(
                 if not has_next and previous + 1 + difference_ms < close_time:
                     missed += 1
                 elif not has_next:
-                    made_next = _new_window(
+                    made_next = _new_sliding_window_row(
                         code, previous + 1, previous + 1 + difference_ms, NONE, program, base, links, flags, cells,
                         heads, free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
@@ -1121,7 +1127,7 @@ def take_sliding_windows(
                 if combined == NONE and difference_ms < close_time:
                     missed += 1
                 elif combined == NONE:
-                    made_combined = _new_window(
+                    made_combined = _new_sliding_window_row(
                         code, 0, difference_ms, NONE, program, base, links, flags, cells, heads, free, ring, heap, dues,
                         bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
@@ -1132,7 +1138,7 @@ def take_sliding_windows(
                     # The window after the previous record also ends here. Kafka Streams creates and forwards it twice.
                     is_both = True
                 else:
-                    made_left = _new_window(
+                    made_left = _new_sliding_window_row(
                         code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
                         free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
@@ -1155,27 +1161,27 @@ def take_sliding_windows(
                     missed += 1
                     continue
                 accepted += 1
-                _add(program, cells, floats, row, base, values, float_values, has, i, t)
-                _mark(row, flags, changed, meta)
+                _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, t)
+                _mark_row_changed(row, flags, changed, meta)
                 if has_objects:
-                    _step(ADD, row, i, steps, meta)
+                    _write_object_step(ADD, row, i, steps, meta)
                 if logs_updates:
-                    _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
+                    _write_window_update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                     if has_objects:
-                        _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+                        _write_object_step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
             if is_both and logs_updates:
-                _update(i, code, t - difference_ms, t, made_next, cells, base, updates, meta)
+                _write_window_update(i, code, t - difference_ms, t, made_next, cells, base, updates, meta)
                 if has_objects:
-                    _step(UPDATE, made_next, meta[UPDATES] - 1, steps, meta)
+                    _write_object_step(UPDATE, made_next, meta[UPDATES] - 1, steps, meta)
             if not is_early and made_right != NONE and logs_updates:
-                _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
+                _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
-                    _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
+                    _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
         # Only now it is known whether any window took the record.
         if accepted == 0:
             if meta[LATE] == len(late):
                 return FULL
-            _note_late(i, close_time, stream_time, False, late, meta)
+            _write_late_record(i, close_time, stream_time, False, late, meta)
         meta[MISSED] += missed
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
@@ -1213,9 +1219,11 @@ def load_rows(
         if retains and ends[i] < meta[CLOSE_TIME]:
             # Closed before the restart: its result was forwarded, and only its numbers are needed.
             flags[row] |= RETAINED
-        _insert(row, links, cells, heads)
+        _link_sliding_window_row(row, links, cells, heads)
         if not is_table:
-            _file(row, _due(row, flags, cells, retained_ms), bucket_ms, links, ring, heap, dues, meta)
+            _file_row_in_wheel(
+                row, _row_due_time(row, flags, cells, retained_ms), bucket_ms, links, ring, heap, dues, meta
+            )
 
 
 @compiled
@@ -1232,7 +1240,7 @@ def rows_at(codes, starts, links, cells, heads, rows):
 def drop_rows(rows, is_table, links, flags, heads, free, meta):
     """Remove rows as if they had never existed."""
     for row in rows:
-        _take_out(row, links, flags, heads, meta)
+        _unlink_row(row, links, flags, heads, meta)
         if is_table:
             free[meta[FREE]] = row
             meta[FREE] += 1
@@ -1263,7 +1271,7 @@ def sweep(ring, heap, dues, links, free, meta):
             free[meta[FREE]] = row
             meta[FREE] += 1
         else:
-            _push(row, due, heap, dues, meta)
+            _push_due_row(row, due, heap, dues, meta)
 
 
 # --- tables ---
@@ -1291,18 +1299,18 @@ def take_rows(
             return REJECTED
         if row == NONE:
             row = _new_row(code, 0, 0, links, flags, cells, free, meta)
-            _init(program, cells, row, base)
-            _put_between(row, NONE, NONE, links, heads)
+            _init_aggregation_cells(program, cells, row, base)
+            _link_row_between(row, NONE, NONE, links, heads)
             if has_objects:
-                _step(NEW, row, NONE, steps, meta)
-        _add(program, cells, floats, row, base, values, float_values, has, i, t)
-        _mark(row, flags, changed, meta)
+                _write_object_step(NEW, row, NONE, steps, meta)
+        _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, t)
+        _mark_row_changed(row, flags, changed, meta)
         if has_objects:
-            _step(ADD, row, i, steps, meta)
+            _write_object_step(ADD, row, i, steps, meta)
         if logs_updates:
-            _update(i, code, 0, 0, row, cells, base, updates, meta)
+            _write_window_update(i, code, 0, 0, row, cells, base, updates, meta)
             if has_objects:
-                _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+                _write_object_step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
         meta[STREAM_TIME] = max(t, meta[STREAM_TIME])
         meta[PROCESSED] = i + 1
     return DONE

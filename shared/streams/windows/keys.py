@@ -65,7 +65,7 @@ def hash_of(data, at, length):
 
 
 @compiled
-def _same(a, a_at, b, b_at, length):
+def _is_same_key(a, a_at, b, b_at, length):
     for j in range(length):
         if a[a_at + j] != b[b_at + j]:
             return False
@@ -111,7 +111,7 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_o
                 counts[_BYTES] += length
                 codes[i] = code
                 break
-            if hashes[code] == h and sizes[code] == length and _same(arena, key_offsets[code], data, at, length):
+            if hashes[code] == h and sizes[code] == length and _is_same_key(arena, key_offsets[code], data, at, length):
                 codes[i] = code
                 break
             slot = (slot + 1) & np.int64(mask)
@@ -119,7 +119,7 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_o
 
 
 @compiled
-def _find(data, length, slots, hashes, arena, key_offsets, sizes):
+def _find_key_slot(data, length, slots, hashes, arena, key_offsets, sizes):
     mask = np.uint64(len(slots) - 1)
     h = hash_of(data, 0, length)
     slot = np.int64(h & mask)
@@ -127,13 +127,13 @@ def _find(data, length, slots, hashes, arena, key_offsets, sizes):
         code = slots[slot]
         if code == NONE:
             return NONE
-        if hashes[code] == h and sizes[code] == length and _same(arena, key_offsets[code], data, 0, length):
+        if hashes[code] == h and sizes[code] == length and _is_same_key(arena, key_offsets[code], data, 0, length):
             return code
         slot = (slot + 1) & np.int64(mask)
 
 
 @compiled
-def _drop(candidates, is_used, slots, hashes, sizes, free, counts):
+def _drop_unused_keys(candidates, is_used, slots, hashes, sizes, free, counts):
     """Free the numbers of unused keys, and move up the keys that follow in their slots."""
     mask = np.int64(len(slots) - 1)
     for code in candidates:
@@ -163,7 +163,7 @@ def _drop(candidates, is_used, slots, hashes, sizes, free, counts):
 
 
 @compiled
-def _rehash(slots, hashes, sizes, used):
+def _rehash_keys(slots, hashes, sizes, used):
     mask = np.int64(len(slots) - 1)
     for code in range(used):
         if sizes[code] == NONE:
@@ -175,7 +175,7 @@ def _rehash(slots, hashes, sizes, used):
 
 
 @compiled
-def _compact(arena, packed, key_offsets, sizes, used):
+def _compact_key_bytes(arena, packed, key_offsets, sizes, used):
     at = 0
     for code in range(used):
         size = sizes[code]
@@ -244,7 +244,7 @@ class KeyIndex:
     def code(self, key: bytes) -> int:
         """Return the number of a key, or NONE."""
         data = np.frombuffer(key, np.uint8)
-        return int(_find(data, len(key), self.slots, self.hashes, self.arena, self.offsets, self.sizes))
+        return int(_find_key_slot(data, len(key), self.slots, self.hashes, self.arena, self.offsets, self.sizes))
 
     def key(self, code: int) -> bytes:
         """Return the key with this number."""
@@ -257,7 +257,7 @@ class KeyIndex:
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Release the candidates that are not used; `is_used` is indexed by number."""
-        _drop(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
+        _drop_unused_keys(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
         # Bytes of released keys stay until they are more than half.
         if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
             self.repack()
@@ -265,7 +265,9 @@ class KeyIndex:
     def repack(self, size: int | None = None) -> None:
         """Compact the remaining bytes, in memory of this size; the default is the current size."""
         packed = np.zeros(len(self.arena) if size is None else size, np.uint8)
-        self._counts[_BYTES] = _compact(self.arena, packed, self.offsets, self.sizes, int(self._counts[_USED]))
+        self._counts[_BYTES] = _compact_key_bytes(
+            self.arena, packed, self.offsets, self.sizes, int(self._counts[_USED])
+        )
         self._counts[_GARBAGE] = 0
         self.arena = packed
 
@@ -276,16 +278,16 @@ class KeyIndex:
             self.repack(max(len(self.arena), int(least * GROWTH)))
         if not self._counts[_FREE] and self._counts[_USED] == self.capacity:
             self.capacity = int(self.capacity * GROWTH)
-            self.hashes = grown(self.hashes, self.capacity)
-            self.offsets = grown(self.offsets, self.capacity)
-            self.sizes = grown(self.sizes, self.capacity, NONE)
-            self._free = grown(self._free, self.capacity)
+            self.hashes = grown_array(self.hashes, self.capacity)
+            self.offsets = grown_array(self.offsets, self.capacity)
+            self.sizes = grown_array(self.sizes, self.capacity, NONE)
+            self._free = grown_array(self._free, self.capacity)
         if 2 * (self._counts[_OCCUPIED] + 1) > len(self.slots):
             self.slots = np.full(2 * len(self.slots), NONE, np.int32)
-            _rehash(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
+            _rehash_keys(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
 
 
-def grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
+def grown_array(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
     """Return a copy of the array with room for more rows."""
     shape = (size, *array.shape[1:])
     # Zeros take no memory before they are written.

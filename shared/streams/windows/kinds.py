@@ -24,7 +24,7 @@ from typing import Literal
 
 from penstock.shared.common.errors import ConfigError
 
-Kind = Literal["session", "tumbling", "hopping", "sliding", "table"]
+WindowKind = Literal["session", "tumbling", "hopping", "sliding", "table"]
 """A table has one row a key, which takes every record and never closes."""
 
 Emit = Literal["on_close", "on_update"]
@@ -36,10 +36,10 @@ BUCKETS_PER_PATIENCE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class WindowRule:
     """The definition of windows, with times in ms: `span_ms` is the gap, the size or the difference."""
 
-    kind: Kind
+    kind: WindowKind
     span_ms: int = 0
     grace_ms: int = 0
     advance_ms: int = 0
@@ -126,6 +126,6 @@ class Rule:
         return 4 + (self.span_ms // self.advance_ms if self.advance_ms else 0)
 
 
-def hopping_windows(size_ms: int, advance_ms: int, grace_ms: int) -> Rule:
+def hopping_windows(size_ms: int, advance_ms: int, grace_ms: int) -> WindowRule:
     """Return the rule of windows of one size that begin every `advance_ms`; if that is the size, they are tumbling."""
-    return Rule("tumbling" if size_ms == advance_ms else "hopping", size_ms, grace_ms, advance_ms)
+    return WindowRule("tumbling" if size_ms == advance_ms else "hopping", size_ms, grace_ms, advance_ms)

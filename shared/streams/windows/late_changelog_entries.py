@@ -25,7 +25,7 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     encode_late,
 )
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.object_states import ChangelogColumn
 
 NO_OFFSET = -1
@@ -65,11 +65,11 @@ class LateRows:
         return replace(self, has_state=self.has_state & fits)
 
 
-def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
+def missed_windows(rule: WindowRule, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return for each record the start of the first window that it missed, and the number of missed windows.
 
     For sessions this is the one that the record would have been alone, for sliding windows the one that ends with it.
-    >>> hopping = Rule("hopping", span_ms=10, advance_ms=5)
+    >>> hopping = WindowRule("hopping", span_ms=10, advance_ms=5)
     >>> [found.tolist() for found in missed_windows(hopping, np.array([12, 12]), np.array([17, 30]))]
     [[5, 5], [1, 2]]
     """

@@ -182,10 +182,10 @@ class ObjectStates:
     def from_changelog(self, columns: Sequence[Any]) -> NDArray[Any]:
         """Decode `state_columns`. Raises ValueError or another decoding error."""
         plain = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
-        return objects(map(self.aggregation.from_columns, zip(*plain, strict=True)), len(columns[0]))
+        return object_column(map(self.aggregation.from_columns, zip(*plain, strict=True)), len(columns[0]))
 
 
-def objects(values: Iterable[Any], count: int) -> NDArray[Any]:
+def object_column(values: Iterable[Any], count: int) -> NDArray[Any]:
     """Return the values as a column of objects; each is one element even if it is a sequence."""
     return np.fromiter(values, object, count)
 

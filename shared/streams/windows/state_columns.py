@@ -26,7 +26,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Count,
 from penstock.shared.streams.aggregations.collect import First, Last
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, objects
+from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, object_column
 from penstock.shared.streams.windows.window_table import Values
 
 Column = NDArray[Any]
@@ -97,7 +97,7 @@ class StateColumns:
     # --- records ---
 
     def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[Values, list[list[Any]]]:
-        """Return what records add in the kernels, and to each of `objects`.
+        """Return what records add in the kernels, and to each of `object_column`.
 
         Raises ValueRejected if a record would be rejected. `values` may be None if no aggregation reads them.
         """
@@ -187,12 +187,12 @@ class StateColumns:
     # --- windows ---
 
     def of_rows(self, cells: Int64Array, states: Sequence[Sequence[Any]]) -> list[Column]:
-        """Return the columns of windows with these cells, and these states for each of `objects`."""
+        """Return the columns of windows with these cells, and these states for each of `object_column`."""
         columns: list[Column] = []
         own = iter(states)
         for (op, at, _), kind in zip(self.program, self._slices, strict=True):
             if op == k.OBJECT:
-                columns.append(objects(next(own), len(cells)))
+                columns.append(object_column(next(own), len(cells)))
                 continue
             for i in range(kind.stop - kind.start):
                 column = np.ascontiguousarray(cells[:, at + i])
@@ -225,7 +225,7 @@ class StateColumns:
         """Return columns of windows from the values of each."""
         many = list(zip(*rows, strict=True)) or [()] * len(self.types)
         return [
-            objects(column, len(rows)) if type_ == "object" else np.array(column, type_)
+            object_column(column, len(rows)) if type_ == "object" else np.array(column, type_)
             for column, type_ in zip(many, self.types, strict=True)
         ]
 

@@ -23,7 +23,7 @@ from penstock.shared.streams.record import Record, WindowKey, WindowResult
 from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.aggregate_store import key_in_row
 from penstock.shared.streams.windows.changed_windows import Windows
-from penstock.shared.streams.windows.json_rows import key_texts, objects, texts
+from penstock.shared.streams.windows.json_rows import json_key_texts, json_objects, json_texts
 from penstock.shared.streams.windows.state_columns import StateColumns
 
 BOUNDS = ("key", "start", "end")
@@ -101,13 +101,15 @@ class WindowResults:
         """Return encoded keys and values, as by `encode_updates` or else `encode_json`; raises encoding errors."""
         order = self._order
         present = order if self.is_retracted is None else order[~self.is_retracted[order]]
-        keys, is_bare = key_texts(self.windows.keys, self.keys_of)
-        bounds = [texts(column) for column in (self.windows.starts, self.windows.ends)] if self.has_bounds else []
+        keys, is_bare = json_key_texts(self.windows.keys, self.keys_of)
+        bounds = [json_texts(column) for column in (self.windows.starts, self.windows.ends)] if self.has_bounds else []
         results = self.columns.result_columns([column[present] for column in self.windows.columns])[
             self._has_latest_record :
         ]
-        columns = [keys.at(present), *(column.at(present) for column in bounds), *map(texts, results)]
-        values = objects([*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest_record :]], columns, is_bare=is_bare)
+        columns = [keys.at(present), *(column.at(present) for column in bounds), *map(json_texts, results)]
+        values = json_objects(
+            [*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest_record :]], columns, is_bare=is_bare
+        )
         if len(present) < len(order):
             offsets = np.zeros(len(order), np.int64)
             lengths = np.full(len(order), NULL, np.int64)
@@ -117,7 +119,7 @@ class WindowResults:
             values = PackedBytes(values.data, offsets, lengths)
         if not (whole_window_keys and self.has_bounds):
             return self.source_keys(), values
-        return objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
+        return json_objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
 
     def source_keys(self) -> PackedBytes:
         """Return each window's record key."""

@@ -4,7 +4,7 @@
 reject after its windows are known; then everything is undone. Closed windows are kept until the commit.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
->>> store = WindowStore("s", Rule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
+>>> store = WindowStore("s", WindowRule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
 >>> outcome = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
 >>> closed = outcome.closed
 >>> outcome.count, list(closed.keys), closed.starts.tolist(), closed.ends.tolist(), outcome.closed_by.tolist()
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.changed_windows import EMPTY, Windows, joined
+from penstock.shared.streams.windows.changed_windows import EMPTY, Windows, joined_windows
 from penstock.shared.streams.windows.keys import Int32Array, last_of_each
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.object_states import Done
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.state_sizes import StateSizes
@@ -71,7 +71,7 @@ class BatchOutcome:
 class WindowStore:
     """A window store in memory; every change sets `touched`, which its owner reads and resets."""
 
-    def __init__(self, name: str, rule: Rule, columns: StateColumns, *, text_keys: bool) -> None:
+    def __init__(self, name: str, rule: WindowRule, columns: StateColumns, *, text_keys: bool) -> None:
         self.name = name
         self.rule = rule
         self.columns = columns
@@ -235,7 +235,7 @@ class WindowStore:
     def _closed_windows(self, states: Sequence[Sequence[Any]]) -> tuple[Windows, Int64Array]:
         count = int(self.table.meta[k.CLOSED])
         if not count:
-            return joined((), self.columns.types), EMPTY
+            return joined_windows((), self.columns.types), EMPTY
         rows = self.table.closed[:count].copy()
         columns = self.columns.of_rows(rows[:, k.CLOSED_COLUMNS :], states)
         ends = rows[:, k.TO] + self.rule.last_ms
@@ -252,7 +252,7 @@ class WindowStore:
     def _updated_windows(self, states: Sequence[dict[int, Any]]) -> tuple[Windows, Int64Array, NDArray[np.bool_]]:
         count = int(self.table.meta[k.UPDATES])
         if not count:
-            return joined((), self.columns.types), EMPTY, EMPTY != 0
+            return joined_windows((), self.columns.types), EMPTY, EMPTY != 0
         rows = self.table.updates[:count].copy()
         retracted = rows[:, 4] == 0
         whole = [list(map(own.get, range(count))) for own in states]
@@ -326,7 +326,7 @@ class WindowStore:
 
     def finals(self) -> Windows:
         """Return the windows that were closed."""
-        return joined(self._finals, self.columns.types)
+        return joined_windows(self._finals, self.columns.types)
 
     def live(self) -> Windows:
         """Return the live windows that changed."""
@@ -372,7 +372,7 @@ class WindowStore:
         )
         retracted = Windows(keys, starts, ends, none)
         parts = [replace(part, closed_at=EMPTY) for part in (retracted, live, *self._final_changed)]
-        windows = joined(parts, self.columns.types)
+        windows = joined_windows(parts, self.columns.types)
         return windows, np.arange(len(windows)) < len(retracted)
 
     def committed(self) -> None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.keys import GROWTH, Int32Array, KeyIndex, grown
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.keys import GROWTH, Int32Array, KeyIndex, grown_array
+from penstock.shared.streams.windows.kinds import WindowRule
 
 ROWS_MIN = 64
 OUTPUTS_MIN = 256
@@ -38,7 +38,7 @@ IDLE_KEYS_MIN = 1_024
 """Fewer keys without a window are not searched for."""
 
 
-class Mark(NamedTuple):
+class TableMark(NamedTuple):
     """A key's rows, and all counters of the table, before a record."""
 
     code: int
@@ -68,7 +68,7 @@ class WindowTable:
     `state_cells` cells of numbers.
     """
 
-    def __init__(self, rule: Rule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
+    def __init__(self, rule: WindowRule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
         self.rule = rule
         self.base = k.LINK_CELLS + rule.bounds
         self.program: Int64Array = np.array(program, np.int64).reshape(-1, 3)
@@ -241,16 +241,16 @@ class WindowTable:
 
     # --- undoing a record ---
 
-    def mark(self, code: int) -> Mark:
+    def mark(self, code: int) -> TableMark:
         """Copy what a record of this key can change. The next `take` must be of one record, and close nothing."""
         self._see_keys()
         needed = self.rule.rows_per_record
         if self.meta[k.FREE] < needed:
             self._add_rows(len(self.flags) + max(needed, ROWS_MIN))
         rows = np.array(self.rows_of(code), np.int64)
-        return Mark(code, rows, self.cells[rows], self.flags[rows], int(self.heads[code]), self.meta.copy())
+        return TableMark(code, rows, self.cells[rows], self.flags[rows], int(self.heads[code]), self.meta.copy())
 
-    def roll_back(self, mark: Mark) -> None:
+    def roll_back(self, mark: TableMark) -> None:
         """Undo everything since the mark; new rows are freed like removed ones."""
         meta = self.meta
         was = mark.meta
@@ -284,8 +284,8 @@ class WindowTable:
             self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + count))
         if self.meta[k.HEAP] + count > len(self._heap):
             size = max(2 * len(self._heap), int(self.meta[k.HEAP]) + count)
-            self._heap = grown(self._heap, size)
-            self._dues = grown(self._dues, size)
+            self._heap = grown_array(self._heap, size)
+            self._dues = grown_array(self._dues, size)
         rows = np.empty(count, np.int64)
         rule = self.rule
         k.load_rows(
@@ -324,7 +324,7 @@ class WindowTable:
 
     def _see_keys(self) -> None:
         if len(self.heads) < self.keys.capacity:
-            self.heads = grown(self.heads, self.keys.capacity, k.NONE)
+            self.heads = grown_array(self.heads, self.keys.capacity, k.NONE)
 
     def _grow_arrays(self, result: int) -> None:
         if result == k.ROWS:
@@ -336,12 +336,12 @@ class WindowTable:
         for names in short or used:  # if none is short, one record needs more than half of an array
             for name in names:
                 array = getattr(self, name)
-                setattr(self, name, grown(array, 2 * len(array)))
+                setattr(self, name, grown_array(array, 2 * len(array)))
 
     def _add_rows(self, capacity: int) -> None:
         previous = len(self.flags)
-        self.cells = grown(self.cells, capacity)
-        self.flags = grown(self.flags, capacity)
+        self.cells = grown_array(self.cells, capacity)
+        self.flags = grown_array(self.flags, capacity)
         self.links = self.cells.view(np.int32)
         self.links[previous:, k.KEY] = k.NONE
         # Rows are taken from the end of the free list: first the ones freed before, then new ones with the lowest
@@ -353,4 +353,4 @@ class WindowTable:
         free[len(new) : len(new) + count] = self._free[:count]
         self._free = free
         self.meta[k.FREE] = count + len(new)
-        self.changed = grown(self.changed, capacity)
+        self.changed = grown_array(self.changed, capacity)

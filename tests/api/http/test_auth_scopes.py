@@ -11,7 +11,7 @@ import structlog
 from fastapi import APIRouter
 
 from penstock.api.http.app import create_app
-from penstock.api.http.auth import ADMIN_BODY_BYTES_MAX, Access, scope_of
+from penstock.api.http.auth import ADMIN_BODY_BYTES_MAX, AccessControl, scope_of
 from penstock.api.settings import Credential
 from penstock.shared.common.errors import ConfigError
 
@@ -84,7 +84,7 @@ def test_changes_need_the_admin_scope() -> None:
 
 def test_secrets_are_never_shown() -> None:
     """Secrets are neither in reprs nor in validation errors."""
-    assert not [s for s in SECRETS.values() if s in repr(Access(None, CREDENTIALS)) + repr(CREDENTIALS)]
+    assert not [s for s in SECRETS.values() if s in repr(AccessControl(None, CREDENTIALS)) + repr(CREDENTIALS)]
     with pytest.raises(ConfigError) as e:
         Credential(secret="hidden-secret", scopes=("none",))  # type: ignore[arg-type]
     assert "hidden-secret" not in str(e.value)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.api.ingest.cloudevents import ATTRIBUTES_MAX, from_headers, from_json
+from penstock.api.ingest.cloudevents import ATTRIBUTES_MAX, cloudevent_from_headers, cloudevent_from_json
 from penstock.api.ingest.event import EventRejected
 from tests.api.ingest.test_routes import Service
 
@@ -187,7 +187,7 @@ async def test_an_invalid_member_of_a_structured_event_is_named(
 
 def test_attributes_become_text() -> None:
     """Integers and booleans become text as in CloudEvents, and nulls are not set."""
-    event = from_json(as_event(n=-3, yes=True, no=False).replace(b'"n": -3', b'"n": -3, "unset": null'))
+    event = cloudevent_from_json(as_event(n=-3, yes=True, no=False).replace(b'"n": -3', b'"n": -3, "unset": null'))
     assert {name: event.attributes.get(name) for name in ("n", "yes", "no", "unset")} == {
         "n": "-3",
         "yes": "true",
@@ -267,13 +267,16 @@ async def test_key_pointers_address_the_data(producer: Any) -> None:
 def test_a_missing_or_invalid_attribute_is_named(headers: dict[str, str], what: str) -> None:
     """A missing or invalid attribute is an error that names it."""
     with pytest.raises(EventRejected, match=what):
-        from_headers(headers.items())
+        cloudevent_from_headers(headers.items())
 
 
 def test_attributes_in_headers_are_utf8_either_way() -> None:
     """Attributes in headers are UTF-8, percent-encoded or raw; other bytes are an error."""
     base = [("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
     for subject in ("Zo%C3%AB", "Zoë".encode().decode("latin-1")):
-        assert dict(from_headers([*base, ("ce-subject", subject)]).kafka_headers)["ce_subject"] == "Zoë".encode()
+        assert (
+            dict(cloudevent_from_headers([*base, ("ce-subject", subject)]).kafka_headers)["ce_subject"]
+            == "Zoë".encode()
+        )
     with pytest.raises(EventRejected, match="ce-subject is not UTF-8"):
-        from_headers([*base, ("ce-subject", "%FF")])
+        cloudevent_from_headers([*base, ("ce-subject", "%FF")])

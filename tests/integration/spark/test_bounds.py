@@ -17,7 +17,7 @@ from penstock.services.spark.spark_session import ARROW_BATCH_BYTES
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.format import FINAL, decode
+from penstock.shared.streams.changelog.format import FINAL, decode_entry
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -38,7 +38,7 @@ def test_windows_in_nanoseconds_are_rejected(
         driver.pipe("in", key=b"k", value=b"{}", timestamp=timestamp)
     asyncio.run(topics.create(topic_name, 1))
     topics.send_changelog(topic_name, driver.changelog)
-    finals = [at for at, (_, value) in enumerate(driver.changelog) if decode(value).operation == FINAL]
+    finals = [at for at, (_, value) in enumerate(driver.changelog) if decode_entry(value).operation == FINAL]
     common: dict[str, Any] = {"kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), "lake": str(tmp_path)}
     settings = CompactSettings(application=topic_name, **common)
     with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {finals[1]}: .*{first * NS_PER_MS}"):

@@ -296,7 +296,7 @@ def test_an_idle_application_writes_nothing(
 
     def punctuate(task: Any, **moved: Any) -> None:
         task.commit_number += 1
-        done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
+        done = log.decode_progress(log.decode_entry(task.changelog[-1][1]).body)
         later = msgspec.structs.replace(done, grids_ms={"compaction": task.commit_number}, wall_ms=5, **moved)
         task.changelog.append((None, log.encode_progress(task.epoch, task.commit_number, later)))
 

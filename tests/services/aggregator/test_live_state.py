@@ -10,7 +10,7 @@ import pytest
 from penstock.services.aggregator.key_search import KeySearch
 from penstock.services.aggregator.live_state import describe_stores, live_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
@@ -18,7 +18,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 def store_of(name: str) -> WindowStore:
     """A store of sessions with a count and an object."""
     columns = StateColumns([Count(), Aggregate(dict, lambda state, value: state, lambda a, b: a)])
-    return WindowStore(name, Rule("session", 10), columns, text_keys=False)
+    return WindowStore(name, WindowRule("session", 10), columns, text_keys=False)
 
 
 def tasks() -> dict[int, Any]:

@@ -24,7 +24,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.runtime.application_topics import Prepared
+from penstock.shared.streams.runtime.application_topics import PreparedTopics
 from penstock.shared.streams.runtime.restore_io import NEWEST_RECORDS
 from penstock.shared.streams.runtime.source_positions import own_offset
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -122,7 +122,7 @@ async def test_an_instance_without_partitions_is_healthy() -> None:
     """An instance without partitions is healthy and reports it, since a restart would not change it."""
     aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
     aggregator._turned_ms = SYSTEM_CLOCK.monotonic_ms()
-    aggregator.worker.topics = Prepared(4, 0)
+    aggregator.worker.topics = PreparedTopics(4, 0)
     aggregator.worker._is_assigned = True
     result = aggregator._check_tasks()
     assert result.ok

@@ -15,7 +15,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.streams.changelog.format import Progress
-from penstock.shared.streams.runtime.source_positions import Ahead, GroupAhead, own_offset
+from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead, own_offset
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until
@@ -72,7 +72,7 @@ async def test_foreign_offsets_are_reset_while_the_application_restarts(
         await commit_as_foreign_consumer(chain, 70)
         with pytest.raises(GroupAhead, match="This is not lost state") as raised:
             await run_until_error(chain.worker(**given))
-        assert raised.value.ahead == (Ahead(FIRST, 70, 50, False), Ahead(SECOND, 70, 50, False))
+        assert raised.value.ahead == (AheadPartition(FIRST, 70, 50, False), AheadPartition(SECOND, 70, 50, False))
         assert f"penstock streams restore-offsets --application-id {TOPIC} --execute`" in str(raised.value)
         loop = asyncio.create_task(restart_forever(chain, **given))
         assert await command(chain) == 0
@@ -182,9 +182,9 @@ def test_the_plan_names_unchanged_offsets() -> None:
     plan = compare(StreamsSettings(application_id="app"), offsets, {0: progress(clicks=5), 1: None})
     assert plan == RestorePlan(
         "app",
-        [Ahead(FIRST, 9, 5, True)],
-        [Ahead(SECOND, 9, None, False)],
-        [Ahead(beyond, 9, None, True), Ahead(other, 9, None, False)],
+        [AheadPartition(FIRST, 9, 5, True)],
+        [AheadPartition(SECOND, 9, None, False)],
+        [AheadPartition(beyond, 9, None, True), AheadPartition(other, 9, None, False)],
     )
     assert [line.split(": ")[0] for line in lines_of(plan)] == ["clicks-0", "clicks-1", "clicks-2", "other-0"]
     settings = StreamsSettings(application_id="app", start_from_group_offsets=True)

@@ -24,7 +24,7 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import Columns, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, one_by_one
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Progress,
@@ -51,7 +51,7 @@ CODEC = StateCodec(STORE.state_columns())
 def test_an_unreadable_state_is_located() -> None:
     """The error has topic, partition and offset of the record itself, not of the record that confirms it."""
     seen = list[TailChange]()
-    reader = ChangelogReader(one_by_one(lambda change: seen.append(decode_change(change))))
+    reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_change(change))))
     values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
     values.append(encode_progress(1, 1, PROGRESS))
     offsets = np.arange(70, 73)

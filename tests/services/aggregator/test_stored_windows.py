@@ -19,7 +19,7 @@ from penstock.shared.common.lake.delta_tables import ClosedWindow
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
-from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, one_by_one
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import (
     DELETED,
     FINAL,
@@ -121,7 +121,7 @@ def test_a_tail_is_decoded_by_the_schema_that_wrote_it() -> None:
     log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
     log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
     seen: list[TailChange] = []
-    reader = ChangelogReader(one_by_one(lambda change: seen.append(decode_change(change))))
+    reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_change(change))))
     for offset, (key, value) in enumerate(log):
         reader.feed_record(offset, key, value)
     (found,) = merge(0, STORE, [], seen, ALWAYS)

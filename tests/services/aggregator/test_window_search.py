@@ -18,7 +18,7 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.continuation import RowPosition, WrongContinuation
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.format import decode
+from penstock.shared.streams.changelog.format import decode_entry
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.lake_tables import live, progress, write_closed, write_state
 from tests.services.aggregator.closed_logs import STORE, TOPIC, Log, records
@@ -96,7 +96,7 @@ async def test_closed_windows_come_from_lake_and_tail(status: Any, tmp_path: Pat
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         topic_id = str((await described(cluster)).topic_id)
-        rows = [progress(0, covered, decode(value).body, epoch=1, topic_id=topic_id)]
+        rows = [progress(0, covered, decode_entry(value).body, epoch=1, topic_id=topic_id)]
         rows.append(live(0, "s", b"live", 3, 3, covered - 2, {"n_n": 1}))
         write_state(tmp_path, "app", [STORE], rows)
         closed = [

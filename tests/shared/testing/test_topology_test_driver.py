@@ -9,7 +9,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError, DataError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode
+from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode_entry
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
@@ -23,7 +23,7 @@ def sessions() -> Topology:
 
 
 def operations(driver: TopologyTestDriver) -> bytes:
-    return b"".join(decode(value).operation for _, value in driver.changelog)
+    return b"".join(decode_entry(value).operation for _, value in driver.changelog)
 
 
 def test_commits_after_each_pipe() -> None:

@@ -20,9 +20,9 @@ from penstock.shared.streams.changelog.changelog_reader import (
     ChangelogReader,
     Confirmed,
     CorruptEntry,
+    apply_one_by_one,
     check_schema,
-    ignore,
-    one_by_one,
+    ignore_changes,
 )
 from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
 
@@ -74,7 +74,7 @@ class Read:
     state: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reader = ChangelogReader(one_by_one(self._apply))
+        self.reader = ChangelogReader(apply_one_by_one(self._apply))
 
     def _apply(self, change: Change) -> None:
         self.changes.append(change)
@@ -253,13 +253,13 @@ def test_no_owner_goes_above_the_highest_epoch() -> None:
         _ = reader.next_epoch
     assert raised.value.offset == 1
     with pytest.raises(CorruptRecord, match="2147483646"):
-        _ = ChangelogReader(ignore, epoch=fmt.EPOCH_MAX).next_epoch
+        _ = ChangelogReader(ignore_changes, epoch=fmt.EPOCH_MAX).next_epoch
 
 
 def test_an_epoch_from_a_snapshot() -> None:
     """A reader that continues from a snapshot accepts entries of the snapshot's epoch without its takeover record."""
     got = Read()
-    got.reader = ChangelogReader(one_by_one(got._apply), epoch=3)
+    got.reader = ChangelogReader(apply_one_by_one(got._apply), epoch=3)
     for offset, (key, value) in enumerate([live(2, 9, b"z"), live(3, 7, b"a"), progress(3, 7, at=1)], 100):
         got.reader.feed_record(offset, key, value)
     assert (got.state, got.at, got.reader.next_offset) == ({(b"a", 0): b"3/7"}, 1, 103)
@@ -321,7 +321,7 @@ def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
     def fail(change: Change) -> None:
         raise CorruptRecord(f"no such key as {change.key!r}")
 
-    reader = ChangelogReader(one_by_one(fail))
+    reader = ChangelogReader(apply_one_by_one(fail))
     reader.feed_record(7, *takeover(1))
     reader.feed_record(8, *live(1, 1, b"a"))
     with pytest.raises(CorruptEntry, match=r"offset 8.*b'a'"):
@@ -359,7 +359,7 @@ def test_windows_may_get_aggregations() -> None:
         check_schema((STORE,), (changed(aggregations=grown),))
     for stores in ((changed(aggregations=(N, TOP, more)),), (STORE,), None):
         got = Read()
-        got.reader = ChangelogReader(one_by_one(got._apply), stores=stores)
+        got.reader = ChangelogReader(apply_one_by_one(got._apply), stores=stores)
         for offset, record in enumerate((takeover(1), live(1, 1, b"a"), progress(1, 1))):
             got.reader.feed_record(offset, *record)
         assert [change.written_as for change in got.changes] == [STORE]
@@ -423,7 +423,7 @@ def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, message:
 def test_a_reader_rejects_commits_of_other_stores() -> None:
     """State of another topology is rejected, with the difference, before any entry of the commit is applied."""
     got = Read()
-    got.reader = ChangelogReader(one_by_one(got._apply), stores=(changed(aggregations=(N,)),))
+    got.reader = ChangelogReader(apply_one_by_one(got._apply), stores=(changed(aggregations=(N,)),))
     got.reader.feed_record(0, *takeover(1))
     got.reader.feed_record(1, *live(1, 1, b"a"))
     with pytest.raises(SchemaMismatch, match="'s': the aggregations changed: top"):

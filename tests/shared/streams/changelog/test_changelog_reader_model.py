@@ -14,7 +14,7 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed, CorruptEntry
-from penstock.shared.streams.changelog.format import AggregationSchema, Entry, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog.format import AggregationSchema, DecodedEntry, Progress, StoreSchema, Takeover
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -31,20 +31,20 @@ class Model:
     epoch: int = 0
     applied: list[tuple[int, bytes, str, bytes | None, bytes]] = field(default_factory=list)
     progress: list[int] = field(default_factory=list)
-    pending: list[tuple[int, bytes | None, Entry]] = field(default_factory=list)
+    pending: list[tuple[int, bytes | None, DecodedEntry]] = field(default_factory=list)
     foreign: int = 0
     ignored: int = 0
     covered: int | None = None
 
     def take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        if fmt.is_foreign(value):
+        if fmt.is_foreign_record(value):
             self.foreign += 1
         else:
-            self.take_entry(offset, key, fmt.decode(value))
+            self.take_entry(offset, key, fmt.decode_entry(value))
         if not self.pending:
             self.covered = offset + 1
 
-    def take_entry(self, offset: int, key: bytes | None, entry: Entry) -> None:
+    def take_entry(self, offset: int, key: bytes | None, entry: DecodedEntry) -> None:
         if entry.operation == fmt.TAKEOVER:
             if entry.epoch > self.epoch:
                 self.epoch, self.ignored, self.pending = entry.epoch, self.ignored + len(self.pending), []

@@ -16,7 +16,7 @@ from penstock.shared.streams.aggregations.aggregation import Column, Count, Coun
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import (
     AggregationSchema,
-    Entry,
+    DecodedEntry,
     Progress,
     StateCodec,
     StoreSchema,
@@ -113,19 +113,19 @@ def test_entries_round_trip(
     store: int, epoch: int, commit: int, start: int, end: int, closed_at: int, state: bytes
 ) -> None:
     """An encoded entry is decoded unchanged, for all values that fit."""
-    live = fmt.decode(fmt.encode_live(store, epoch, commit, start, end, state))
-    assert live == Entry(fmt.LIVE, store, epoch, commit, struct.pack(">qq", start, end) + state)
-    final = fmt.decode(fmt.encode_final(store, epoch, commit, start, end, closed_at, state))
-    assert final == Entry(fmt.FINAL, store, epoch, commit, struct.pack(">qqq", start, end, closed_at) + state)
-    deleted = fmt.decode(fmt.encode_deleted(store, epoch, commit, start))
-    assert deleted == Entry(fmt.DELETED, store, epoch, commit, struct.pack(">q", start))
+    live = fmt.decode_entry(fmt.encode_live(store, epoch, commit, start, end, state))
+    assert live == DecodedEntry(fmt.LIVE, store, epoch, commit, struct.pack(">qq", start, end) + state)
+    final = fmt.decode_entry(fmt.encode_final(store, epoch, commit, start, end, closed_at, state))
+    assert final == DecodedEntry(fmt.FINAL, store, epoch, commit, struct.pack(">qqq", start, end, closed_at) + state)
+    deleted = fmt.decode_entry(fmt.encode_deleted(store, epoch, commit, start))
+    assert deleted == DecodedEntry(fmt.DELETED, store, epoch, commit, struct.pack(">q", start))
 
 
 @given(epochs, commits, st.dictionaries(st.text(), int64), st.dictionaries(st.text(), int64), int64)
 def test_progress_round_trips(epoch: int, commit: int, sources: Any, grids: Any, time: int) -> None:
     """A decoded progress record equals the encoded one."""
     progress = msgspec.structs.replace(PROGRESS, sources=sources, grids_ms=grids, stream_time_ms=time)
-    entry = fmt.decode(fmt.encode_progress(epoch, commit, progress))
+    entry = fmt.decode_entry(fmt.encode_progress(epoch, commit, progress))
     assert entry[:4] == (fmt.PROGRESS, 0, epoch, commit)
     assert fmt.decode_progress(entry.body) == progress
 
@@ -181,7 +181,7 @@ def test_state_columns_are_named_by_their_aggregation() -> None:
 def test_corrupt_entries_are_refused(value: bytes | None, message: str) -> None:
     """Bytes that are not an entry of this version are rejected with the reason."""
     with pytest.raises(CorruptRecord, match=message):
-        fmt.decode(value)
+        fmt.decode_entry(value)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"{}", PROGRESS_JSON.replace(b"99", b'"99"'), b"\xff" + PROGRESS_JSON])
@@ -211,12 +211,12 @@ def test_corrupt_states_are_refused(length: int) -> None:
 def test_an_entry_of_any_version_is_never_foreign(version: int) -> None:
     """An entry of a future version is recognized by its mark, however short it is, so that it is not skipped."""
     for operation in b"LDFGTXAZ":
-        assert not fmt.is_foreign(bytes([version, operation]))
+        assert not fmt.is_foreign_record(bytes([version, operation]))
 
 
 @given(st.binary(max_size=40))
 def test_a_foreign_record_is_none_that_decodes(value: bytes) -> None:
     """A record that is skipped as foreign cannot be decoded as an entry."""
-    if fmt.is_foreign(value):
+    if fmt.is_foreign_record(value):
         with pytest.raises(CorruptRecord):
-            fmt.decode(value)
+            fmt.decode_entry(value)

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.streams.runtime.source_positions import (
-    Ahead,
+    AheadPartition,
     GroupAhead,
-    Held,
     OnMissing,
-    Start,
+    PartitionExtent,
+    StartPosition,
     ahead_of,
-    left_topics,
     own_offset,
     position_of,
     raise_unread,
-    start_of,
+    start_position_of,
+    unread_repartition_topics,
 )
 
 AT = TopicPartition("flights", 3)
@@ -56,12 +56,15 @@ def test_a_group_that_is_ahead(known: int | None, from_group: bool, offset: Offs
     """The group's offset is above the changelog's position. The offset's metadata tells whether the application
     committed it."""
     by_application = offset.metadata == own_offset(0).metadata
-    assert ahead_of(AT, known, offset, from_group=from_group) == Ahead(AT, 7, known, by_application)
+    assert ahead_of(AT, known, offset, from_group=from_group) == AheadPartition(AT, 7, known, by_application)
 
 
-FOREIGN, LOST = Ahead(TopicPartition("flights", 0), 7, 5, False), Ahead(TopicPartition("flights", 1), 8, 6, True)
-GONE = Ahead(TopicPartition("banks", 0), 9, None, True)
-UNKNOWN = Ahead(TopicPartition("banks", 2), 9, None, False)
+FOREIGN, LOST = (
+    AheadPartition(TopicPartition("flights", 0), 7, 5, False),
+    AheadPartition(TopicPartition("flights", 1), 8, 6, True),
+)
+GONE = AheadPartition(TopicPartition("banks", 0), 9, None, True)
+UNKNOWN = AheadPartition(TopicPartition("banks", 2), 9, None, False)
 COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
 
 
@@ -81,7 +84,7 @@ COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
     ids=["another client's", "the application's own", "the changelog's loss", "nothing known", "all"],
 )
 def test_the_error_names_partitions_cause_and_command(
-    ahead: list[Ahead], named: list[str], not_named: list[str]
+    ahead: list[AheadPartition], named: list[str], not_named: list[str]
 ) -> None:
     """The error lists all partitions, mentions lost state only if it is possible, and has one command that is
     sufficient."""
@@ -99,42 +102,42 @@ def test_a_position_within_is_kept(
 ) -> None:
     """A position between the first offset and the end is kept, whatever the policy for missing offsets."""
     position = first + min(into, length)
-    held = Held(ID, first, first + length)
-    assert start_of(AT, position, known_id, held, on_missing) == Start(position)
+    held = PartitionExtent(ID, first, first + length)
+    assert start_position_of(AT, position, known_id, held, on_missing) == StartPosition(position)
 
 
 @given(first=offsets)
 def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) -> None:
     """Records that were deleted before the application first read the partition are not missing."""
-    assert start_of(AT, None, None, Held(ID, first, first), "fail") == Start(first)
+    assert start_position_of(AT, None, None, PartitionExtent(ID, first, first), "fail") == StartPosition(first)
 
 
 def test_deleted_records_stop_or_are_counted() -> None:
     """If records after the position were deleted, `fail` raises an error with their offsets, and `skip` counts them."""
-    held = Held(ID, 40, 90)
+    held = PartitionExtent(ID, 40, 90)
     with pytest.raises(SourceOffsetsMissing, match=r"flights-3.*25 to 39.*streams.on_missing_source_off"):
-        start_of(AT, 25, ID, held, "fail")
-    assert start_of(AT, 25, ID, held, "skip") == Start(40, skipped=15)
+        start_position_of(AT, 25, ID, held, "fail")
+    assert start_position_of(AT, 25, ID, held, "skip") == StartPosition(40, skipped=15)
 
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
     """A recreated topic is rejected with both ids, even if the position fits. No setting allows it."""
     with pytest.raises(SourceTopicChanged, match=rf"{OTHER}.*{ID}.*application_id"):
-        start_of(AT, 5, ID, Held(OTHER, 0, 90), on_missing)
+        start_position_of(AT, 5, ID, PartitionExtent(OTHER, 0, 90), on_missing)
 
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
     """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
     with pytest.raises(SourceTopicChanged, match=r"flights-3.*91.*90"):
-        start_of(AT, 91, None, Held(ID, 0, 90), on_missing)
+        start_position_of(AT, 91, None, PartitionExtent(ID, 0, 90), on_missing)
 
 
 def test_own_topics_that_the_topology_left() -> None:
     """Positions in internal topics that no node reads any more are returned. Source topics may be removed."""
     sources = {"app-key_by-2-repartition": 5, "app-by-user-repartition": 7, "clicks": 1, "other-x-repartition": 9}
-    assert left_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
+    assert unread_repartition_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
 
 
 def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:

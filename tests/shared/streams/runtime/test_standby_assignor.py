@@ -14,9 +14,9 @@ from penstock.shared.streams.runtime.standby_assignor import (
     MARK,
     STRATEGIES,
     StreamsAssignor,
+    append_standing_partitions,
     assign_standbys,
-    standing_of,
-    with_standing,
+    standing_partitions_of,
 )
 
 
@@ -34,10 +34,10 @@ def test_what_is_said_lies_behind_the_assignors_own() -> None:
     sends none."""
     data = assignor("cooperative-sticky", 1, 4, 2).user_data((), 7)
     assert decode_generation(data) == 7
-    assert standing_of(data) == {2, 4}
-    assert standing_of(assignor("range", 1).user_data((), 7)) == frozenset()
+    assert standing_partitions_of(data) == {2, 4}
+    assert standing_partitions_of(assignor("range", 1).user_data((), 7)) == frozenset()
     plain = ASSIGNORS["cooperative-sticky"].user_data((), 7)
-    assert [standing_of(each) for each in (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK)] == [None] * 4
+    assert [standing_partitions_of(each) for each in (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK)] == [None] * 4
 
 
 def test_each_strategy_has_a_name_of_its_own() -> None:
@@ -55,11 +55,14 @@ def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy:
     consumers of KIP-848."""
     own = assignor(strategy, 0)
     members = {"a": member(own), "b": member(own)}
-    standing = [standing_of(one.subscription.user_data) for one in members.values()]
+    standing = [standing_partitions_of(one.subscription.user_data) for one in members.values()]
     assigned = own.assign({"t": 1}, members)
     data_by_member = own.assignment_data({"t": 1}, members, assigned)
     assert standing == [None, None]
-    assert {name: standing_of(data) for name, data in data_by_member.items()} == {"a": frozenset(), "b": frozenset()}
+    assert {name: standing_partitions_of(data) for name, data in data_by_member.items()} == {
+        "a": frozenset(),
+        "b": frozenset(),
+    }
 
 
 def test_the_leader_tells_each_member() -> None:
@@ -68,7 +71,7 @@ def test_the_leader_tells_each_member() -> None:
     members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}
     assigned = own.assign({"t": 3}, members)
     data_by_member = own.assignment_data({"t": 3}, members, assigned)
-    assert {name: standing_of(data) for name, data in data_by_member.items()} == {
+    assert {name: standing_partitions_of(data) for name, data in data_by_member.items()} == {
         "a": {1, 2},
         "b": {0},
         "c": frozenset(),
@@ -137,4 +140,4 @@ def test_standbys_are_even_and_stay(count: int, members: int) -> None:
 
 def test_bytes_come_back() -> None:
     """Encoded standbys are decoded unchanged, also without user data before them."""
-    assert standing_of(with_standing(None, [3])) == {3}
+    assert standing_partitions_of(append_standing_partitions(None, [3])) == {3}

@@ -7,7 +7,7 @@ import pytest
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced, layout
+from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced, row_layout
 
 
 def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
@@ -18,8 +18,8 @@ def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, .
 
 def test_the_layout_is_what_the_bytes_depend_on() -> None:
     """The layout changes with a store's name or aggregations, but not with its gap."""
-    assert layout(schemas()) == layout(schemas(gap=99))
-    assert len({layout(schemas()), layout(schemas(name="t")), layout(schemas(sum=Sum("id")))}) == 3
+    assert row_layout(schemas()) == row_layout(schemas(gap=99))
+    assert len({row_layout(schemas()), row_layout(schemas(name="t")), row_layout(schemas(sum=Sum("id")))}) == 3
 
 
 def test_commits_end_to_end_prove_one_owner() -> None:

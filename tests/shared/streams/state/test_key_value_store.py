@@ -21,7 +21,7 @@ def test_rows_by_key() -> None:
     assert (store.get("a"), dict(store.items()), len(store), store.touched) == (3, {"a": 3, "b": 2}, 2, True)
     store.put("a", None)
     store.delete("c")
-    assert (store.get("a"), store.rows_of("a"), repr(store.rows_of("b"))) == (None, [], "[Row('b': 2)]")
+    assert (store.get("a"), store.rows_of("a"), repr(store.rows_of("b"))) == (None, [], "[TableRow('b': 2)]")
     assert repr(store) == "KeyValueStore('s', 1 rows, 1 dirty)"
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, ignore
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, ignore_changes
 from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     Takeover,
@@ -17,7 +17,12 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import Checkpoint
-from penstock.shared.streams.state.local_restore import Overtaken, check_overtaken, mismatch, take_up
+from penstock.shared.streams.state.local_restore import (
+    Overtaken,
+    check_overtaken,
+    checkpoint_mismatch,
+    continue_from_local_state,
+)
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -33,10 +38,10 @@ def topology(**more: Sum) -> Topology:
 
 def test_a_changelog_that_does_not_go_on_from_there() -> None:
     """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
-    assert mismatch(FOUND, "id", 40, 50) is None
-    assert "now has id other" in (mismatch(FOUND, "other", 0, 90) or "")
-    assert mismatch(FOUND, "id", 41, 90) == "the changelog goes on at 41, it ends at 40"
-    assert mismatch(FOUND, "id", 0, 49) == "the changelog ends at 49, it is of offset 50"
+    assert checkpoint_mismatch(FOUND, "id", 40, 50) is None
+    assert "now has id other" in (checkpoint_mismatch(FOUND, "other", 0, 90) or "")
+    assert checkpoint_mismatch(FOUND, "id", 41, 90) == "the changelog goes on at 41, it ends at 40"
+    assert checkpoint_mismatch(FOUND, "id", 0, 49) == "the changelog ends at 49, it is of offset 50"
 
 
 def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
@@ -62,7 +67,7 @@ def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path
     local.begin(schemas)
     for highest, at in ((EPOCH_MAX - 1, 50), (EPOCH_MAX, None)):
         local.write(msgspec.structs.replace(FOUND, epoch=highest))
-        assert take_up(ChangelogReader(ignore), local, schemas) == at
+        assert continue_from_local_state(ChangelogReader(ignore_changes), local, schemas) == at
     local.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.format import PROGRESS, Progress, decode, decode_progress
+from penstock.shared.streams.changelog.format import PROGRESS, Progress, decode_entry, decode_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
@@ -24,7 +24,7 @@ def driver_of(idle_timeout_ms: int | None = 100) -> TopologyTestDriver:
 
 
 def progress(driver: TopologyTestDriver) -> list[Progress]:
-    entries = [decode(value) for _, value in driver.changelog]
+    entries = [decode_entry(value) for _, value in driver.changelog]
     return [decode_progress(entry.body) for entry in entries if entry.operation == PROGRESS]
 
 

@@ -16,8 +16,8 @@ from penstock.shared.streams.task.repartition_headers import (
     KEY,
     KEY_BYTES_MAX,
     origin_headers,
-    original,
-    without_origin,
+    original_record,
+    without_origin_headers,
 )
 from penstock.shared.streams.task.repartition_headers import OFFSET as ORIGIN_OFFSET
 from penstock.shared.streams.task.repartition_headers import TOPIC as ORIGIN_TOPIC
@@ -51,7 +51,7 @@ def test_a_late_record_names_its_source_record(times: int) -> None:
     (late,) = driver.read("orders-late")
     headers = dict(late.headers)
     assert (headers[TOPIC], headers[PARTITION], headers[OFFSET]) == (b"orders", b"3", b"1")
-    assert (late.key, late.headers[:1], without_origin(late.headers)) == (b"order-5", TRACE, late.headers)
+    assert (late.key, late.headers[:1], without_origin_headers(late.headers)) == (b"order-5", TRACE, late.headers)
     assert driver.task.metrics.rejected_at["late"] == "orders-3@1"
 
 
@@ -70,7 +70,9 @@ def test_in_columns_too(late_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinates = [[dict(record.headers)[name] for name in (TOPIC, PARTITION, OFFSET)] for record in late]
     assert coordinates == [[b"orders", b"3", b"1"], [b"orders", b"3", b"3"]]
     assert [record.key for record in late] == [b"order-5", b"order-6"]
-    assert all(record.headers[:1] == TRACE and without_origin(record.headers) == record.headers for record in late)
+    assert all(
+        record.headers[:1] == TRACE and without_origin_headers(record.headers) == record.headers for record in late
+    )
     assert driver.task.metrics.rejected_at["late"] == "orders-3@3"
 
 
@@ -109,6 +111,6 @@ def test_a_key_that_is_too_long_is_not_carried(key: bytes | None, shown: bytes |
     """The raw source key is restored, also a null key. If it is too long, the record keeps its new key."""
     source = ConsumerRecord("in", 1, 2, 5, key, b"v")
     again = ConsumerRecord("app-repartition", 0, 0, 5, b"new", b"v", origin_headers(source))
-    assert original(again) == ConsumerRecord("in", 1, 2, 5, shown, b"v")
+    assert original_record(again) == ConsumerRecord("in", 1, 2, 5, shown, b"v")
     plain = ConsumerRecord("app-repartition", 0, 0, 5, b"new", b"v", TRACE)
-    assert original(plain) is plain
+    assert original_record(plain) is plain

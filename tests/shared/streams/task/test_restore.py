@@ -21,14 +21,14 @@ from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
 from penstock.shared.streams.aggregations.collect import CollectList, Last
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, CorruptEntry, one_by_one
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, CorruptEntry, apply_one_by_one
 from penstock.shared.streams.changelog.format import (
     DELETED,
     LIVE,
     BatchInput,
     Progress,
     StateCodec,
-    decode,
+    decode_entry,
     decode_progress,
 )
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -123,7 +123,7 @@ def test_columns_restore_the_same_as_single_changes(
     restored = [StreamTask(topology, 0, application="app") for _ in range(2)]
     bounds = sorted({0, len(log), *(end for end in ends if end < len(log))})
     first, second = restored
-    for apply in (partial(restore_changes, first), one_by_one(partial(restore_change, second))):
+    for apply in (partial(restore_changes, first), apply_one_by_one(partial(restore_change, second))):
         reader = ChangelogReader(apply, stores=schemas)
         for low, high in pairwise(bounds):
             part = log[low:high]
@@ -443,7 +443,7 @@ def test_what_was_closed_is_told_by_true_times(kind: str, by_column: bool) -> No
     assert headers[CLOSE_TIME_MS] == b"%d" % (5_000 - waited)
     assert headers[LATENESS_MS] == b"%d" % (5_000 - waited - 4_900)
     (pipe_columns if by_column else pipe_singly)(driver, (b"k", 9_000))
-    finals = [fmt.decode(value) for _, value in driver.changelog if value[1:2] == fmt.FINAL]
+    finals = [fmt.decode_entry(value) for _, value in driver.changelog if value[1:2] == fmt.FINAL]
     assert finals
     assert {fmt.START_END_CLOSED.unpack_from(entry.body)[2] for entry in finals} == {9_000}
 
@@ -461,7 +461,7 @@ def progress_of(driver: TopologyTestDriver) -> Progress:
     """The progress record of the newest commit."""
     driver.task.needs_commit = True
     driver.commit()
-    return fmt.decode_progress(fmt.decode(driver.changelog[-1][1]).body)
+    return fmt.decode_progress(fmt.decode_entry(driver.changelog[-1][1]).body)
 
 
 @contextmanager
@@ -554,7 +554,7 @@ def test_files_that_were_not_read_to_their_end_are_said() -> None:
         before, after = new_task(), new_task()
         before.input = BatchInput("aa", 7, is_done=is_done)
         before.initialize(0)
-        restore_progress(after, decode_progress(decode(before.prepare_commit(0).changelog[-1][1]).body))
+        restore_progress(after, decode_progress(decode_entry(before.prepare_commit(0).changelog[-1][1]).body))
         assert after.input == before.input
         if is_done:
             require_whole_input(after)

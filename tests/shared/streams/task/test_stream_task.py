@@ -20,7 +20,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean, Sum
-from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode, decode_progress
+from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode_entry, decode_progress
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
@@ -503,7 +503,7 @@ def test_a_firing_asks_for_a_commit(does: str) -> None:
     assert (task.punctuate_wall_clock(9), task.needs_commit) == (False, False)
     assert task.punctuate_wall_clock(15)
     assert task.needs_commit
-    progress = decode_progress(decode(task.prepare_commit(15).changelog[-1][1]).body)
+    progress = decode_progress(decode_entry(task.prepare_commit(15).changelog[-1][1]).body)
     assert progress.grids_ms == {"process-3/tick (wall_clock_time, every 10 ms)": 20}
 
 
@@ -676,7 +676,7 @@ def test_a_commit_holds_everything_since_the_last() -> None:
     commit = task.prepare_commit(8)
     assert (commit.epoch, commit.commit, commit.sources) == (4, 1, {"in": 4})
     assert [(r.topic, r.key, r.timestamp) for r in commit.outputs] == [("out", b"a", 0)]
-    entries = [decode(value) for _, value in commit.changelog]
+    entries = [decode_entry(value) for _, value in commit.changelog]
     assert [(e.operation, e.epoch, e.commit) for e in entries] == [(FINAL, 4, 1), (LIVE, 4, 1), (PROGRESS, 4, 1)]
     assert [key for key, _ in commit.changelog] == [b"a", b"b", None]
     progress = decode_progress(entries[-1].body)

@@ -24,7 +24,7 @@ from penstock.shared.streams.task.late_records import (
     STREAM_TIME_MS,
     TOPIC,
 )
-from penstock.shared.streams.windows.kinds import Emit, Rule
+from penstock.shared.streams.windows.kinds import Emit, WindowRule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
@@ -323,7 +323,7 @@ def test_a_refused_record_leaves_its_session_alone() -> None:
 def test_windows_refuse_what_is_no_duration(gap: int, grace: int, named: str) -> None:
     """A gap below 1 ms and a negative grace are rejected by name."""
     with pytest.raises(ConfigError, match=f"session {named}"):
-        Rule("session", gap, grace)
+        WindowRule("session", gap, grace)
 
 
 # --- against a brute-force sessionizer ---

@@ -11,7 +11,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.kinds import Emit, Rule
+from penstock.shared.streams.windows.kinds import Emit, WindowRule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
@@ -140,7 +140,7 @@ def test_null_keys_and_time_moved_by_hand() -> None:
 def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: str) -> None:
     """A negative difference and a negative grace are rejected."""
     with pytest.raises(ConfigError, match=named):
-        Rule("sliding", difference, grace)
+        WindowRule("sliding", difference, grace)
 
 
 def test_a_longer_grace_opens_nothing_that_was_closed() -> None:

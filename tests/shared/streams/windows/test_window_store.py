@@ -24,7 +24,7 @@ from penstock.shared.streams.aggregations.aggregation import (
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.kinds import Kind, Rule
+from penstock.shared.streams.windows.kinds import WindowKind, WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, WindowTable
@@ -36,17 +36,17 @@ class Whole(msgspec.Struct):
     n: int
 
 
-RULES: dict[Kind, Rule] = {
-    "session": Rule("session", 10, 5),
-    "tumbling": Rule("tumbling", 10, 5, 10),
-    "hopping": Rule("hopping", 10, 5, 4),
-    "sliding": Rule("sliding", 10, 5),
+RULES: dict[WindowKind, WindowRule] = {
+    "session": WindowRule("session", 10, 5),
+    "tumbling": WindowRule("tumbling", 10, 5, 10),
+    "hopping": WindowRule("hopping", 10, 5, 4),
+    "sliding": WindowRule("sliding", 10, 5),
 }
 kinds = st.sampled_from(sorted(RULES))
 FUNCTIONS: list[Aggregation[Any]] = [Latest(), Count(), Sum("n").bind(dict), Max("n").bind(dict)]
 
 
-def store_of(kind: Kind, *more: Aggregation[Any]) -> WindowStore:
+def store_of(kind: WindowKind, *more: Aggregation[Any]) -> WindowStore:
     return WindowStore("s", RULES[kind], StateColumns([*FUNCTIONS, *more]), text_keys=True)
 
 
@@ -83,7 +83,7 @@ records = st.lists(
 
 
 @given(kinds, records)
-def test_the_changelog_holds_what_the_store_holds(kind: Kind, batches: list[list[tuple[str, int]]]) -> None:
+def test_the_changelog_holds_what_the_store_holds(kind: WindowKind, batches: list[list[tuple[str, int]]]) -> None:
     """Finals and deletions, then live windows of every commit, applied in order, are the store's live windows."""
     store, log = store_of(kind), set[Any]()
     for number, batch in enumerate(batches):
@@ -96,7 +96,7 @@ def test_the_changelog_holds_what_the_store_holds(kind: Kind, batches: list[list
 
 @given(kinds, records, st.integers(0, 5))
 def test_a_store_that_was_put_back_goes_on_as_the_first(
-    kind: Kind, batches: list[list[tuple[str, int]]], at: int
+    kind: WindowKind, batches: list[list[tuple[str, int]]], at: int
 ) -> None:
     """Windows and times, loaded into another store, are its complete state."""
     first = store_of(kind, CollectList("n").bind(dict))
@@ -130,7 +130,7 @@ class Failing:
 
 
 @given(kinds, records)
-def test_a_refused_record_leaves_nothing_behind(kind: Kind, batches: list[list[tuple[str, int]]]) -> None:
+def test_a_refused_record_leaves_nothing_behind(kind: WindowKind, batches: list[list[tuple[str, int]]]) -> None:
     """Windows, sketches, times and the changes of the commit are those without the record."""
     own = Aggregate(list, Failing(), lambda a, b: a + b)
     stores = [store_of(kind, own, CountDistinct("n").bind(dict)) for _ in range(2)]
@@ -176,7 +176,7 @@ def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
 
 def test_a_sum_that_leaves_64_bits_is_refused_with_all_its_windows() -> None:
     """If a sum would overflow in any window of a record, the record changes none of its windows."""
-    store = WindowStore("s", Rule("hopping", 10, 100, 5), StateColumns([Sum("n").bind(_Value)]), text_keys=False)
+    store = WindowStore("s", WindowRule("hopping", 10, 100, 5), StateColumns([Sum("n").bind(_Value)]), text_keys=False)
     big = 2**62
     for at, n, done in ((12, big, 1), (7, big - 1, 1), (3, 5, 1), (8, 5, 0)):
         values, got = store.columns.take([_Value(n)], np.array([at]))
@@ -246,7 +246,7 @@ def test_what_a_check_raises_takes_the_record_back(error: Exception) -> None:
 
 def test_the_wheel_finds_what_is_far_ahead() -> None:
     """Windows that end further ahead than the wheel is wide, and times that leap over it."""
-    table = WindowTable(Rule("tumbling", 10, 0, 10), [(k.COUNT, 0, -1)], 1)
+    table = WindowTable(WindowRule("tumbling", 10, 0, 10), [(k.COUNT, 0, -1)], 1)
     store = WindowStore("s", table.rule, StateColumns([Count()]), text_keys=True)
     times = [5, 100_000, 50, 10**12, 10**12 + 7, 3 * 10**12]
     values, got = store.columns.take(None, np.array(times))
@@ -281,7 +281,7 @@ def test_many_windows_close_in_order_of_end_start_and_key(count: int) -> None:
     random = np.random.default_rng(count)
     numbers, ends = random.integers(0, count, (2, count)).tolist()
     records = [(f"key-{ENDINGS[n % len(ENDINGS)]}{n}", e % 30) for n, e in zip(numbers, ends, strict=True)]
-    store = WindowStore("s", Rule("session", 1, 40), StateColumns(FUNCTIONS), text_keys=True)
+    store = WindowStore("s", WindowRule("session", 1, 40), StateColumns(FUNCTIONS), text_keys=True)
     take(store, records)
     live = list(store.rows())
     closed = store.advance(1_000).closed
@@ -294,7 +294,7 @@ def test_many_windows_close_in_order_of_end_start_and_key(count: int) -> None:
 def test_one_record_may_need_more_than_the_whole_of_an_output() -> None:
     """A record in more windows than an output has room for at first: the output grows until it has."""
     windows = 3 * OUTPUTS_MIN
-    store = WindowStore("s", Rule("hopping", windows, 0, 1), StateColumns(FUNCTIONS), text_keys=True)
+    store = WindowStore("s", WindowRule("hopping", windows, 0, 1), StateColumns(FUNCTIONS), text_keys=True)
     taken = take(store, [("a", 2 * windows)], updates=True)
     assert taken.updates.starts.tolist() == list(range(windows + 1, 2 * windows + 1))
     assert len(store) == windows

@@ -17,19 +17,19 @@ from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows import window_table
-from penstock.shared.streams.windows.kinds import Kind, Rule
+from penstock.shared.streams.windows.kinds import WindowKind, WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import ROWS_MIN
 
-RULES: dict[Kind, Rule] = {
-    "session": Rule("session", 10, 5),
-    "tumbling": Rule("tumbling", 10, 5, 10),
-    "hopping": Rule("hopping", 10, 5, 2),
-    "sliding": Rule("sliding", 10, 5),
-    "table": Rule("table"),
+RULES: dict[WindowKind, WindowRule] = {
+    "session": WindowRule("session", 10, 5),
+    "tumbling": WindowRule("tumbling", 10, 5, 10),
+    "hopping": WindowRule("hopping", 10, 5, 2),
+    "sliding": WindowRule("sliding", 10, 5),
+    "table": WindowRule("table"),
 }
-WINDOWS: list[Kind] = ["session", "tumbling", "hopping", "sliding"]
+WINDOWS: list[WindowKind] = ["session", "tumbling", "hopping", "sliding"]
 kinds = st.sampled_from(sorted(RULES))
 
 
@@ -44,7 +44,7 @@ SUM = 2
 BIG = 2**62
 
 
-def store_of(kind: Kind, *more: Aggregation[Any]) -> WindowStore:
+def store_of(kind: WindowKind, *more: Aggregation[Any]) -> WindowStore:
     return WindowStore("s", RULES[kind], StateColumns([*NUMBERS, *more]), text_keys=True)
 
 
@@ -79,7 +79,7 @@ def own() -> Aggregate:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_what_was_refused_is_written_once_when_it_is_taken(kind: Kind) -> None:
+def test_what_was_refused_is_written_once_when_it_is_taken(kind: WindowKind) -> None:
     """A new row uses the row of a rejected record. A commit has each window once, however many records were
     rejected."""
     store = store_of(kind, own())
@@ -101,7 +101,7 @@ def feed_odd(store: WindowStore, key: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: Kind) -> None:
+def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: WindowKind) -> None:
     """In one commit a window is closed, a rejected record uses its row for a while, and then another window does."""
     store = store_of(kind, own())
     take(store, [("a", 20, 2)], one=True)
@@ -117,7 +117,7 @@ def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: K
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_hundreds_of_refusals_list_no_row_twice(kind: Kind) -> None:
+def test_hundreds_of_refusals_list_no_row_twice(kind: WindowKind) -> None:
     """The list of changes has as many entries as there are rows, so a row is in it once between commits."""
     store = store_of(kind, own())
     table = store.table
@@ -135,7 +135,7 @@ def test_hundreds_of_refusals_list_no_row_twice(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("updates", [False, True])
-def test_a_sum_that_overflows_beside_a_users_aggregate_moves_nothing(kind: Kind, updates: bool) -> None:
+def test_a_sum_that_overflows_beside_a_users_aggregate_moves_nothing(kind: WindowKind, updates: bool) -> None:
     """A kernel rejects the record before it changes anything: no window closes, no time advances, and no row
     changes."""
     store, rule = store_of(kind, own()), RULES[kind]
@@ -213,7 +213,13 @@ class Guard:
 
 
 def require_same(
-    kind: Kind, plan: list[list[tuple[str, int, int]]], size: int, more: list[int], *, updates: bool, has_objects: bool
+    kind: WindowKind,
+    plan: list[list[tuple[str, int, int]]],
+    size: int,
+    more: list[int],
+    *,
+    updates: bool,
+    has_objects: bool,
 ) -> None:
     """Require outputs that begin with this room, and grow by that, to equal outputs with enough room."""
     own = [CollectList("n").bind(Value)] if has_objects else []
@@ -239,7 +245,12 @@ extras = st.lists(st.integers(0, 6), min_size=len(OUTPUTS), max_size=len(OUTPUTS
 @settings(max_examples=50)
 @given(plan=batches, size=st.integers(1, 4), more=extras, updates=st.booleans(), has_objects=st.booleans())
 def test_outputs_of_any_size_hold_the_same(
-    kind: Kind, plan: list[list[tuple[str, int, int]]], size: int, more: list[int], updates: bool, has_objects: bool
+    kind: WindowKind,
+    plan: list[list[tuple[str, int, int]]],
+    size: int,
+    more: list[int],
+    updates: bool,
+    has_objects: bool,
 ) -> None:
     """With hardly any room a kernel stops in time, writes only to its own memory, and continues."""
     require_same(kind, plan, size, more, updates=updates, has_objects=has_objects)
@@ -258,7 +269,7 @@ ROOM_MAX = {"steps": 30}
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_each_output_may_be_the_one_that_is_full(kind: Kind) -> None:
+def test_each_output_may_be_the_one_that_is_full(kind: WindowKind) -> None:
     """A record is not begun if any single output array lacks room for it."""
     for at, name in enumerate(OUTPUTS):
         for room in range(ROOM_MAX.get(name, 12)):
