@@ -136,7 +136,7 @@ class TopicReader(NamedTuple):
 
 def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
     """Return the reader of a topic with the settings `own`. Raises ConfigError if its JSON Schema cannot be used."""
-    read_time = _time_reader(own.time_unit, own.min_event_time or settings.min_event_time)
+    read_time = _event_time_reader(own.time_unit, own.min_event_time or settings.min_event_time)
     return TopicReader(_event_reader(own, read_time), read_time)
 
 
@@ -207,6 +207,7 @@ def _is_array_index(step: str) -> bool:
 
 
 def _event_key_part(pointer: str, value: Any) -> str:
+    """Return a string, integer or boolean as one part of the event's key. Raises EventRejected for another value."""
     if type(value) is str:
         return value
     if type(value) is bool:
@@ -217,7 +218,8 @@ def _event_key_part(pointer: str, value: Any) -> str:
     raise EventRejected(INVALID_KEY, message)
 
 
-def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
+def _event_time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
+    """Return a function from a JSON value to the event time in ms; it raises EventRejected."""
     factor, divisor, unit_name = UNITS[unit]
     earliest_ms = time_ms(earliest)
 
@@ -225,30 +227,31 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
         if type(value) is int:
             timestamp = value * factor // divisor
         elif type(value) is str:
-            timestamp = _iso_to_ms(source, value)
+            timestamp = _event_time_of_iso_text(source, value)
         else:
             expected = f"must be an integer ({unit_name} since the epoch) or an ISO 8601 string"
             raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {expected}, got {_json_type_name(value)}")
         if earliest_ms <= timestamp <= latest_ms:
             return timestamp
-        message = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_describe_time(timestamp)}), "
+        message = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_describe_event_time(timestamp)}), "
         if timestamp < earliest_ms:
             message += f"before min_event_time={earliest}"
         else:
-            message += f"further ahead than max_future_ms allows ({_describe_time(latest_ms)})"
-        if type(value) is int and (likely_unit := _likely_unit(value, earliest_ms, latest_ms)):
+            message += f"further ahead than max_future_ms allows ({_describe_event_time(latest_ms)})"
+        if type(value) is int and (likely_unit := _likely_event_time_unit(value, earliest_ms, latest_ms)):
             message += f'; it looks like {UNITS[likely_unit][2]}: set time_unit = "{likely_unit}" for the topic'
         raise EventRejected(INVALID_TIMESTAMP, message)
 
     return read_time
 
 
-def _describe_time(ms: int) -> str:
+def _describe_event_time(ms: int) -> str:
+    """Return an event time as an error message shows it."""
     text = utc_text(ms)  # a number for a time without a date
     return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 
 
-def _likely_unit(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | None:
+def _likely_event_time_unit(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | None:
     """Return the unit in which a number is an accepted event time; None if there is none."""
     for unit, (factor, divisor, _) in UNITS.items():
         if earliest_ms <= value * factor // divisor <= latest_ms:
@@ -256,7 +259,8 @@ def _likely_unit(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | Non
     return None
 
 
-def _iso_to_ms(source: str, text: str) -> int:
+def _event_time_of_iso_text(source: str, text: str) -> int:
+    """Return the event time in ms of an ISO 8601 text. Raises EventRejected if it is none."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -291,7 +295,7 @@ def _json_type_name(value: Any) -> str:
 def explain_malformed(value: bytes, error: Exception) -> EventRejected:
     """Return the error for bytes that are not JSON, with the position of the first wrong character."""
     if isinstance(error, UnicodeDecodeError):
-        at = _first_non_utf8(value)
+        at = _first_non_utf8_byte(value)
         reason = "not UTF-8"
     elif isinstance(error, RecursionError):
         at = None
@@ -325,7 +329,8 @@ def column_after(before: str) -> int:
     return len(before) - before.rfind("\n")
 
 
-def _first_non_utf8(value: bytes) -> int | None:
+def _first_non_utf8_byte(value: bytes) -> int | None:
+    """Return the offset of an event's first byte that is not UTF-8; None if there is none."""
     try:
         value.decode()
     except UnicodeDecodeError as e:

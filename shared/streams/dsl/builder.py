@@ -740,13 +740,13 @@ class GroupedStream(Generic[K, V]):
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into sessions, which end after a gap of inactivity."""
         return WindowedGroup(
-            self._stream, WindowRule("session", interval_ms(gap, "session_window: gap"), _grace_ms(grace))
+            self._stream, WindowRule("session", interval_ms(gap, "session_window: gap"), _window_grace_ms(grace))
         )
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows of one size; each begins where the previous one ends."""
         size_ms = interval_ms(size, "tumbling_window: size")
-        return WindowedGroup(self._stream, WindowRule("tumbling", size_ms, _grace_ms(grace), size_ms))
+        return WindowedGroup(self._stream, WindowRule("tumbling", size_ms, _window_grace_ms(grace), size_ms))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
@@ -754,12 +754,12 @@ class GroupedStream(Generic[K, V]):
         """Group into windows of one size that begin every `advance`, and so overlap."""
         size_ms = interval_ms(size, "hopping_window: size")
         advance_ms = interval_ms(advance, "hopping_window: advance")
-        return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _grace_ms(grace)))
+        return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _window_grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows whose records are at most `difference` apart."""
         difference_ms = interval_ms(difference, "sliding_window: difference", 0)
-        return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, _grace_ms(grace)))
+        return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, _window_grace_ms(grace)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
         """Aggregate all records of each key into a table, kept in a store of this name.
@@ -772,12 +772,15 @@ class GroupedStream(Generic[K, V]):
         stream = self._stream
         name, bound = _bind_aggregations(stream, name, "aggregate", aggregations)
         bound = {LATEST: Latest(), **bound}
-        _add_store(stream, _make_store_schema(stream, name, WindowRule("table"), "on_update", bound), bound)
+        _add_aggregate_store(
+            stream, _aggregate_store_schema(stream, name, WindowRule("table"), "on_update", bound), bound
+        )
         stream._builder._add_node(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
         return Table(stream._derive_stream(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
 
 
-def _grace_ms(grace: timedelta | int) -> int:
+def _window_grace_ms(grace: timedelta | int) -> int:
+    """Return the grace of a window in ms."""
     return interval_ms(grace, "grace", 0)
 
 
@@ -805,7 +808,8 @@ def _bind_aggregations(
     return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
 
 
-def _make_store_schema(stream: Stream, name: str, rule: WindowRule, emit: Emit, bound: Bound) -> StoreSchema:
+def _aggregate_store_schema(stream: Stream, name: str, rule: WindowRule, emit: Emit, bound: Bound) -> StoreSchema:
+    """Return the schema of the store of an aggregation, with or without windows."""
     source = stream._flow.source
     is_table = rule.kind == "table"
     return StoreSchema(
@@ -825,7 +829,8 @@ def _make_store_schema(stream: Stream, name: str, rule: WindowRule, emit: Emit, 
     )
 
 
-def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
+def _add_aggregate_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
+    """Add the store of an aggregation to the topology. Raises ConfigError if the name is taken."""
     topology = stream._builder._topology
     name = schema.name
     if name in topology.stores:
@@ -882,8 +887,8 @@ class WindowedTable(Generic[K]):
         rule = self._rule
         bound = self._bound
         builder = stream._builder
-        schema = _make_store_schema(stream, name, rule, emit, bound)
-        _add_store(stream, schema, bound)
+        schema = _aggregate_store_schema(stream, name, rule, emit, bound)
+        _add_aggregate_store(stream, schema, bound)
         builder._without_emission.pop(name, None)
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
         builder._add_node(node, (stream._node,))
@@ -967,7 +972,7 @@ def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, options: Jo
 
 
 def _join_table(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
-    _require_same_key(stream._flow.key, table.stream._flow.key)
+    _require_same_join_keys(stream._flow.key, table.stream._flow.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
     node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
     stream._builder._add_node(node, (stream._node,))
@@ -978,12 +983,12 @@ def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOp
     windows = options.windows
     builder = stream._builder
     assert windows is not None
-    _require_same_key(stream._flow.key, other._flow.key)
+    _require_same_join_keys(stream._flow.key, other._flow.key)
     name = options.name or builder._generate_node_name("join")
     stores = (f"{name}-left", f"{name}-right")
     sides = []
     for side, one in ((LEFT, stream), (RIGHT, other)):
-        builder._topology.add_store(_join_store(stores[side], windows, one._flow))
+        builder._topology.add_store(_stream_join_store(stores[side], windows, one._flow))
         node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _join_side_supplier(side), passes_all=True)
         builder._add_node(node, (one._node,))
         sides.append(node.name)
@@ -994,15 +999,18 @@ def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOp
 
 
 def _join_side_supplier(side: int) -> Callable[[], Processor]:
+    """Return the supplier of the processor that marks the records of one side of a join."""
     return lambda: JoinSide(side)
 
 
-def _require_same_key(own: KeyType, other: KeyType) -> None:
+def _require_same_join_keys(own: KeyType, other: KeyType) -> None:
+    """Raise ConfigError if the sides of a join have keys of different types."""
     if own != other:
         raise ConfigError(f"join: the keys of one side are {own}, those of the other {other}")
 
 
-def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
+def _stream_join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
+    """Return the store of one side of a join of two streams."""
     rows = JoinRows(flow.value, flow.window_key)
     schema = StoreSchema(
         name=name,

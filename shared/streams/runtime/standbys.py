@@ -113,7 +113,7 @@ class Standbys:
         except asyncio.CancelledError:
             # The follower still uses the database. It is closed when the follower has ended, so that the folder can be
             # opened again.
-            standby.following.add_done_callback(lambda _: _close_local_state(standby.restoring))
+            standby.following.add_done_callback(lambda _: _close_standby_state(standby.restoring))
             raise
         if str(partition) in self._labelled:
             self._labelled.discard(str(partition))
@@ -121,7 +121,7 @@ class Standbys:
         restoring = standby.restoring
         # The reader has no position yet: a snapshot is loaded in part, or the state on disk is still being checked.
         if restoring is not None and restoring.reader.next_offset is None:
-            _close_local_state(restoring)
+            _close_standby_state(restoring)
             return None
         return restoring
 
@@ -129,7 +129,7 @@ class Standbys:
         """End a standby; its state on disk stays."""
         if (restoring := await self.hand_over(partition)) is not None:
             restoring.write()
-            _close_local_state(restoring)
+            _close_standby_state(restoring)
 
     async def close(self) -> None:
         """End all standbys."""
@@ -161,7 +161,7 @@ class Standbys:
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def _drop_restored_state(self, standby: Standby) -> None:
-        _close_local_state(standby.restoring)
+        _close_standby_state(standby.restoring)
         standby.restoring = None
 
     async def _read_changelog(self, standby: Standby) -> None:
@@ -177,7 +177,7 @@ class Standbys:
             standby.failed = ""
             # The next line logs that it is current.
             standby.failing.succeeded(self._clock.monotonic_ms())
-            log.info("a standby is current", partition=standby.partition, **_restore_counts(restoring))
+            log.info("a standby is current", partition=standby.partition, **_standby_restore_counts(restoring))
             unwritten = 0
             written_ms = self._clock.monotonic_ms()
             while True:
@@ -191,7 +191,8 @@ class Standbys:
                     written_ms = self._clock.monotonic_ms()
 
 
-def _restore_counts(restoring: Restoring) -> dict[str, int]:
+def _standby_restore_counts(restoring: Restoring) -> dict[str, int]:
+    """Return what a standby has restored so far, for the log."""
     report = restoring.report
     return {
         "snapshot_windows": report.snapshot_windows,
@@ -200,6 +201,7 @@ def _restore_counts(restoring: Restoring) -> dict[str, int]:
     }
 
 
-def _close_local_state(restoring: Restoring | None) -> None:
+def _close_standby_state(restoring: Restoring | None) -> None:
+    """Close a standby's state on disk, if there is any."""
     if restoring is not None and restoring.task.local is not None:
         restoring.task.local.close()

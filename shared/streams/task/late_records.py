@@ -62,7 +62,7 @@ def late_record(
     the id of the application's changelog topic, None if there is no changelog. A reset creates another changelog, so
     the id distinguishes incarnations of the application; an earlier one may have taken the record.
     """
-    coordinates = _coordinate_headers(record.topic.encode(), record.partition, record.offset)
+    coordinates = _late_coordinate_headers(record.topic.encode(), record.partition, record.offset)
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + coordinates + lateness
     return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
@@ -122,10 +122,10 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
     The record sent is the current source record. In a punctuation or a commit there is none, and `forwarded` is sent.
     """
     if task.record_metadata is not None:
-        _send_current_record(task, node, close_time_ms, stream_time_ms)
+        _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
         return
     source = task.source_node(node)
-    store = _store_of_node(task, node)
+    store = _store_of_late_node(task, node)
     late = forwarded_late_record(
         forwarded,
         source.late,
@@ -154,7 +154,7 @@ def send_late_columns(
         moments = zip(indexes.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
         for index, close_time_ms, stream_time_ms in moments:
             task.set_current_record(columns.record(index))
-            _send_current_record(task, node, close_time_ms, stream_time_ms)
+            _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
         return
     task.set_current_record(columns.record(int(indexes[-1])))
     source = task.source_node(node)
@@ -170,45 +170,55 @@ def send_late_columns(
         keys = PackedBytes.of([record.key for record in records])
         own = PackedHeaders.of([record.headers for record in records])
     else:
-        keys = _copy_strings(columns.keys, indexes)
-        own = _select_headers(columns.headers, indexes)
+        keys = _copy_late_strings(columns.keys, indexes)
+        own = _headers_of_late_records(columns.headers, indexes)
     lateness = _lateness_headers(
-        timestamps, close_times_ms, stream_times_ms, _store_of_node(task, node), task.application, task.changelog_id
+        timestamps,
+        close_times_ms,
+        stream_times_ms,
+        _store_of_late_node(task, node),
+        task.application,
+        task.changelog_id,
     )
-    headers = own.followed_by(_coordinate_headers(topic, partition, offset) + lateness)
-    values = _copy_strings(columns.values, indexes)
+    headers = own.followed_by(_late_coordinate_headers(topic, partition, offset) + lateness)
+    values = _copy_late_strings(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
-    _count_late_records(task, _current_record(task), len(indexes))
+    _count_late_records(task, _current_late_record(task), len(indexes))
 
 
-def _send_current_record(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    record = _current_record(task)
+def _send_current_record_as_late(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+    """Send the current source record to its late topic."""
+    record = _current_late_record(task)
     source = task.source_node(node)
-    store = _store_of_node(task, node)
+    store = _store_of_late_node(task, node)
     late = late_record(record, source.late, close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
     task.outputs.add(late)
     _count_late_records(task, record, 1)
 
 
 def _count_late_records(task: TaskContext, last: ConsumerRecord, records: int) -> None:
+    """Count late source records; `last` is the one that the log names."""
     task.late_records += records
     task.metrics.rejected_at["late"] = coordinates_of(last)
 
 
-def _current_record(task: TaskContext) -> ConsumerRecord:
+def _current_late_record(task: TaskContext) -> ConsumerRecord:
+    """Return the current source record, which is late."""
     record = task.source_record()
     assert record is not None
     return record
 
 
-def _copy_strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
+def _copy_late_strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
+    """Return the keys or values of the late records among those of a batch."""
     # Without a copy, a few late records would keep the whole fetch in memory.
     if isinstance(column, PackedBytes):
         return copied(column.at(indexes))
     return PackedBytes.of([column[index] for index in indexes.tolist()])
 
 
-def _select_headers(column: Sequence[Headers] | None, indexes: Int64Array) -> PackedHeaders:
+def _headers_of_late_records(column: Sequence[Headers] | None, indexes: Int64Array) -> PackedHeaders:
+    """Return the headers of the late records among those of a batch."""
     if column is None:
         return PackedHeaders.none(len(indexes))
     if isinstance(column, PackedHeaders):
@@ -216,13 +226,15 @@ def _select_headers(column: Sequence[Headers] | None, indexes: Int64Array) -> Pa
     return PackedHeaders.of([column[index] for index in indexes.tolist()])
 
 
-def _store_of_node(task: TaskContext, node: str) -> str:
+def _store_of_late_node(task: TaskContext, node: str) -> str:
+    """Return the store whose windows had closed: the first of the node, or the node's name without one."""
     below = task.topology.nodes[node]
     return next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
 
 
-def _coordinate_headers(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
-    return ((TOPIC, topic), (PARTITION, _format_decimal(partition)), (OFFSET, _format_decimal(offset)))
+def _late_coordinate_headers(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the headers of a late record that name its source record."""
+    return ((TOPIC, topic), (PARTITION, _late_header_number(partition)), (OFFSET, _late_header_number(offset)))
 
 
 def _lateness_headers(
@@ -230,16 +242,17 @@ def _lateness_headers(
 ) -> tuple[tuple[str, Any], ...]:
     """Return the headers of one record. If times are arrays, of many: a value is one for all, or one for each."""
     headers = (
-        (LATENESS_MS, _format_decimal(close_time_ms - timestamp_ms)),
-        (CLOSE_TIME_MS, _format_decimal(close_time_ms)),
-        (STREAM_TIME_MS, _format_decimal(stream_time_ms)),
+        (LATENESS_MS, _late_header_number(close_time_ms - timestamp_ms)),
+        (CLOSE_TIME_MS, _late_header_number(close_time_ms)),
+        (STREAM_TIME_MS, _late_header_number(stream_time_ms)),
         (STORE, store.encode()),
         (APPLICATION, application.encode()),
     )
     return headers if changelog_id is None else (*headers, (CHANGELOG_ID, changelog_id.encode()))
 
 
-def _format_decimal(number: int | Int64Array) -> bytes | PackedBytes:
+def _late_header_number(number: int | Int64Array) -> bytes | PackedBytes:
+    """Return a number, or each one of an array, as the decimal text of a late record's header."""
     return b"%d" % number if isinstance(number, int) else json_texts(number)
 
 

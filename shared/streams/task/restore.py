@@ -72,7 +72,7 @@ def _replay_changes(store: WindowStore, schema: StoreSchema, changes: Confirmed,
     if schema.key == "string" and not are_ascii(changes.keys):
         for key in changes.keys.tolist():
             key.decode()
-    codec = _state_codec(written)
+    codec = _codec_of_written_states(written)
     names = [column.name for column in written.state_columns()]
     is_live = changes.operations == LIVE[0]
 
@@ -81,12 +81,13 @@ def _replay_changes(store: WindowStore, schema: StoreSchema, changes: Confirmed,
         all_live = unpack_many(codec, changes.states.at(is_live))
         own = np.flatnonzero(is_live).searchsorted(indexes)
         columns = dict(zip(names, all_live, strict=True))
-        return [_select_states(columns[column.name], own) for column in schema.state_columns()]
+        return [_select_restored_states(columns[column.name], own) for column in schema.state_columns()]
 
     store.replay(changes.keys, changes.starts, changes.ends, is_live, read_states)
 
 
-def _select_states(column: Any, indexes: Int64Array) -> Any:
+def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
+    """Return a state column of the windows at these indexes."""
     return column[indexes] if isinstance(column, np.ndarray) else [column[index] for index in indexes.tolist()]
 
 
@@ -100,11 +101,11 @@ def restore_change(task: StreamTask, change: Change) -> None:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
-            columns = widened_states(task, written, _state_codec(written).unpack(change.state))
+            columns = widened_states(task, written, _codec_of_written_states(written).unpack(change.state))
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
-            task.stores[change.store].unload(_decode_store_key(task, change.store, change.key), change.start)
+            task.stores[change.store].unload(_decode_restored_key(task, change.store, change.key), change.start)
     except (ValueError, msgspec.MsgspecError) as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 
@@ -117,7 +118,7 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
         own = columns[at : at + len(aggregation.state_columns)]
         states.append(aggregation.initial() if None in own else aggregation.from_columns(own))
         at += len(own)
-    task.stores[store].load(_decode_store_key(task, store, key), start, end, states)
+    task.stores[store].load(_decode_restored_key(task, store, key), start, end, states)
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
@@ -138,7 +139,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
             if live:
                 restore_window(task, written.name, key, start, end, widened_states(task, written, values))
             else:
-                store.unload(_decode_store_key(task, written.name, key), start)
+                store.unload(_decode_restored_key(task, written.name, key), start)
     except (ValueError, msgspec.MsgspecError) as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
 
@@ -152,7 +153,7 @@ def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batc
 
     def read_row_states(indexes: Int64Array) -> list[Any]:
         live = batch if len(indexes) == batch.num_rows else batch.take(pa.array(indexes))
-        return [_column_values(column) for column in _state_columns_of(live, schema, aggregations)]
+        return [_snapshot_column_values(column) for column in _state_columns_of(live, schema, aggregations)]
 
     is_live = batch.column("live").to_numpy(zero_copy_only=False)
     starts = batch.column("start_ms").to_numpy()
@@ -189,14 +190,17 @@ def widened_states(task: StreamTask, written: StoreSchema, values: Sequence[Any]
     return [known.get(column.name) for column in own.state_columns()]
 
 
-def _column_values(column: pa.Array) -> Any:
+def _snapshot_column_values(column: pa.Array) -> Any:
+    """Return a column of a snapshot as a store restores it: a list of bytes, or an array."""
     return column.to_pylist() if pa.types.is_binary(column.type) else column.to_numpy()
 
 
 @lru_cache
-def _state_codec(written: StoreSchema) -> StateCodec:
+def _codec_of_written_states(written: StoreSchema) -> StateCodec:
+    """Return the codec of states as a changelog's owner has written them."""
     return StateCodec(written.state_columns())
 
 
-def _decode_store_key(task: StreamTask, store: str, key: bytes) -> str | bytes:
+def _decode_restored_key(task: StreamTask, store: str, key: bytes) -> str | bytes:
+    """Return a changelog key as the store's key."""
     return key.decode() if task.topology.stores[store].schema.key == "string" else key

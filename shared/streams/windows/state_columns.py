@@ -105,7 +105,7 @@ class StateColumns:
         numbers = self.no_values(count)
         for at, number in enumerate(self.numbers):
             assert values is not None
-            _take_numbers(number, values, numbers.cells[at], numbers.has[at])
+            _take_numbers_of_field(number, values, numbers.cells[at], numbers.has[at])
         self.settle_zeros(numbers.cells)
         try:
             return numbers, [states.take(values or ()) for states in self.objects]
@@ -285,7 +285,8 @@ def _divide_sums_by_counts(sums: Column, counts: Column) -> Column:
     return np.asarray(sums / counts)
 
 
-def _take_numbers(aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]) -> None:
+def _take_numbers_of_field(aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]) -> None:
+    """Write the numbers in an aggregation's field to `cells`, and which records have one to `has`."""
     count = len(values)
     type_ = aggregation.type
     has[:] = 1
