@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.shared.clients.connection import compile_decoding, packed_headers
 from penstock.shared.clients.producer import column_slices
+from penstock.shared.clients.protocol import packed_headers
+from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common import string_copies
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count

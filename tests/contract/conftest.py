@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.shared.clients.connection import new_batch_builder, seal_batch
+from penstock.shared.clients.protocol.record_batches import new_batch_builder, seal_batch
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.shared.clients.connection import read_batches
+from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Log, Wire, batch
 

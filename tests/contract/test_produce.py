@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from penstock.shared.clients.connection import crc32c
+from penstock.shared.clients.protocol.record_batches import crc32c
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from penstock.shared.testing.fake_broker.broker_batches import CONTROL_MASK, CRC_AT
 from penstock.shared.testing.fake_broker.broker_batches import CRC_COVERS_FROM as ATTRIBUTES_AT

@@ -22,9 +22,9 @@ from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSett
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.protocol.requests import TAGS, TEXT_FLEX, ApiVersion
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -39,7 +39,7 @@ QUICK_MS = 3_000
 
 SCRAM = {"SCRAM-SHA-256": (1, "sha256"), "SCRAM-SHA-512": (2, "sha512")}
 ITERATIONS = 4096
-ALTER_USER_SCRAM_CREDENTIALS = Api(
+ALTER_USER_SCRAM_CREDENTIALS = ApiVersion(
     "AlterUserScramCredentials",
     51,
     0,

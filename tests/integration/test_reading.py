@@ -13,9 +13,10 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.clients.connection import Connection, FetchRequest
+from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.errors import OffsetOutOfRange
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings

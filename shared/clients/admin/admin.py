@@ -34,19 +34,12 @@ from penstock.shared.clients.admin.types import (
     PartitionLag,
     TopicDescription,
 )
-from penstock.shared.clients.connection import (
-    CONSUMER_GROUP_DESCRIBE,
-    NO_UUID,
-    Connection,
-    by_leader,
-    decode_assignment,
-    error_for_code,
-    list_offsets,
-    wire,
-)
-from penstock.shared.clients.connection.offset_checks import checked_offset, checked_offsets, checked_spec
-from penstock.shared.clients.connection.wire_admin import DESCRIBE_LOG_DIRS
-from penstock.shared.clients.connection.wire_types import Api
+from penstock.shared.clients.connection import Connection, by_leader, list_offsets
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
+from penstock.shared.clients.protocol.errors import error_for_code
+from penstock.shared.clients.protocol.requests import NO_GENERATION, NO_UUID, ApiVersion
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     AuthorizationFailed,
@@ -81,8 +74,6 @@ DELETE_CONFIG = 1
 ALL_RECORDS = -1
 """The offset in DeleteRecords that stands for the high watermark."""
 
-NO_GENERATION = -1
-"""The generation of a commit from outside of the group. The coordinator accepts it only if the group has no members."""
 DEAD = "Dead"
 """The state that DescribeGroups returns for a group that it does not know."""
 
@@ -162,16 +153,16 @@ class Admin:
         if not wanted:
             return
         rows: list[Any] = [(t.name, t.partitions, t.replication_factor, [], list(t.configs.items())) for t in wanted]
-        request = wire.CREATE_TOPICS(rows, self._connection.settings.request_timeout_ms, False)
+        request = requests.CREATE_TOPICS(rows, self._connection.settings.request_timeout_ms, False)
         sent: list[bool] = []
 
         async def create() -> None:
             retried = bool(sent)
             sent.append(True)
             response = await self._connection.send(await self._find_controller(), request, "create topics")
-            for name, code, message in response.topics:
-                if code:
-                    error = error_for_code(code, f"topic {name}", message)
+            for topic in response.topics:
+                if topic.error_code:
+                    error = error_for_code(topic.error_code, f"topic {topic.name}", topic.error_message)
                     # If the answer to an earlier attempt was lost, "exists" shows that it succeeded.
                     if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
                         raise error
@@ -191,11 +182,11 @@ class Admin:
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
         """Delete topics. Raises UnknownTopicOrPartition, which names a topic that does not exist."""
-        request = wire.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
+        request = requests.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
 
         async def delete() -> list[PenstockError]:
             response = await self._connection.send(await self._find_controller(), request, "delete topics")
-            errors = [error_for_code(code, f"topic {name}") for name, code in response.topics if code]
+            errors = [error_for_code(t.error_code, f"topic {t.name}") for t in response.topics if t.error_code]
             for error in errors:
                 if not isinstance(error, UnknownTopicOrPartition):
                     raise error
@@ -208,7 +199,7 @@ class Admin:
     async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
         """Return the names of all topics, sorted; Kafka's internal topics only with `internal`."""
         response = await self._fetch_metadata(None, timeout_ms)
-        return sorted(name for _, name, _, is_internal, *_ in response.topics if internal or not is_internal)
+        return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
 
     async def describe_topics(
         self, names: Iterable[str], *, timeout_ms: int | None = None
@@ -221,16 +212,14 @@ class Admin:
         if not wanted:
             return {}
         found = {}
-        for code, name, topic_id, is_internal, partitions, *_ in (
-            await self._fetch_metadata(wanted, timeout_ms)
-        ).topics:
-            if code:
-                raise error_for_code(code, f"topic {name}")
-            rows = tuple(
-                PartitionDescription(index, None if leader < 0 else leader, tuple(replicas), tuple(isr))
-                for _, index, leader, _, replicas, isr, *_ in sorted(partitions, key=lambda p: p[1])
+        for topic in (await self._fetch_metadata(wanted, timeout_ms)).topics:
+            if topic.error_code:
+                raise error_for_code(topic.error_code, f"topic {topic.name}")
+            partitions = tuple(
+                PartitionDescription(p.partition, None if p.leader < 0 else p.leader, tuple(p.replicas), tuple(p.isr))
+                for p in sorted(topic.partitions, key=lambda row: row.partition)
             )
-            found[name] = TopicDescription(name, kafka_uuid(topic_id), is_internal, rows)
+            found[topic.name] = TopicDescription(topic.name, kafka_uuid(topic.topic_id), topic.is_internal, partitions)
         return found
 
     async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:
@@ -249,12 +238,12 @@ class Admin:
         found = dict[str, list[ConfigEntry]]()
         for at in range(0, len(wanted), CONFIGS_OF_TOPICS_MAX):
             named = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
-            request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in named], True)
+            request = requests.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in named], True)
             where = f"configs of topic {named[0]}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
-            for code, message, _, topic, rows in (await self._ask_any(request, where, timeout_ms)).results:
-                if code:
-                    raise error_for_code(code, f"configs of topic {topic}", message)
-                found[topic] = sorted((_config_entry(row) for row in rows), key=lambda entry: entry.name)
+            for result in (await self._ask_any(request, where, timeout_ms)).results:
+                if result.error_code:
+                    raise error_for_code(result.error_code, f"configs of topic {result.name}", result.error_message)
+                found[result.name] = sorted(map(_config_entry, result.configs), key=lambda entry: entry.name)
         return found
 
     async def _ask_any(self, request: Any, where: str, timeout_ms: int | None) -> Any:
@@ -271,14 +260,14 @@ class Admin:
         Raises InvalidRequest with the broker's message, UnknownTopicOrPartition.
         """
         rows = [(name, DELETE_CONFIG if value is None else SET_CONFIG, value) for name, value in configs.items()]
-        request = wire.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
+        request = requests.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
         where = f"configs of topic {topic}"
 
         async def alter_topic_configs() -> None:
             response = await self._connection.send(self._connection.any_node(), request, where)
-            for code, message, _, _ in response.resources:
-                if code:
-                    raise error_for_code(code, where, message)
+            for resource in response.resources:
+                if resource.error_code:
+                    raise error_for_code(resource.error_code, where, resource.error_message)
 
         await self._retry_request(alter_topic_configs, where, timeout_ms)
 
@@ -324,14 +313,14 @@ class Admin:
             missing = [tp for tp in before if tp not in low]
             for node, topics in (await by_leader(self._connection, missing)).items():
                 rows = [(t, [(p, before[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
-                request = wire.DELETE_RECORDS(rows, self._connection.settings.request_timeout_ms)
+                request = requests.DELETE_RECORDS(rows, self._connection.settings.request_timeout_ms)
                 response = await self._connection.send(node, request, "delete records")
-                for topic, partitions in response.topics:
-                    for partition, watermark, code in partitions:
-                        tp = TopicPartition(topic, partition)
-                        if code:
-                            raise error_for_code(code, f"{tp} at offset {before[tp]}")
-                        low[tp] = watermark
+                for topic in response.topics:
+                    for row in topic.partitions:
+                        tp = TopicPartition(topic.name, row.partition)
+                        if row.error_code:
+                            raise error_for_code(row.error_code, f"{tp} at offset {before[tp]}")
+                        low[tp] = row.low_watermark
 
         await self._retry_request(delete, "delete records", timeout_ms)
         return low
@@ -348,13 +337,15 @@ class Admin:
 
         async def describe_log_dirs() -> None:
             for node, topics in (await by_leader(self._connection, wanted)).items():
-                request = DESCRIBE_LOG_DIRS([(topic, list(of)) for topic, of in topics.items()])
+                request = requests.DESCRIBE_LOG_DIRS([(name, list(of)) for name, of in topics.items()])
                 response = await self._connection.send(node, request, "log dirs")
-                for code, _, found in response.log_dirs:
-                    if code:
-                        raise error_for_code(code, f"log dirs of node {node}")
-                    for topic, of in found:
-                        sizes.update({TopicPartition(topic, p): size for p, size, _, future in of if not future})
+                for log_dir in response.log_dirs:
+                    if log_dir.error_code:
+                        raise error_for_code(log_dir.error_code, f"log dirs of node {node}")
+                    for topic in log_dir.topics:
+                        for row in topic.partitions:
+                            if not row.is_future:
+                                sizes[TopicPartition(topic.name, row.partition)] = row.size
             # This version of the response has no error code of its own (later ones add it). Without the permission,
             # Describe on the cluster, the broker returns no log dirs.
             if sizes.keys() < set(wanted) and not sizes:
@@ -366,7 +357,7 @@ class Admin:
     async def unsupported_requests(self) -> list[str]:
         """Return, as texts, Penstock's requests that some broker does not support; [] if there are none."""
         self._check_open()
-        used = [api for api in vars(wire).values() if isinstance(api, Api)]
+        used = [api for api in vars(requests).values() if isinstance(api, ApiVersion) and not api.optional]
         lacking = []
         for node in self._connection.nodes():
             spoken = await self._connection.api_versions(node)
@@ -389,11 +380,11 @@ class Admin:
             found: dict[str, GroupListing] = {}
             # Each broker lists only the groups that it coordinates.
             for node in self._connection.nodes():
-                response = await self._connection.send(node, wire.LIST_GROUPS([]), f"groups of node {node}")
+                response = await self._connection.send(node, requests.LIST_GROUPS([]), f"groups of node {node}")
                 if response.error_code:
                     raise error_for_code(response.error_code, f"groups of node {node}")
-                for group_id, protocol_type, state, _ in response.groups:
-                    found[group_id] = GroupListing(group_id, state, protocol_type)
+                for group in response.groups:
+                    found[group.group_id] = GroupListing(group.group_id, group.state, group.protocol_type)
             return [found[group_id] for group_id in sorted(found)]
 
         return await self._retry_request(list_groups_of_brokers, "list groups", timeout_ms)
@@ -406,19 +397,27 @@ class Admin:
         where = f"group {group_id}"
 
         async def fetch_group_description() -> GroupDescription:
-            response = await self._ask_coordinator(group_id, wire.DESCRIBE_GROUPS([group_id], False), where)
-            code, _, state, protocol_type, protocol, rows, _ = response.groups[0]
-            if code:
-                self._raise_group_error(code, group_id, where)
+            response = await self._ask_coordinator(group_id, requests.DESCRIBE_GROUPS([group_id], False), where)
+            group = response.groups[0]
+            if group.error_code:
+                self._raise_group_error(group.error_code, group_id, where)
+            # The members of another type, as Connect's workers, write other assignments.
+            is_consumer = group.protocol_type == PROTOCOL_TYPE
             members = tuple(
-                MemberDescription(member_id, client_id, host, instance_id, decode_assignment(assignment))
-                for member_id, instance_id, client_id, host, _, assignment in rows
+                MemberDescription(
+                    member.member_id,
+                    member.client_id,
+                    member.client_host,
+                    member.group_instance_id,
+                    frozenset(decode_assignment(member.assignment).partitions if is_consumer else ()),
+                )
+                for member in group.members
             )
             node = await self._connection.coordinator("group", group_id)
             # DescribeGroups reports a group of the new protocol (KIP-848) as dead: look there too.
-            if state == DEAD and (found := await self._describe_consumer_group(group_id, node)) is not None:
+            if group.state == DEAD and (found := await self._describe_consumer_group(group_id, node)) is not None:
                 return found
-            return GroupDescription(group_id, state, protocol_type, protocol, node, members)
+            return GroupDescription(group_id, group.state, group.protocol_type, group.protocol, node, members)
 
         return await self._retry_request(fetch_group_description, where, timeout_ms)
 
@@ -427,29 +426,31 @@ class Admin:
 
         Returns None if there is no such group, or if the broker is older than the protocol.
         """
-        api = CONSUMER_GROUP_DESCRIBE
+        api = requests.CONSUMER_GROUP_DESCRIBE
         where = f"group {group_id}"
         low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
         if not low <= api.version <= high:
             return None
         response = await self._ask_coordinator(group_id, api([group_id], False), where)
-        code, _, _, state, _, _, assignor, rows, *_ = response.groups[0]
-        if code:
-            error = error_for_code(code, where)
+        group = response.groups[0]
+        if group.error_code:
+            error = error_for_code(group.error_code, where)
             if isinstance(error, GroupNotFound):
                 return None
-            self._raise_group_error(code, group_id, where)
+            self._raise_group_error(group.error_code, group_id, where)
         members = tuple(
             MemberDescription(
-                member_id,
-                client_id,
-                host,
-                instance_id,
-                frozenset(TopicPartition(topic, p) for _, topic, partitions, _ in topics for p in partitions),
+                member.member_id,
+                member.client_id,
+                member.client_host,
+                member.instance_id,
+                frozenset(
+                    TopicPartition(topic.topic_name, p) for topic in member.assignment_topics for p in topic.partitions
+                ),
             )
-            for member_id, instance_id, _, _, client_id, host, _, _, topics, *_ in rows
+            for member in group.members
         )
-        return GroupDescription(group_id, state, "consumer", assignor, node, members)
+        return GroupDescription(group_id, group.group_state, PROTOCOL_TYPE, group.assignor_name, node, members)
 
     async def group_offsets(
         self, group_id: str, *, require_stable: bool = False, timeout_ms: int | None = None
@@ -461,18 +462,20 @@ class Admin:
         where = f"offsets of group {group_id}"
 
         async def fetch_group_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
-            response = await self._ask_coordinator(group_id, wire.OFFSET_FETCH(group_id, None, require_stable), where)
+            response = await self._ask_coordinator(
+                group_id, requests.OFFSET_FETCH(group_id, None, require_stable), where
+            )
             if response.error_code:
                 self._raise_group_error(response.error_code, group_id, where)
             found = {}
-            for topic, partitions, _ in response.topics:
-                for partition, offset, epoch, metadata, code, _ in partitions:
-                    tp = TopicPartition(topic, partition)
-                    if code:
-                        self._raise_group_error(code, group_id, f"{where}, {tp}")
+            for topic in response.topics:
+                for row in topic.partitions:
+                    tp = TopicPartition(topic.name, row.partition)
+                    if row.error_code:
+                        self._raise_group_error(row.error_code, group_id, f"{where}, {tp}")
                     # -1: nothing is committed, although the partition is listed.
-                    if offset >= 0:
-                        found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
+                    if row.offset >= 0:
+                        found[tp] = OffsetAndMetadata(row.offset, row.metadata or "", row.leader_epoch)
             return found
 
         return await self._retry_request(fetch_group_offsets, where, timeout_ms)
@@ -511,7 +514,7 @@ class Admin:
         for tp, at in checked.items():
             topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata))
         where = f"offsets of group {group_id}"
-        request = wire.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
+        request = requests.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
 
         async def commit_group_offsets() -> None:
             response = await self._ask_coordinator(group_id, request, where)
@@ -584,7 +587,7 @@ class Admin:
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
         where = f"offsets of group {group_id}"
-        request = wire.OFFSET_DELETE(group_id, list(topics.items()))
+        request = requests.OFFSET_DELETE(group_id, list(topics.items()))
 
         async def delete() -> None:
             response = await self._ask_coordinator(group_id, request, where)
@@ -610,7 +613,7 @@ class Admin:
         where = f"group {group_id}"
 
         async def delete() -> None:
-            response = await self._ask_coordinator(group_id, wire.DELETE_GROUPS([group_id]), where)
+            response = await self._ask_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
             for _, code in response.results:
                 if code:
                     self._raise_group_error(code, group_id, where)
@@ -638,7 +641,7 @@ class Admin:
     async def _fetch_metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
         topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
         where = "metadata"
-        request = wire.METADATA(topics, False, False, False)
+        request = requests.METADATA(topics, False, False, False)
         return await self._retry_request(
             lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
         )
@@ -647,7 +650,7 @@ class Admin:
         # Looked up for each attempt, since only the controller changes topics and it may move. No topics are requested
         # (null would be all of them).
         topics: list[Any] = []
-        request = wire.METADATA(topics, False, False, False)
+        request = requests.METADATA(topics, False, False, False)
         response = await self._connection.send(self._connection.any_node(), request, "metadata")
         return int(response.controller_id)
 
@@ -669,9 +672,8 @@ class Admin:
 
 
 def _config_entry(row: Any) -> ConfigEntry:
-    name, value, is_read_only, source, is_sensitive, rows = row
-    synonyms = tuple(ConfigSynonym(name, value, _config_source(source)) for name, value, source in rows)
-    return ConfigEntry(name, value, _config_source(source), is_read_only, is_sensitive, synonyms)
+    synonyms = tuple(ConfigSynonym(one.name, one.value, _config_source(one.source)) for one in row.synonyms)
+    return ConfigEntry(row.name, row.value, _config_source(row.source), row.read_only, row.sensitive, synonyms)
 
 
 def _config_source(number: int) -> str:

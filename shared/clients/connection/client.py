@@ -21,12 +21,11 @@ from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.structs import BrokerMetadata
 
-from penstock.shared.clients.connection.errors import translate
-from penstock.shared.clients.connection.fetch import FetchRequest, FetchResponse
-from penstock.shared.clients.connection.flexible import Endpoint
-from penstock.shared.clients.connection.frames import read_in_place
 from penstock.shared.clients.connection.security import aiokafka_options
-from penstock.shared.clients.connection.sockets import Client
+from penstock.shared.clients.connection.sockets import Client, read_in_place
+from penstock.shared.clients.protocol.errors import translate
+from penstock.shared.clients.protocol.fetch import FetchRequest, FetchResponse
+from penstock.shared.clients.protocol.flexible import Endpoint
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (

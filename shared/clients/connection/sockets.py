@@ -1,17 +1,28 @@
-"""aiokafka's client, with connections that keep Penstock's time limits.
+"""aiokafka's client, with sockets that keep Penstock's time limits and read responses in place.
 
 A connection is set up within `socket_connection_setup_timeout_ms`, including TCP, TLS and SASL, or it fails with a
 reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601). A broker
-that does not respond does not block connections to another. aiokafka still handles everything between a request and its
-response.
+that does not respond does not block connections to another.
+
+The addresses of a host name are tried in turn, as Java's `client.dns.lookup=use_all_dns_ips` does (KIP-302). If an
+address refuses the connection, the next one is tried at once. An address that does not respond uses up the whole
+attempt. The next attempt begins with the address after it, so that every address is tried.
+
+aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is parsed. For
+fetches that is half the work. `read_in_place` replaces the protocol of an open aiokafka connection. The socket then
+writes into the response's own memory, and a response type that has `decode_frame` is given that memory. aiokafka still
+handles everything else between a request and its response.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import ssl
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -23,14 +34,87 @@ from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.util import create_task
 
-from penstock.shared.clients.connection.addresses import Addresses, canonical_names
-from penstock.shared.clients.connection.errors import translate
 from penstock.shared.clients.connection.security import SeenThrough, aiokafka_options
+from penstock.shared.clients.protocol.errors import translate
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
+
+Found = list[tuple[int, Any]]
+"""Address families and socket addresses."""
+
+
+class Addresses:
+    """One client's memory of addresses that did not respond, by host and port."""
+
+    def __init__(self, send_buffer_bytes: int = -1, receive_buffer_bytes: int = -1) -> None:
+        """The buffer sizes, in bytes, are those of the sockets; -1 for the system's default."""
+        sizes = {socket.SO_SNDBUF: send_buffer_bytes, socket.SO_RCVBUF: receive_buffer_bytes}
+        self._buffers = {option: size for option, size in sizes.items() if size >= 0}
+        self._silent: dict[tuple[str, int], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Addresses(silent {self._silent})"
+
+    async def connected_socket(self, host: str, port: int) -> socket.socket:
+        """Return a socket connected to one of the host's addresses.
+
+        Raises the OSError of the last address if all refuse the connection.
+        """
+        error: OSError = ConnectionRefusedError(f"{host} has no address")
+        for family, address in self._rotate_addresses((host, port), await _resolve_host(host, port)):
+            connecting = socket.socket(family, socket.SOCK_STREAM)
+            connecting.setblocking(False)
+            try:
+                # Before connecting: TCP negotiates its window from the buffer sizes.
+                for option, size in self._buffers.items():
+                    connecting.setsockopt(socket.SOL_SOCKET, option, size)
+                await asyncio.get_running_loop().sock_connect(connecting, address)
+            # 1. The address refuses the connection: try the next one.
+            except OSError as e:
+                connecting.close()
+                error = e
+            # 2. The caller's time limit has passed: the next attempt begins after this address.
+            except BaseException:
+                connecting.close()
+                self._silent[host, port] = address
+                raise
+            else:
+                return connecting
+        raise error
+
+    def _rotate_addresses(self, broker: tuple[str, int], found: Found) -> Found:
+        """Return the addresses, beginning after the one that did not respond."""
+        addresses = [address for _, address in found]
+        if (silent := self._silent.get(broker)) not in addresses:
+            return found
+        first = addresses.index(silent) + 1
+        return found[first:] + found[:first]
+
+
+async def canonical_names(host: str, port: int) -> list[str]:
+    """Return the name of each of a host's addresses, or the address itself if it has no name.
+
+    Raises OSError if the host is unknown.
+    """
+    names = []
+    for _, address in await _resolve_host(host, port):
+        name, _ = await asyncio.get_running_loop().getnameinfo(address)
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+async def _resolve_host(host: str, port: int) -> Found:
+    # An address needs no resolver, which may be slow or absent.
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    return [(family, (host, port))]
+
 
 log = get_logger(__name__)
 _standard_log = logging.getLogger(__name__)
@@ -353,3 +437,85 @@ def _exception_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+SIZE_BYTES = 4
+FRAME_BYTES_MAX = 1 << 30
+"""A larger response is treated as a broken connection."""
+
+
+class Frames(asyncio.BufferedProtocol):
+    """Kafka's frames: four bytes of length, then the response."""
+
+    def __init__(self, connection: Any, below: Any) -> None:
+        self._connection = connection
+        self._below = below
+        self._size = bytearray(SIZE_BYTES)
+        self._frame: bytearray | None = None
+        self._view = memoryview(self._size)
+        self._at = 0
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._at += nbytes
+        if self._at < len(self._view):
+            return
+        frame = self._frame
+        self._at = 0
+        # The buffer that is full held the length: read the response into a buffer of that length.
+        if frame is None:
+            size = int.from_bytes(self._size, "big", signed=True)
+            if not SIZE_BYTES <= size <= FRAME_BYTES_MAX:
+                self._connection.close(exc=kafka.KafkaConnectionError(f"a response of {size} bytes"))
+                return
+            self._frame = bytearray(size)
+            self._view = memoryview(self._frame)
+            return
+        self._frame, self._view = None, memoryview(self._size)
+        # A response that cannot be matched or decoded ends the connection, as in aiokafka: nothing after it can be
+        # trusted.
+        try:
+            self._handle_response_frame(frame)
+        except Exception as e:
+            self._connection.close(exc=e)
+
+    def _handle_response_frame(self, frame: bytearray) -> None:
+        connection = self._connection
+        correlation_id, request, future = connection._requests[0]
+        decode = getattr(getattr(request, "RESPONSE_TYPE", None), "decode_frame", None)
+        if decode is None or int.from_bytes(frame[:SIZE_BYTES], "big", signed=True) != correlation_id:
+            connection._handle_frame(bytes(frame))
+            return
+        # The caller may have been cancelled, or its timeout have passed.
+        if not future.done():
+            future.set_result(decode(frame))
+        connection._last_action = time.monotonic()
+        connection._requests.popleft()
+
+    # The original protocol handles the rest.
+
+    def eof_received(self) -> bool | None:
+        answer: bool | None = self._below.eof_received()
+        return answer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._below.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._below.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._below.resume_writing()
+
+
+def read_in_place(connection: Any) -> bool:
+    """Make an open connection read in place. Returns False if requests or received bytes are pending."""
+    if isinstance(connection._writer.transport.get_protocol(), Frames):
+        return True
+    # The new protocol would not see bytes that are in the stream already, and would read a response from its middle.
+    if connection._requests or connection._reader._buffer:
+        return False
+    connection._writer.transport.set_protocol(Frames(connection, connection._protocol))
+    return True

@@ -19,15 +19,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.sticky import assign_sticky
+from penstock.shared.clients.protocol.consumer_protocol import (
     Subscription,
     decode_generation,
     decode_sticky,
     encode_generation,
     encode_sticky,
 )
-from penstock.shared.clients.consumer.sticky import assign_sticky
-from penstock.shared.clients.group.steps import NO_GENERATION
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.records import TopicPartition
 
 Assigned = dict[str, list[TopicPartition]]

@@ -11,10 +11,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock.shared.clients.connection import Connection, error_for_code, wire
-from penstock.shared.clients.connection.errors import codes_of
+from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.errors import codes_of, error_for_code
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
@@ -217,20 +218,20 @@ class OffsetCommits:
         # With `require_stable` the coordinator rejects the request while a transaction that commits these offsets is
         # open (KIP-447), and the request is repeated. Otherwise the consumer could start before records that the
         # previous owner's transaction covers, and process them again.
-        request = wire.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
+        request = requests.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
         where = f"offsets of {self._describe_member(self._member())}"
 
         async def fetch_committed_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
             response = await self._connection.ask_coordinator("group", group_id, request, where)
             found = {}
             codes = [(response.error_code, where)]
-            for topic, rows, _ in response.topics:
-                for partition, offset, epoch, metadata, code, _ in rows:
-                    tp = TopicPartition(topic, partition)
-                    codes.append((code, f"{where}, {tp}"))
+            for topic in response.topics:
+                for row in topic.partitions:
+                    tp = TopicPartition(topic.name, row.partition)
+                    codes.append((row.error_code, f"{where}, {tp}"))
                     # -1 stands for no commit.
-                    if offset >= 0:
-                        found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
+                    if row.offset >= 0:
+                        found[tp] = OffsetAndMetadata(row.offset, row.metadata or "", row.leader_epoch)
             self._check_error_codes(codes, group_id)
             return found
 
@@ -383,7 +384,7 @@ class OffsetCommits:
             topics[tp.topic].append((tp.partition, offset, epoch, metadata))
         # Without a member id it is a commit from outside the group, which has no instance id.
         instance_id = member.group_instance_id if member.member_id else None
-        request = wire.OFFSET_COMMIT(
+        request = requests.OFFSET_COMMIT(
             member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
         )
         where = f"OffsetCommit of {self._describe_member(member)}"

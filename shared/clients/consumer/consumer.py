@@ -34,8 +34,8 @@ from typing import Any, Generic, Literal, Self, overload
 from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
-from penstock.shared.clients.connection import compile_decoding, list_offsets
-from penstock.shared.clients.connection.offset_checks import checked_offset, checked_offsets, checked_time
+from penstock.shared.clients.connection import list_offsets
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import Assignor
 from penstock.shared.clients.consumer.commit_requests import OffsetCommits, OnCommit
 from penstock.shared.clients.consumer.decoding import Decoding, Undecodable
@@ -50,6 +50,7 @@ from penstock.shared.clients.consumer.subscription_state import (
     SubscriptionState,
 )
 from penstock.shared.clients.consumer.unread import Polled
+from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     CommitFailed,

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.consumer.group_protocol import PROTOCOL_TYPE
 from penstock.shared.clients.consumer.group_state import GroupState
 from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
 from penstock.shared.clients.group.member_states import MemberState
 from penstock.shared.clients.group.requests import GroupRequests
-from penstock.shared.clients.group.steps import NO_GENERATION, Join, Sync, Wait
+from penstock.shared.clients.group.steps import Join, Sync, Wait
+from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import IllegalState, PenstockError
 from penstock.shared.common.log import get_logger

@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.shared.clients.connection import NO_EPOCH, CompletedFetch, FetchedPartition, FetchResponse, error_for_code
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
+from penstock.shared.clients.protocol.errors import error_for_code
+from penstock.shared.clients.protocol.fetch import NO_EPOCH, FetchedPartition, FetchResponse
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import (
     CorruptRecord,

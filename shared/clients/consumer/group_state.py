@@ -16,7 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.shared.clients.consumer.assignors import Assignor, GroupMember
-from penstock.shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.group.member import Member
+from penstock.shared.clients.group.member_states import MemberState
+from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -24,10 +28,7 @@ from penstock.shared.clients.consumer.group_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
-from penstock.shared.clients.group.member import Member
-from penstock.shared.clients.group.member_states import MemberState
-from penstock.shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import (
     FatalError,
     IllegalState,

@@ -16,7 +16,7 @@ from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
-from penstock.shared.clients.group.steps import NO_GENERATION
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
 from penstock.shared.common.log import get_logger

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from penstock.shared.clients.connection import NO_EPOCH
 from penstock.shared.clients.consumer.fetcher import Move
 from penstock.shared.clients.consumer.unread import Polled, Unread
+from penstock.shared.clients.protocol.fetch import NO_EPOCH
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 NO_OFFSET = -1

@@ -24,7 +24,7 @@ from penstock.shared.clients.consumer.reader import FetchCommitted, Reader
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.group.member_states import GroupConfig
-from penstock.shared.clients.group.steps import NO_GENERATION
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import AuthorizationFailed, IllegalState, PenstockError
 from penstock.shared.common.records import Columns, TopicPartition

@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from penstock.shared.clients.connection import error_for_code, name_of
-from penstock.shared.clients.connection.errors import CODE_OF, NO_ERROR, codes_of
 from penstock.shared.clients.group.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
-from penstock.shared.clients.group.steps import NO_GENERATION, JoinAnswer
+from penstock.shared.clients.group.steps import JoinAnswer
+from penstock.shared.clients.protocol.errors import CODE_OF, NO_ERROR, codes_of, error_for_code, name_of
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import PenstockError, RetriableError
 

@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from penstock.shared.clients.connection import Connection, name_of, wire_groups
-from penstock.shared.clients.connection.errors import NO_ERROR
+from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member import COORDINATOR_MOVED, Member
 from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.errors import NO_ERROR, name_of
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
@@ -76,7 +77,7 @@ class GroupRequests:
         if not self._failing.is_failing:
             log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._ask_group_coordinator(
-            wire_groups.JOIN_GROUP(
+            requests.JOIN_GROUP(
                 config.group_id,
                 config.session_timeout_ms,
                 self._rebalance_timeout_ms,
@@ -100,7 +101,7 @@ class GroupRequests:
     async def sync(self, sync: Sync) -> SyncAnswer:
         """Send SyncGroup."""
         response = await self._ask_group_coordinator(
-            wire_groups.SYNC_GROUP(
+            requests.SYNC_GROUP(
                 self._group_id,
                 sync.generation,
                 sync.member_id,
@@ -119,7 +120,7 @@ class GroupRequests:
         """
         if not (member_id := member_id or await self._first_member_id()):
             return
-        request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
+        request = requests.LEAVE_GROUP(self._group_id, [(member_id, None)])
         codes: list[int] = []
         try:
             # Only a moved coordinator is worth a retry: after any other error the session timeout removes the member.
@@ -165,7 +166,7 @@ class GroupRequests:
         config = self._member.config
         sent_as = self._member.on_heartbeat_sent(self._clock.monotonic_ms())
         code: int | None = None
-        request = wire_groups.HEARTBEAT(config.group_id, *sent_as, config.instance_id)
+        request = requests.HEARTBEAT(config.group_id, *sent_as, config.instance_id)
         try:
             # The request timeout may be longer. After the session timeout the answer does not help any more.
             async with asyncio.timeout(config.session_timeout_ms / 1000):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NO_GENERATION = -1
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,6 @@ from __future__ import annotations
 import copy
 import random
 
-from penstock.shared.clients.connection import ProduceAnswer, SealedBatch, error_for_code
-from penstock.shared.clients.connection.errors import (
-    CODE_OF,
-    DUPLICATE_SEQUENCE_NUMBER,
-    MAYBE_APPENDED,
-    NO_ERROR,
-    codes_of,
-)
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.producer_batch import NO_STATE, Batch, BatchState, ProducerState
@@ -30,6 +22,16 @@ from penstock.shared.clients.producer.transaction_manager import (
     fenced_by,
     is_fatal,
 )
+from penstock.shared.clients.protocol.errors import (
+    CODE_OF,
+    DUPLICATE_SEQUENCE_NUMBER,
+    MAYBE_APPENDED,
+    NO_ERROR,
+    codes_of,
+    error_for_code,
+)
+from penstock.shared.clients.protocol.produce import ProduceAnswer
+from penstock.shared.clients.protocol.record_batches import SealedBatch
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import (
     BrokerNotAvailable,

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.shared.clients.connection.packed_headers import PackedHeaders, header_block
-from penstock.shared.clients.connection.record_encoding import (
+from penstock.shared.clients.producer.record_locations import Span
+from penstock.shared.clients.producer.record_validation import checked_headers
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
+from penstock.shared.clients.protocol.record_encoding import (
     NO_HEADERS,
     RECORD_BYTES_MAX,
     ColumnBatchBuilder,
     EncodableColumns,
 )
-from penstock.shared.clients.producer.record_locations import Span
-from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.common.compiled import compiled
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.connection import BatchRecord, Connection
+from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
@@ -60,6 +60,7 @@ from penstock.shared.clients.producer.record_validation import (
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
 from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState, is_fatal
+from penstock.shared.clients.protocol.record_batches import BatchRecord
 from penstock.shared.common import kernel_loading
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (

@@ -22,7 +22,7 @@ from contextvars import Context
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from penstock.shared.clients.connection import (
+from penstock.shared.clients.protocol.record_batches import (
     Compression,
     SealedBatch,
     batch_records,

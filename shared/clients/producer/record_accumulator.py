@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from penstock.shared.clients.connection import compression_of
 from penstock.shared.clients.producer.producer_batch import Batch, BatchState
 from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.protocol.record_batches import compression_of
 from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import TopicPartition
 

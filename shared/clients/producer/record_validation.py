@@ -6,8 +6,8 @@ from inspect import CO_COROUTINE, iscoroutinefunction
 from operator import index
 from typing import Any
 
-from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError, InvalidTimestamp, PenstockError, RecordTooLarge, SerializationError
 from penstock.shared.common.records import AnyHeaders, ProducerRecord
 from penstock.shared.common.serialization import Serializer

@@ -16,8 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, SealedBatch, produce_request
-from penstock.shared.clients.connection.errors import NO_ERROR
+from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.batch_completion import RETRY_BACKOFF_JITTER, BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
@@ -25,6 +24,9 @@ from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState
+from penstock.shared.clients.protocol.errors import NO_ERROR
+from penstock.shared.clients.protocol.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.protocol.record_batches import SealedBatch, produce_request
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (

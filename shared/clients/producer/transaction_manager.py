@@ -51,10 +51,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, Literal, TypeVar
 
-from penstock.shared.clients.connection import Connection, error_for_code, wire
-from penstock.shared.clients.connection.errors import CODE_OF, codes_of
+from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.producer_batch import SEQUENCES, ProducerState
 from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.errors import CODE_OF, codes_of, error_for_code
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     CoordinatorNotAvailable,
@@ -378,7 +379,7 @@ class TransactionCoordinator:
         transactional_id = self._settings.transactional_id
         held = (ledger.producer_id, ledger.epoch) if bump else NO_IDENTITY
         timeout_ms = self._settings.transaction_timeout_ms if transactional_id else NO_TIMEOUT_MS
-        request = wire.INIT_PRODUCER_ID(transactional_id, timeout_ms, *held)
+        request = requests.INIT_PRODUCER_ID(transactional_id, timeout_ms, *held)
         where = f"transactional id {transactional_id}" if transactional_id else "producer id"
 
         async def request_producer_id() -> None:
@@ -409,7 +410,7 @@ class TransactionCoordinator:
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
-        request = wire.ADD_PARTITIONS_TO_TXN(*self._producer_identity(), list(topics.items()))
+        request = requests.ADD_PARTITIONS_TO_TXN(*self._producer_identity(), list(topics.items()))
 
         async def request_add_partitions() -> None:
             response = await self._connection.ask_coordinator("transaction", self._transactional_id, request, where)
@@ -445,7 +446,7 @@ class TransactionCoordinator:
         # 1. The transaction coordinator must know the group: it will write its marker to the group's partition of
         #    `__consumer_offsets` (KIP-98).
         if not known:
-            announce = wire.ADD_OFFSETS_TO_TXN(*self._producer_identity(), group.group_id)
+            announce = requests.ADD_OFFSETS_TO_TXN(*self._producer_identity(), group.group_id)
 
             async def request_add_offsets() -> None:
                 response = await self._connection.ask_coordinator(
@@ -461,7 +462,7 @@ class TransactionCoordinator:
         for tp, at in offsets.items():
             topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata, {}))
         transactional_id, producer_id, epoch = self._producer_identity()
-        request = wire.TXN_OFFSET_COMMIT(
+        request = requests.TXN_OFFSET_COMMIT(
             transactional_id,
             group.group_id,
             producer_id,
@@ -491,7 +492,7 @@ class TransactionCoordinator:
     async def end(self, *, commit: bool) -> None:
         """Commit or abort the transaction at the coordinator."""
         where = f"transactional id {self._transactional_id}"
-        request = wire.END_TXN(*self._producer_identity(), commit)
+        request = requests.END_TXN(*self._producer_identity(), commit)
 
         async def request_end_transaction() -> None:
             response = await self._connection.ask_coordinator("transaction", self._transactional_id, request, where)

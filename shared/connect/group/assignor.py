@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.shared.clients.group.steps import NO_GENERATION
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.connect.group.connect_protocol import NOTHING, Work
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 

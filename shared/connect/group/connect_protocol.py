@@ -23,7 +23,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.clients.protocol.primitive_types import PrimitiveReader, encode_bytes, encode_string
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 PROTOCOL_TYPE = "connect"
@@ -100,21 +100,21 @@ class Assignment:
 
 def encode_state(state: WorkerState, version: int, last: Assignment | None = None) -> bytes:
     """Returns the bytes of a worker's state. `last` is the assignment from which its work came."""
-    data = struct.pack(">h", version) + _encode_string(state.url) + struct.pack(">q", state.config_offset)
+    data = struct.pack(">h", version) + encode_string(state.url) + struct.pack(">q", state.config_offset)
     # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:
         return data
     if last is None:
         last = Assignment("", "", state.config_offset)
     allocation = Assignment(last.leader, last.leader_url, last.config_offset, state.held)
-    return data + _encode_bytes(encode_assignment(allocation, version))
+    return data + encode_bytes(encode_assignment(allocation, version))
 
 
 def decode_state(data: bytes) -> WorkerState:
     """Returns the state in these bytes. Raises SerializationError if they are invalid."""
-    read = _Reader(data, "worker state")
+    read = PrimitiveReader(data, "worker state")
     version = read.version()
-    url = read.text()
+    url = read.string() or ""
     offset = read.int64()
     if version == EAGER:
         return WorkerState(url, offset, NOTHING, EAGER)
@@ -129,8 +129,8 @@ def encode_assignment(assignment: Assignment, version: int) -> bytes:
     """Returns the bytes of an assignment."""
     data = struct.pack(">hh", version, assignment.error)
     data += (
-        _encode_string(assignment.leader)
-        + _encode_string(assignment.leader_url)
+        encode_string(assignment.leader)
+        + encode_string(assignment.leader_url)
         + struct.pack(">q", assignment.config_offset)
     )
     data += _encode_work(assignment.work)
@@ -141,27 +141,18 @@ def encode_assignment(assignment: Assignment, version: int) -> bytes:
 
 def decode_assignment(data: bytes) -> Assignment:
     """Returns the assignment in these bytes. Raises SerializationError if they are invalid."""
-    read = _Reader(data, "assignment")
+    read = PrimitiveReader(data, "assignment")
     version = read.version()
     error = read.int16()
-    leader = read.text()
-    leader_url = read.text()
+    leader = read.string() or ""
+    leader_url = read.string() or ""
     offset = read.int64()
-    work = read.work()
+    work = _read_work(read)
     if version == EAGER or read.at_end:
         return Assignment(leader, leader_url, offset, work, error=error, version=version)
-    revoked = read.work()
+    revoked = _read_work(read)
     delay_ms = 0 if read.at_end else read.int32()
     return Assignment(leader, leader_url, offset, work, revoked, delay_ms, error, version)
-
-
-def _encode_string(value: str) -> bytes:
-    data = value.encode()
-    return struct.pack(">h", len(data)) + data
-
-
-def _encode_bytes(value: bytes) -> bytes:
-    return struct.pack(">i", len(value)) + value
 
 
 def _encode_work(work: Work) -> bytes:
@@ -169,77 +160,21 @@ def _encode_work(work: Work) -> bytes:
     for task in sorted(work.tasks):
         numbers.setdefault(task.connector, []).append(task.task)
     rows = [
-        _encode_string(name) + struct.pack(f">i{len(found)}i", len(found), *found)
+        encode_string(name) + struct.pack(f">i{len(found)}i", len(found), *found)
         for name, found in sorted(numbers.items())
     ]
     return struct.pack(">i", len(rows)) + b"".join(rows)
 
 
-class _Reader:
-    """Reads fields from the front. Raises SerializationError with the position of an invalid field."""
-
-    def __init__(self, data: bytes, description: str) -> None:
-        self._data = data
-        self._at = 0
-        self._description = description
-
-    @property
-    def at_end(self) -> bool:
-        return self._at >= len(self._data)
-
-    def version(self) -> int:
-        version = self.int16()
-        if version < 0:
-            raise SerializationError(f"{self._description}: version {version}")
-        return version
-
-    def int16(self) -> int:
-        return self._read_number(">h", 2)
-
-    def int32(self) -> int:
-        return self._read_number(">i", 4)
-
-    def int64(self) -> int:
-        return self._read_number(">q", 8)
-
-    def text(self) -> str:
-        length = self.int16()
-        try:
-            return self._take_bytes(max(0, length)).decode()
-        except UnicodeDecodeError as e:
-            raise SerializationError(f"{self._description}: invalid UTF-8 before byte {self._at}") from e
-
-    def blob(self) -> bytes | None:
-        length = self.int32()
-        return None if length < 0 else self._take_bytes(length)
-
-    def work(self) -> Work:
-        connectors: set[str] = set()
-        tasks: set[ConnectorTaskId] = set()
-        for _ in range(self._read_array_count()):
-            name = self.text()
-            for _ in range(self._read_array_count()):
-                number = self.int32()
-                if number == CONNECTOR_ITSELF:
-                    connectors.add(name)
-                else:
-                    tasks.add(ConnectorTaskId(name, number))
-        return Work(connectors, tasks)
-
-    def _read_array_count(self) -> int:
-        count = self.int32()
-        # Each element has at least one byte. A larger count is damaged, and must not run a long loop.
-        if count > len(self._data):
-            raise SerializationError(f"{self._description}: an array of {count} at byte {self._at - 4}")
-        return max(0, count)
-
-    def _read_number(self, form: str, size: int) -> int:
-        return int(struct.unpack(form, self._take_bytes(size))[0])
-
-    def _take_bytes(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._data):
-            raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")
-        read = self._data[self._at : end]
-        self._at = end
-        return read
+def _read_work(read: PrimitiveReader) -> Work:
+    connectors: set[str] = set()
+    tasks: set[ConnectorTaskId] = set()
+    for _ in range(read.array_length()):
+        name = read.string() or ""
+        for _ in range(read.array_length()):
+            number = read.int32()
+            if number == CONNECTOR_ITSELF:
+                connectors.add(name)
+            else:
+                tasks.add(ConnectorTaskId(name, number))
+    return Work(connectors, tasks)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 
 from penstock.shared.clients.group.member import UNKNOWN_MEMBER, Member
 from penstock.shared.clients.group.member_states import BEATING, MemberState
-from penstock.shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import PenstockError, SerializationError
 from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
 from penstock.shared.connect.group.connect_protocol import (

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import (
     ChangelogHole,

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.consumer.assignors import Assignor
-from penstock.shared.clients.group.steps import NO_GENERATION
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import (

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.shared.clients.connection import record_size
-from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.consumer.dead_letters import DeadLetter
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.consumer.dead_letters import (
     ATTEMPTS,
     EXCEPTION,
@@ -30,6 +29,7 @@ from penstock.shared.clients.consumer.dead_letters import (
     DeadLetter,
     header_text,
 )
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.punctuation import Punctuator

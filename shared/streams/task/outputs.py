@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
 from penstock.shared.streams.changelog.entries import Entries

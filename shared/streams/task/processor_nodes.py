@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import (
     ConfigError,
     DataError,

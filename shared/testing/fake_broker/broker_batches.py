@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.shared.clients.connection import crc32c, read_batches
+from penstock.shared.clients.protocol.record_batches import crc32c, read_batches
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection.client import Connection
-from penstock.shared.clients.connection.fetch import FetchRequest
-from penstock.shared.clients.connection.frames import FRAME_BYTES_MAX, Frames, read_in_place
+from penstock.shared.clients.connection.sockets import FRAME_BYTES_MAX, Frames, read_in_place
+from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor, GroupMember
-from penstock.shared.clients.consumer.group_protocol import Subscription
+from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common.records import TopicPartition
 
 Held = Mapping[str, frozenset[TopicPartition]]

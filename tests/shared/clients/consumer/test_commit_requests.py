@@ -70,7 +70,17 @@ class Coordinator:
         await asyncio.sleep(0)
         if request._api.name == "OffsetFetch":
             rows = [(tp, self.committed[tp]) for tp in (A, B) if tp in self.committed]
-            topics = [(tp.topic, [(tp.partition, o.offset, -1, o.metadata, 0, {})], {}) for tp, o in rows]
+            topics = [
+                SimpleNamespace(
+                    name=tp.topic,
+                    partitions=[
+                        SimpleNamespace(
+                            partition=tp.partition, offset=o.offset, leader_epoch=-1, metadata=o.metadata, error_code=0
+                        )
+                    ],
+                )
+                for tp, o in rows
+            ]
             return SimpleNamespace(error_code=0, topics=topics)
         _, generation, _, _, topics = request._fields
         offsets = {TopicPartition(t, p): OffsetAndMetadata(o, m) for t, rows in topics for p, o, _, m in rows}

@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import (
-    FetchedPartition,
-    FetchResponse,
-    crc32c,
-    new_batch_builder,
-    seal_batch,
-)
 from penstock.shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetch, Fetcher, FetchLimits, Lookup, Work
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchResponse
+from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerNotAvailable,

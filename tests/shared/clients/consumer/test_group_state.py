@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
-from penstock.shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
+from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -13,10 +17,6 @@ from penstock.shared.clients.consumer.group_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from penstock.shared.clients.consumer.group_state import GroupState
-from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
-from penstock.shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
-from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerError,

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.shared.clients.group.member import Member
 from penstock.shared.clients.group.member_states import GroupConfig, MemberState
-from penstock.shared.clients.group.steps import NO_GENERATION, JoinAnswer
+from penstock.shared.clients.group.steps import JoinAnswer
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError
 
 LOADING, NOT_COORDINATOR, ILLEGAL_GENERATION, UNKNOWN, REBALANCING, FORBIDDEN = 14, 16, 22, 25, 27, 30

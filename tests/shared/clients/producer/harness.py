@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.connection import ProduceAnswer, read_batches, record_size
 from penstock.shared.clients.producer.batch_completion import BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
@@ -18,6 +17,8 @@ from penstock.shared.clients.producer.producer_batch import Batch, Callback
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import SequenceLedger, Transaction, TxnState
+from penstock.shared.clients.protocol.produce import ProduceAnswer
+from penstock.shared.clients.protocol.record_batches import read_batches, record_size
 from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
 from penstock.shared.common.records import RecordMetadata, TopicPartition
 

@@ -12,9 +12,9 @@ from collections import deque
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import read_batches
 from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
+from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.common.errors import RecordTooLarge, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition
 from tests.shared.clients.producer.harness import (

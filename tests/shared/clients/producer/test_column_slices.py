@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.shared.clients.connection import record_size
-from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer import column_slices
 from penstock.shared.clients.producer.column_slices import slice_of
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import RecordColumns
 from tests.documents import ROOT

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.shared.clients.connection import COMPRESSION
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, fresh
 from penstock.shared.clients.producer.producer_batch import NO_STATE, Batch, BatchState
 from penstock.shared.clients.producer.record_locations import RecordLocations
+from penstock.shared.clients.protocol.record_batches import COMPRESSION
 from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 

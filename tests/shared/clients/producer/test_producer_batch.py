@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import COMPRESSION, read_batches
 from penstock.shared.clients.producer.producer_batch import (
     NO_STATE,
     Batch,
@@ -17,6 +16,7 @@ from penstock.shared.clients.producer.producer_batch import (
     ProducerState,
     located,
 )
+from penstock.shared.clients.protocol.record_batches import COMPRESSION, read_batches
 from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import COMPRESSION
 from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_locations import RecordLocations
+from penstock.shared.clients.protocol.record_batches import COMPRESSION
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition
 

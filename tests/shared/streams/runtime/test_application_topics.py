@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.admin import NewTopic
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
-from penstock.shared.clients.consumer.group_protocol import Subscription
+from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings

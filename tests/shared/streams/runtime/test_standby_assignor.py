@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
-from penstock.shared.clients.consumer.group_protocol import Subscription, decode_generation
+from penstock.shared.clients.protocol.consumer_protocol import Subscription, decode_generation
 from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.standby_assignor import (

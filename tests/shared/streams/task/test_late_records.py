@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord

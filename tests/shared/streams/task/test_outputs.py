@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.shared.clients.connection.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Headers, ProducerRecord
 from penstock.shared.streams.changelog.entries import Entries

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import ProcessingFailed, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import COMPRESSION, new_batch_builder, read_batches, seal_batch
+from penstock.shared.clients.protocol.record_batches import (
+    COMPRESSION,
+    new_batch_builder,
+    read_batches,
+    seal_batch,
+)
 from penstock.shared.testing.fake_broker.broker_batches import (
     InvalidBatch,
     assign_offset,

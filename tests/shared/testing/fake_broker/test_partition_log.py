@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import read_batches
+from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.testing.fake_broker.broker_batches import parse, records
 from penstock.shared.testing.fake_broker.partition_log import PartitionLog
 from penstock.shared.testing.fake_broker.producer_states import Appended

@@ -15,9 +15,8 @@ from aiokafka.protocol.admin import DescribeGroupsRequest_v3
 from aiokafka.protocol.api import Request as AioRequest
 from aiokafka.protocol.api import RequestStruct
 
-from penstock.shared.clients.connection import wire
-from penstock.shared.clients.connection.wire_types import Api as OurApi
-from penstock.shared.clients.connection.wire_types import Uuid
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.requests import ApiVersion, Uuid
 from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
 from penstock.shared.testing.fake_broker.protocol import (
     SPOKEN,
@@ -39,8 +38,8 @@ def structs() -> Iterator[Any]:
             if inspect.isclass(kind) and issubclass(kind, AioRequest) and kind is not AioRequest:
                 for one in kind._CLASSES:
                     found["aiokafka", one.API_KEY, one.API_VERSION] = one
-    for one in vars(wire).values():
-        if isinstance(one, OurApi):
+    for one in vars(requests).values():
+        if isinstance(one, ApiVersion):
             found["penstock", one.key, one.version] = one.struct
     for (client, key, version), one in sorted(found.items(), key=lambda item: item[0]):
         spoken = SPOKEN.get(key)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,

@@ -26,7 +26,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 
-from penstock.shared.clients.connection.produce import Produce, Topics
+from penstock.shared.clients.protocol.produce import Produce, Topics
 
 MAGIC = 2
 # Positions in a batch's header.

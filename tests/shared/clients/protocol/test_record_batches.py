@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.connection import (
+from penstock.shared.clients.protocol.record_batches import (
+    ATTRIBUTES_AT,
     COMPRESSION,
+    CRC_AT,
     Compression,
     batch_records,
     compression_of,
     crc32c,
+    new_batch_builder,
     read_batches,
+    seal_batch,
 )
-from penstock.shared.clients.connection.record_batches import ATTRIBUTES_AT, CRC_AT, new_batch_builder, seal_batch
 
 RANDOM = random.Random(1)
 TEXT = [b" ".join(RANDOM.choice((b"carrier", b"origin", b"delay", b"%d" % i)) for i in range(200)) for _ in range(20)]

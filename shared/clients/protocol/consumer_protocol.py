@@ -1,4 +1,4 @@
-"""The messages between members of a group: a subscription to the leader, and an assignment back.
+"""The messages between a group's consumers (Java: `ConsumerProtocol`): subscriptions to the leader, assignments back.
 
 The coordinator forwards these bytes unread. They are Kafka's ConsumerProtocolSubscription and
 ConsumerProtocolAssignment, versions 0 to 3, encoded as the Java consumer does, so that members of both kinds can share
@@ -22,8 +22,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.shared.clients.group.steps import NO_GENERATION
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.clients.protocol.primitive_types import PrimitiveReader, encode_array, encode_bytes, encode_string
+from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.records import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
@@ -54,42 +54,42 @@ def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSIO
     """Encode a subscription; topics and partitions are sorted as in Java."""
     parts = [
         struct.pack(">h", version),
-        _encode_array(_encode_string(topic) for topic in sorted(subscription.topics)),
-        _encode_bytes(subscription.user_data),
+        encode_array(encode_string(topic) for topic in sorted(subscription.topics)),
+        encode_bytes(subscription.user_data),
     ]
     if version >= OWNED_SINCE:
         parts.append(_encode_partitions(sorted(subscription.owned)))
     if version >= GENERATION_SINCE:
         parts.append(struct.pack(">i", subscription.generation))
     if version >= RACK_SINCE:
-        parts.append(_encode_string(subscription.rack_id))
+        parts.append(encode_string(subscription.rack_id))
     return b"".join(parts)
 
 
 def decode_subscription(data: bytes) -> Subscription:
     """Decode a subscription. Raises SerializationError if the bytes are invalid."""
-    read = _Reader(data, "subscription")
+    read = PrimitiveReader(data, "subscription")
     version = read.version()
-    topics = tuple(read.text() or "" for _ in range(read.count()))
+    topics = tuple(read.string() or "" for _ in range(read.array_length()))
     user_data = read.blob()
-    owned = read.partitions() if version >= OWNED_SINCE else ()
+    owned = _read_partitions(read) if version >= OWNED_SINCE else ()
     generation = read.int32() if version >= GENERATION_SINCE else NO_GENERATION
-    rack_id = read.text() if version >= RACK_SINCE else None
+    rack_id = read.string() if version >= RACK_SINCE else None
     return Subscription(topics, user_data, owned, generation, rack_id)
 
 
 def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
     """Encode an assignment; all versions have the same fields."""
-    return struct.pack(">h", version) + _encode_partitions(assignment.partitions) + _encode_bytes(assignment.user_data)
+    return struct.pack(">h", version) + _encode_partitions(assignment.partitions) + encode_bytes(assignment.user_data)
 
 
-def decode_assignment(data: bytes) -> Assignment:
+def decode_assignment(data: bytes | None) -> Assignment:
     """Decode an assignment; no bytes are an empty one. Raises SerializationError if the bytes are invalid."""
     if not data:
         return Assignment(())
-    read = _Reader(data, "assignment")
+    read = PrimitiveReader(data, "assignment")
     read.version()
-    return Assignment(read.partitions(), read.blob())
+    return Assignment(_read_partitions(read), read.blob())
 
 
 def encode_sticky(partitions: Iterable[TopicPartition], generation: int) -> bytes:
@@ -101,8 +101,8 @@ def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
     """Decode the last assignment and its generation; () and -1 if there is none."""
     if not data:
         return (), NO_GENERATION
-    read = _Reader(data, "sticky user data")
-    return read.partitions(), NO_GENERATION if read.at_end else read.int32()
+    read = PrimitiveReader(data, "sticky user data")
+    return _read_partitions(read), NO_GENERATION if read.at_end else read.int32()
 
 
 def encode_generation(generation: int) -> bytes:
@@ -112,88 +112,21 @@ def encode_generation(generation: int) -> bytes:
 
 def decode_generation(data: bytes | None) -> int:
     """Decode the generation; -1 if there is none."""
-    return _Reader(data, "cooperative-sticky user data").int32() if data else NO_GENERATION
-
-
-def _encode_array(items: Iterable[bytes]) -> bytes:
-    encoded = list(items)
-    return struct.pack(">i", len(encoded)) + b"".join(encoded)
-
-
-def _encode_string(value: str | None) -> bytes:
-    if value is None:
-        return struct.pack(">h", -1)
-    data = value.encode()
-    return struct.pack(">h", len(data)) + data
-
-
-def _encode_bytes(value: bytes | None) -> bytes:
-    return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+    return PrimitiveReader(data, "cooperative-sticky user data").int32() if data else NO_GENERATION
 
 
 def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
-    return _encode_array(
-        _encode_string(topic) + _encode_array(struct.pack(">i", p) for p in found) for topic, found in topics.items()
+    return encode_array(
+        encode_string(topic) + encode_array(struct.pack(">i", p) for p in found) for topic, found in topics.items()
     )
 
 
-class _Reader:
-    """Reads fields from the front. Raises SerializationError with the position if a field does not fit."""
-
-    def __init__(self, data: bytes, description: str) -> None:
-        self._data = data
-        self._at = 0
-        self._description = description
-
-    @property
-    def at_end(self) -> bool:
-        return self._at >= len(self._data)
-
-    def version(self) -> int:
-        version = self._read_number(">h", 2)
-        if version < 0:
-            raise SerializationError(f"{self._description}: version {version}")
-        return version
-
-    def int32(self) -> int:
-        return self._read_number(">i", 4)
-
-    def count(self) -> int:
-        count = self.int32()
-        if not 0 <= count <= len(self._data):
-            raise SerializationError(f"{self._description}: an array of {count} at byte {self._at - 4}")
-        return count
-
-    def text(self) -> str | None:
-        length = self._read_number(">h", 2)
-        if length < 0:
-            return None
-        try:
-            return self._read_bytes(length).decode()
-        except UnicodeDecodeError as e:
-            raise SerializationError(f"{self._description}: no UTF-8 before byte {self._at}") from e
-
-    def blob(self) -> bytes | None:
-        length = self.int32()
-        return None if length < 0 else self._read_bytes(length)
-
-    def partitions(self) -> tuple[TopicPartition, ...]:
-        found: list[TopicPartition] = []
-        for _ in range(self.count()):
-            topic = self.text() or ""
-            found += [TopicPartition(topic, self.int32()) for _ in range(self.count())]
-        return tuple(found)
-
-    def _read_number(self, form: str, size: int) -> int:
-        return int(struct.unpack(form, self._read_bytes(size))[0])
-
-    def _read_bytes(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._data):
-            raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")
-        read = self._data[self._at : end]
-        self._at = end
-        return read
+def _read_partitions(read: PrimitiveReader) -> tuple[TopicPartition, ...]:
+    found: list[TopicPartition] = []
+    for _ in range(read.array_length()):
+        topic = read.string() or ""
+        found += [TopicPartition(topic, read.int32()) for _ in range(read.array_length())]
+    return tuple(found)

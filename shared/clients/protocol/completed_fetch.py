@@ -25,8 +25,8 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from numpy.typing import NDArray
 
-from penstock.shared.clients.connection.fetch import NO_EPOCH
-from penstock.shared.clients.connection.record_batches import crc32c, decompress
+from penstock.shared.clients.protocol.fetch import NO_EPOCH
+from penstock.shared.clients.protocol.record_batches import crc32c, decompress
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
 from penstock.shared.common.kernel_loading import IS_COMPILED
 from penstock.shared.common.packed_bytes import PackedBytes
@@ -54,9 +54,22 @@ ABORT = 0
 
 _offset_length = struct.Struct(">qi")
 _header = struct.Struct(">iBIhiqqqhii")
-"""The fields from the leader epoch on: epoch, magic, checksum, attributes, last offset delta, first and highest
-timestamp, producer id, epoch and sequence, number of records."""
+"""The fields from the leader epoch on (`_Header`)."""
 _control = struct.Struct(">hh")
+
+
+class _Header(NamedTuple):
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    first_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
 
 
 class _Batch:
@@ -87,10 +100,15 @@ class _Batch:
         self.next_offset = base_offset + 1
         self.epoch = NO_EPOCH
         if self.magic >= 2:
-            header = _header.unpack_from(data, start + LENGTH_END)
-            self.epoch, _, self.crc, self.attributes, last_offset_delta, *_, self.count = header
-            self.first_timestamp, self.max_timestamp, self.producer_id = header[5:8]
-            self.next_offset += last_offset_delta
+            header = _Header._make(_header.unpack_from(data, start + LENGTH_END))
+            self.epoch = header.leader_epoch
+            self.crc = header.crc
+            self.attributes = header.attributes
+            self.first_timestamp = header.first_timestamp
+            self.max_timestamp = header.max_timestamp
+            self.producer_id = header.producer_id
+            self.count = header.record_count
+            self.next_offset += header.last_offset_delta
 
     @property
     def is_control(self) -> bool:
@@ -107,7 +125,7 @@ class _Batch:
 def compile_decoding() -> None:
     """Compile the decoding of records, or load it from the cache of compiled code, once per process."""
     if IS_COMPILED:
-        from penstock.shared.clients.connection import record_decoding
+        from penstock.shared.clients.protocol import record_decoding
 
         record_decoding.compile_kernels()
 
@@ -471,8 +489,8 @@ class _Packed:
         Returns the number of batches added.
         """
         # Imported late: it loads numba.
-        from penstock.shared.clients.connection import record_decoding as d
-        from penstock.shared.clients.connection.packed_headers import PackedHeaders
+        from penstock.shared.clients.protocol import record_decoding as d
+        from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 
         if not run:
             return 0
@@ -504,8 +522,20 @@ class _Packed:
         return done
 
 
-def _plan(d: Any, batch: _Batch, start: int, stop: int) -> tuple[int, ...] | None:
-    """Return a batch's row in the kernel's plan (`record_decoding`).
+class _PlanRow(NamedTuple):
+    """A batch in the kernel's plan: `record_decoding` has the fields in the same order."""
+
+    start: int
+    stop: int
+    base_offset: int
+    base_timestamp: int
+    append_time: int
+    record_count: int
+    offsets: int
+
+
+def _plan(d: Any, batch: _Batch, start: int, stop: int) -> _PlanRow | None:
+    """Return a batch's row in the kernel's plan.
 
     Returns None if the batch is too short for the number of records in its header.
     """
@@ -514,7 +544,7 @@ def _plan(d: Any, batch: _Batch, start: int, stop: int) -> tuple[int, ...] | Non
         return None
     append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_TIME
     offsets = batch.next_offset - batch.base_offset
-    return start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets
+    return _PlanRow(start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets)
 
 
 def is_compressed(batch: _Batch) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.clients.connection.record_batches import (
+from penstock.shared.clients.protocol.record_batches import (
     ATTRIBUTES_AT,
     CRC_AT,
     LENGTH_FROM,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.connection.fetch import FetchedPartition, FetchRequest, FetchResponse
+from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from penstock.shared.common.errors import UnsupportedVersion
 from penstock.shared.testing.fake_broker import Api, Message
 from penstock.shared.testing.fake_broker.protocol import SPOKEN

@@ -12,8 +12,8 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import COMPRESSION, CompletedFetch, crc32c, new_batch_builder, seal_batch
-from penstock.shared.clients.connection.completed_fetch import DECODED_RECORDS
+from penstock.shared.clients.protocol.completed_fetch import DECODED_RECORDS, CompletedFetch
+from penstock.shared.clients.protocol.record_batches import COMPRESSION, crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns
 

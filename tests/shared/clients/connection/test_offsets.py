@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.connection.offset_checks import checked_offset, checked_offsets, checked_spec, checked_time
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec, checked_time
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 A = TopicPartition("t", 0)

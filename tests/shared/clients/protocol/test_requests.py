@@ -1,4 +1,4 @@
-"""Requests and responses on the wire: each struct round-trips in its pinned version."""
+"""Requests and responses: each struct round-trips in its pinned version."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
-from penstock.shared.clients.connection import wire
-from penstock.shared.clients.connection.wire_types import NO_UUID, Api, Uuid, decode_assignment
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.requests import NO_UUID, ApiVersion, Uuid
 from penstock.shared.common.errors import UnsupportedVersion
-from penstock.shared.common.records import TopicPartition
 
 REQUESTS: dict[str, tuple[Any, ...]] = {
     "METADATA": ([(NO_UUID, "t", {})], False, False, False),
@@ -33,16 +31,29 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "ADD_OFFSETS_TO_TXN": ("tx", 7, 0, "g"),
     "END_TXN": ("tx", 7, 0, True),
     "TXN_OFFSET_COMMIT": ("tx", "g", 7, 0, 1, "m", None, [("t", [(0, 5, -1, "", {})], {})]),
+    "DESCRIBE_LOG_DIRS": ([("t", [0, 1])],),
+    "CONSUMER_GROUP_DESCRIBE": (["g"], False),
 }
-APIS = {name: api for name, api in vars(wire).items() if isinstance(api, Api)}
+
+
+def group_requests(instance: str | None) -> dict[str, tuple[Any, ...]]:
+    return {
+        "JOIN_GROUP": ("g", 10_000, 60_000, "m", instance, "consumer", [("range", b"\x00\x01")]),
+        "SYNC_GROUP": ("g", 3, "m", instance, [("m", b"\x00")]),
+        "HEARTBEAT": ("g", 3, "m", instance),
+        "LEAVE_GROUP": ("g", [("m", instance)]),
+    }
+
+
+APIS = {name: api for name, api in vars(requests).items() if isinstance(api, ApiVersion)}
 
 
 def test_every_request_is_listed_here() -> None:
     """Every API has a round trip below."""
-    assert REQUESTS.keys() == APIS.keys()
+    assert REQUESTS.keys() | group_requests(None).keys() == APIS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(APIS))
+@pytest.mark.parametrize("name", sorted(REQUESTS))
 def test_round_trip(name: str) -> None:
     """An encoded message decodes to equal fields and is consumed to the last byte."""
     api = APIS[name]
@@ -53,9 +64,22 @@ def test_round_trip(name: str) -> None:
     assert again == struct
 
 
+@pytest.mark.parametrize("instance", [None, "i"])
+@pytest.mark.parametrize("name", sorted(group_requests(None)))
+def test_group_round_trip(name: str, instance: str | None) -> None:
+    """A request of a group's member decodes to the same fields, with and without an instance id."""
+    api = APIS[name]
+    struct = api(*group_requests(instance)[name]).prepare({api.key: (0, 99)})
+    data = BytesIO(struct.encode())
+    again = type(struct).decode(data)
+    assert data.read() == b""
+    assert again.encode() == struct.encode()
+    assert (b"\x00\x01i" in struct.encode()) == (instance == "i")
+
+
 def test_a_broker_that_is_too_old() -> None:
     """A version that the broker does not support is rejected with the versions that it supports."""
-    request = wire.END_TXN("tx", 7, 0, True)
+    request = requests.END_TXN("tx", 7, 0, True)
     with pytest.raises(UnsupportedVersion, match=r"EndTxn v2.*v0.*v1"):
         request.prepare({26: (0, 1)})
     with pytest.raises(UnsupportedVersion):
@@ -68,8 +92,8 @@ def test_uuid() -> None:
     assert Uuid.decode(BytesIO(Uuid.encode(value))) == value
 
 
-def test_assignment() -> None:
-    """A member's assignment decodes to partitions. A member without an assignment has none."""
-    data = ConsumerProtocolMemberAssignment(0, [("t", [0, 2])], b"").encode()
-    assert decode_assignment(data) == {TopicPartition("t", 0), TopicPartition("t", 2)}
-    assert decode_assignment(b"") == decode_assignment(None) == frozenset()
+def test_rows_have_named_fields() -> None:
+    """A struct in an array decodes to a named tuple."""
+    request = requests.LEAVE_GROUP("g", [("m", "i")]).prepare({13: (0, 99)})
+    (member,) = type(request).decode(BytesIO(request.encode())).members
+    assert (member.member_id, member.group_instance_id) == ("m", "i")

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import HeaderColumn, Headers
 

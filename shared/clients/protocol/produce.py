@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from aiokafka.protocol.produce import ProduceRequest
 
-from penstock.shared.clients.connection.flexible import (
+from penstock.shared.clients.protocol.flexible import (
     NO_TAGS,
     Endpoint,
     FlexibleStruct,

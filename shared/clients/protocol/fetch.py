@@ -14,7 +14,7 @@ import struct
 from io import BytesIO
 from typing import NamedTuple
 
-from penstock.shared.clients.connection.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
+from penstock.shared.clients.protocol.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
 from penstock.shared.common.errors import UnsupportedVersion
 
 API_KEY = 1

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import ProduceAnswer, ProduceResponse, produce_request
+from penstock.shared.clients.protocol.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.protocol.record_batches import produce_request
 from penstock.shared.common.errors import UnsupportedVersion
 from penstock.shared.testing.fake_broker.codec import Message, Schema
 from penstock.shared.testing.fake_broker.schemas import PRODUCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiokafka import errors as kafka
 
-from penstock.shared.clients.connection.errors import CLASSES, CODES, error_for_code, translate
+from penstock.shared.clients.protocol.errors import CLASSES, CODES, error_for_code, translate
 from penstock.shared.common import errors as e
 
 

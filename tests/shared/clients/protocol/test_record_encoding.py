@@ -13,9 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import COMPRESSION, batch_records, new_batch_builder, record_size, seal_batch
-from penstock.shared.clients.connection.packed_headers import PackedHeaders, header_block
-from penstock.shared.clients.connection.record_encoding import (
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
+from penstock.shared.clients.protocol.record_batches import (
+    COMPRESSION,
+    batch_records,
+    new_batch_builder,
+    record_size,
+    seal_batch,
+)
+from penstock.shared.clients.protocol.record_encoding import (
     NO_HEADERS,
     RECORD_BYTES_MAX,
     ColumnBatchBuilder,

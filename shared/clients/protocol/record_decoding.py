@@ -3,7 +3,7 @@
 The kernel decodes the batches of every ordinary producer. A batch with anything unusual (a length that does not fit,
 an attribute, a header name beyond ASCII) is left to aiokafka's reader, which decodes it or raises its error.
 
->>> from penstock.shared.clients.connection.record_batches import new_batch_builder, seal_batch
+>>> from penstock.shared.clients.protocol.record_batches import new_batch_builder, seal_batch
 >>> builder = new_batch_builder(1_000, False)
 >>> for i, (key, value) in enumerate([(b"ann", b"{}"), (None, b"")]):
 ...     _ = builder.append(i, 1_000 + i, key, value, [])

@@ -1,0 +1,138 @@
+"""Offsets: checks those that a caller passes, and looks up those of the partitions' leaders.
+
+The checks come before a request, because some numbers have a special meaning to a broker.
+
+>>> checked_offset(TopicPartition("clicks", 0), 7)
+7
+>>> checked_time("clicks-0", -1)  # in a lookup: the end
+Traceback (most recent call last):
+...
+ValueError: clicks-0: time -1 is below 0; it is in ms since the epoch
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.protocol import requests
+from penstock.shared.clients.protocol.errors import error_for_code
+from penstock.shared.clients.protocol.requests import NO_UUID
+from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+
+OFFSET_METADATA_MAX_BYTES = 4_096
+"""The metadata that a broker stores with an offset (its `offset.metadata.max.bytes` by default)."""
+
+
+def checked_offset(tp: TopicPartition, offset: object) -> int:
+    """The offset, if it is valid. Raises TypeError or ValueError."""
+    if not isinstance(tp, TopicPartition):
+        raise TypeError(f"{tp!r} is not a TopicPartition")
+    # True is an int too.
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise TypeError(f"{tp}: {offset!r} is not an offset, which is an int")
+    if offset < 0:
+        raise ValueError(f"{tp}: offset {offset} is below 0")
+    return offset
+
+
+def checked_offsets(
+    given: Mapping[TopicPartition, OffsetAndMetadata | int],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The offsets to commit, if they are valid. TypeError and ValueError name the partition."""
+    checked = {}
+    for tp, value in given.items():
+        at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        checked_offset(tp, at.offset)
+        if not isinstance(at.metadata, str):
+            raise TypeError(f"{tp}: the metadata is not a text but {at.metadata!r}")
+        if (size := len(at.metadata.encode())) > OFFSET_METADATA_MAX_BYTES:
+            raise ValueError(f"{tp}: {size} bytes of metadata, above the {OFFSET_METADATA_MAX_BYTES} that are kept")
+        checked[tp] = at
+    return checked
+
+
+def checked_time(what: object, time_ms: object) -> int:
+    """The time in ms, if it is valid. Raises TypeError or ValueError."""
+    if not isinstance(time_ms, int) or isinstance(time_ms, bool):
+        raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
+    if time_ms < 0:
+        raise ValueError(f"{what}: time {time_ms} is below 0; it is in ms since the epoch")
+    return time_ms
+
+
+def checked_spec(what: object, spec: object) -> str | int:
+    """The position to look up: `earliest`, `latest` or a time in ms. Raises TypeError or ValueError."""
+    if isinstance(spec, str):
+        if spec not in ("earliest", "latest"):
+            raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")
+        return spec
+    return checked_time(what, spec)
+
+
+SPECS = {"earliest": -2, "latest": -1}
+"""The times that stand for a position in ListOffsets."""
+CONSUMER = -1
+"""The replica id of a client that is no broker."""
+NO_LEADER_EPOCH = -1
+"""Without the current leader epoch the broker does not fence the request (KIP-320)."""
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+
+async def list_offsets(
+    connection: Connection, specs: Mapping[TopicPartition, str | int], isolation_level: str, timeout_ms: float
+) -> dict[TopicPartition, int]:
+    """Return for each partition the offset of `earliest`, `latest` or a time in ms; -1 if no record is as late as the
+    time.
+
+    The latest is the high watermark, under `read_committed` the last stable offset.
+    """
+    stamps = {tp: SPECS[spec] if isinstance(spec, str) else spec for tp, spec in specs.items()}
+    level = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
+    found: dict[TopicPartition, int] = {}
+
+    async def ask_leaders_for_offsets() -> None:
+        # A retry requests only what an earlier attempt did not find.
+        missing = [tp for tp in stamps if tp not in found]
+        for node, topics in (await by_leader(connection, missing)).items():
+            rows = [(t, [(p, NO_LEADER_EPOCH, stamps[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
+            request = requests.LIST_OFFSETS(CONSUMER, level, rows)
+            # Do not queue behind a fetch, which the broker may hold while there is no data.
+            response = await connection.send(node, request, "list offsets", coordination=True)
+            for topic in response.topics:
+                for row in topic.partitions:
+                    tp = TopicPartition(topic.name, row.partition)
+                    if row.error_code:
+                        raise error_for_code(row.error_code, str(tp))
+                    found[tp] = row.offset
+
+    await connection.retrying(ask_leaders_for_offsets, "list offsets", timeout_ms)
+    return found
+
+
+async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[int, dict[str, list[int]]]:
+    """Return partitions by leader and topic, from fresh metadata.
+
+    Raises NotLeaderOrFollower (retriable) if a partition has no leader.
+    """
+    wanted = list(partitions)
+    rows: list[Any] = [(NO_UUID, name, {}) for name in dict.fromkeys(tp.topic for tp in wanted)]
+    request = requests.METADATA(rows, False, False, False)
+    response = await connection.send(connection.any_node(), request, "metadata", coordination=True)
+    leaders: dict[TopicPartition, int] = {}
+    for topic in response.topics:
+        if topic.error_code:
+            raise error_for_code(topic.error_code, f"topic {topic.name}")
+        leaders.update({TopicPartition(topic.name, row.partition): row.leader for row in topic.partitions})
+    nodes: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for tp in wanted:
+        if tp not in leaders:
+            raise UnknownTopicOrPartition(f"{tp}: the topic has {sum(t.topic == tp.topic for t in leaders)} partitions")
+        if leaders[tp] < 0:
+            raise NotLeaderOrFollower(f"{tp}: no leader")
+        nodes[leaders[tp]][tp.topic].append(tp.partition)
+    return nodes
