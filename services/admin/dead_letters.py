@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.clients.dead_letter_log import DeadLetterLog, wanted_by
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, wanted_by
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
 from penstock.shared.common.log import get_logger

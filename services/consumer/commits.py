@@ -18,9 +18,9 @@ from penstock.services.consumer.executor import Outcome
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.transactor import Offsets, OutputRejected, Transactor
 from penstock.shared.clients.consumer import Consumer
-from penstock.shared.clients.consumer.dead_letters import shortened
-from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.clients.dead_letters.dead_letter import shortened
+from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.parallel_consumer.partition_progress import Work
 from penstock.shared.common.errors import AbortableError, CommitFailed, RecordTooLarge, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, ProducerRecord, TopicPartition

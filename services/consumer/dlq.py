@@ -22,7 +22,7 @@ from rich.text import Text
 from penstock.services.command_line import run_app
 from penstock.services.consumer.settings import DlqSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
+from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import log, topic_names
 from penstock.shared.common.errors import UnknownTopicOrPartition

@@ -28,7 +28,7 @@ from penstock.services.consumer.call_limits import CallLimits
 from penstock.services.consumer.handlers import Handler, Records
 from penstock.services.consumer.retry_policy import Retry, RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
-from penstock.shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.dead_letters.dead_letter import (
     STAGE_DESERIALIZE,
     STAGE_PROCESS,
     STAGE_PRODUCE,
@@ -37,8 +37,8 @@ from penstock.shared.clients.consumer.dead_letters import (
     message_of,
     shortened,
 )
-from penstock.shared.clients.consumer.key_scheduler import Execution
-from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.clients.parallel_consumer.key_scheduler import Execution
+from penstock.shared.clients.parallel_consumer.partition_progress import Work
 from penstock.shared.clients.producer.record_validation import checked_headers, checked_partition, checked_timestamp
 from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge
 from penstock.shared.common.log import get_logger

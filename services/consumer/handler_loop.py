@@ -21,7 +21,7 @@ from penstock.services.consumer.commits import Commits, OffsetCommits
 from penstock.services.consumer.executor import Executor, Outcome
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
-from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import DataError, IllegalState, PenstockError
 from penstock.shared.common.log import get_logger

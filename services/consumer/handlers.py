@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from penstock.services.consumer.call_limits import CallLimits
-from penstock.shared.clients.consumer.dead_letters import message_of
+from penstock.shared.clients.dead_letters.dead_letter import message_of
 from penstock.shared.common.errors import ConfigError, HandlerCancelled, HandlerExited, HandlerTimeout
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import (

@@ -18,7 +18,7 @@ from pydantic_settings import NoDecode
 from penstock.services.consumer.handler_loop import RunnerOptions
 from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.shared.clients.consumer import ConsumerSettings, ReadingSettings
-from penstock.shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
+from penstock.shared.clients.parallel_consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
 from penstock.shared.clients.producer import ProducerSettings
 from penstock.shared.common.settings import (
     CommandSettings,

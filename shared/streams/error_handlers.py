@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from penstock.shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS
+from penstock.shared.clients.dead_letters.dead_letter import STAGE_DESERIALIZE, STAGE_PROCESS
 from penstock.shared.common.errors import ConfigError, DataError
 
 ExceptionHandler = Literal["dead_letter", "continue", "fail"]

@@ -28,7 +28,7 @@ import pytest
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.commit_metadata import decode_finished
+from penstock.shared.clients.parallel_consumer.commit_metadata import decode_finished
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings

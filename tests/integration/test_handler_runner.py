@@ -29,8 +29,8 @@ from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.commit_metadata import decode_finished
-from penstock.shared.clients.dead_letter_log import DeadLetterLog
+from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog
+from penstock.shared.clients.parallel_consumer.commit_metadata import decode_finished
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import (

@@ -13,7 +13,7 @@ from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings

@@ -23,7 +23,7 @@ from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition

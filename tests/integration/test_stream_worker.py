@@ -21,7 +21,7 @@ import pytest
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK

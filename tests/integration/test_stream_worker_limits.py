@@ -10,7 +10,7 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.dead_letters import MESSAGE
+from penstock.shared.clients.dead_letters.dead_letter import MESSAGE
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 

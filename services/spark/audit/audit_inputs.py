@@ -25,7 +25,7 @@ from penstock.services.spark.topic_offsets import (
     offsets_at,
     topic_offsets,
 )
-from penstock.shared.clients.consumer.dead_letters import NODE
+from penstock.shared.clients.dead_letters.dead_letter import NODE
 from penstock.shared.common.errors import FatalError
 from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, StoreSchema
 

@@ -2,7 +2,7 @@
 
 from penstock.shared.clients.consumer.consumer import Consumer
 from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor
-from penstock.shared.clients.consumer.listener import RebalanceListener
+from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener
 from penstock.shared.clients.consumer.settings import ConsumerSettings, ReadingSettings
 
 __all__ = ["Consumer", "ConsumerInterceptor", "ConsumerSettings", "ReadingSettings", "RebalanceListener"]

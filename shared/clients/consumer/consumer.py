@@ -37,19 +37,18 @@ from typing_extensions import TypeVar
 from penstock.shared.clients.connection import list_offsets
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import Assignor
-from penstock.shared.clients.consumer.commit_requests import OffsetCommits, OnCommit
-from penstock.shared.clients.consumer.decoding import Decoding, Undecodable
+from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
+from penstock.shared.clients.consumer.fetcher import Deserializers, Undecodable
 from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
-from penstock.shared.clients.consumer.listener import RebalanceListener
-from penstock.shared.clients.consumer.membership import Membership
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.positions import Polled
+from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import (
     LEAVE_TIME_MS,
     UNKNOWN_TOPIC_REFRESH_MS,
     SubscriptionState,
 )
-from penstock.shared.clients.consumer.unread import Polled
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
@@ -105,7 +104,7 @@ class Consumer(Generic[K, V]):
         `assignor` replaces the one in the settings, and should have its name.
         """
         self._settings = settings = ConsumerSettings.given(settings)
-        self._decoding = Decoding(
+        self._decoding = Deserializers(
             bytes_deserializer if key_deserializer is None else key_deserializer,
             bytes_deserializer if value_deserializer is None else value_deserializer,
         )
@@ -114,7 +113,7 @@ class Consumer(Generic[K, V]):
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
         self._subscription = SubscriptionState(KafkaSettings.of(kafka), settings, self._metrics)
         self._subscription.assignor = assignor
-        self._commits = OffsetCommits(
+        self._commits = CommitRequestManager(
             self._subscription.connection,
             self.group_metadata,
             self._metrics,
@@ -126,7 +125,7 @@ class Consumer(Generic[K, V]):
             on_rejected=self._subscription.on_commit_rejected,
             on_committed=self._interceptors.on_commit,
         )
-        self._membership = Membership(self._subscription, self._commits, settings, self._metrics)
+        self._membership = RebalanceListenerInvoker(self._subscription, self._commits, settings, self._metrics)
         self._next_commit_ms = 0
         self._state = "new"
         self._wanted: _Subscription | list[TopicPartition] | None = None

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.consumer.group_state import GroupState
-from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.consumer.group_state import Complete, Gather, GroupState, Leave, Lose, Revoke, Step
 from penstock.shared.clients.group.member_states import MemberState
 from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.clients.group.steps import Join, Sync, Wait

@@ -7,20 +7,33 @@ together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer u
 need the memory. Then its records are dropped and fetched again later.
 
 A partition knows its one open request. A seek or a new assignment forgets that request, so that its answer is ignored.
+
+`Deserializers` decode the keys and values of the records taken. A record that cannot be decoded blocks its partition.
+The records before it are returned first. Then every poll raises SerializationError with topic, partition and offset,
+until a seek past the record.
+
+>>> from penstock.shared.common.records import ConsumerRecord
+>>> from penstock.shared.common.serialization import json_deserializer
+>>> columns = Columns.of([ConsumerRecord("clicks", 0, 7 + i, 0, b"ann", v) for i, v in enumerate([b"1", b"{"])])
+>>> decoded, error = Deserializers(value=json_deserializer).decode(columns)
+>>> decoded.values, decoded.keys, error.offset, str(error.error)
+([1], [b'ann'], 8, 'clicks-0 at offset 8: value: clicks: not JSON: Input data was truncated')
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.settings import ResetPolicy
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
 from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.fetch import NO_EPOCH, FetchedPartition, FetchResponse
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import (
+    ConfigError,
     CorruptRecord,
     IllegalState,
     LogTruncation,
@@ -28,8 +41,10 @@ from penstock.shared.common.errors import (
     OffsetOutOfRange,
     PenstockError,
     RetriableError,
+    SerializationError,
 )
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 
 LEFT_OUT_WAIT_MS = 20
 """The longest wait for data of a request while another partition of its broker is left out, because enough of that
@@ -72,7 +87,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lookup:
+class OffsetLookup:
     """Positions to look up: by policy, or (None) by the group's committed offsets."""
 
     wanted: dict[TopicPartition, ResetPolicy | None]
@@ -96,11 +111,11 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class NextRequests:
     """The requests to send now, whether metadata is stale, and the ms at which to check again (None: on an event)."""
 
     fetches: list[Fetch]
-    lookups: list[Lookup]
+    lookups: list[OffsetLookup]
     stale_metadata: bool
     next_ms: float | None
 
@@ -159,7 +174,7 @@ class PartitionState:
 
     def forget_fetched(self) -> None:
         """Drop the buffered records and the open request."""
-        self.request_out: Fetch | Lookup | None = None
+        self.request_out: Fetch | OffsetLookup | None = None
         self.completed_fetches.clear()
         self.buffered_bytes = 0
         self.fetch_offset = self.position or 0
@@ -239,7 +254,7 @@ class Fetcher:
 
     # --- the next requests ---
 
-    def work(self, leader: Leader, now_ms: float) -> Work:
+    def next_requests(self, leader: Leader, now_ms: float) -> NextRequests:
         """Return the requests to send now. Each fetch and lookup must be answered by one of the methods below."""
         lookups = self._offset_lookups(leader, now_ms)
         idle, left_out, nodes = self._partitions_to_fetch(leader, now_ms)
@@ -261,7 +276,7 @@ class Fetcher:
         stale = self._stale
         self._stale = False
         later = [s.retry_ms for s in self._partitions.values() if s.retry_ms > now_ms and not s.is_paused]
-        return Work(fetches, lookups, stale, min(later, default=None))
+        return NextRequests(fetches, lookups, stale, min(later, default=None))
 
     def _partitions_to_fetch(
         self, leader: Leader, now_ms: float
@@ -309,7 +324,7 @@ class Fetcher:
         share = min(free // asking, most)
         return share if share >= worth else 0
 
-    def _offset_lookups(self, leader: Leader, now_ms: float) -> list[Lookup]:
+    def _offset_lookups(self, leader: Leader, now_ms: float) -> list[OffsetLookup]:
         by_commit: dict[TopicPartition, ResetPolicy | None] = {}
         by_topic: dict[str, dict[TopicPartition, ResetPolicy | None]] = {}
         for tp, state in self._partitions.items():
@@ -326,8 +341,8 @@ class Fetcher:
             else:
                 # One lookup for each topic: an error of one topic must not fail the others.
                 by_topic.setdefault(tp.topic, {})[tp] = state.reset
-        lookups = [Lookup(by_commit, True)] if by_commit else []
-        lookups += [Lookup(wanted, False) for wanted in by_topic.values()]
+        lookups = [OffsetLookup(by_commit, True)] if by_commit else []
+        lookups += [OffsetLookup(wanted, False) for wanted in by_topic.values()]
         for lookup in lookups:
             for tp in lookup.wanted:
                 self._partitions[tp].request_out = lookup
@@ -335,7 +350,7 @@ class Fetcher:
 
     # --- answers ---
 
-    def committed(self, lookup: Lookup, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def committed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Apply the group's committed offsets. A partition that is missing has none.
 
         With a leader epoch the first fetch checks whether the log was truncated (KIP-320).
@@ -346,7 +361,7 @@ class Fetcher:
             else:
                 self._handle_missing_commit(tp, state)
 
-    def placed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
+    def placed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, int]) -> None:
         """Apply the offsets that the policies found. -1 (no record is as late as the time) means the end of the log."""
         for tp, state in self._close_request(lookup):
             left, reason = state.left
@@ -359,7 +374,7 @@ class Fetcher:
                 state.go_to(None, LATEST)
                 state.left = left, reason
 
-    def failed(self, request: Fetch | Lookup, error: PenstockError, now_ms: float) -> None:
+    def failed(self, request: Fetch | OffsetLookup, error: PenstockError, now_ms: float) -> None:
         """Handle a request without an answer: the broker may be gone, and its partitions moved.
 
         A retriable error is retried. `take` raises any other error once no records are left to return.
@@ -550,7 +565,7 @@ class Fetcher:
             raise IllegalState(f"{tp}: not assigned")
         return state
 
-    def _close_request(self, request: Fetch | Lookup) -> list[tuple[TopicPartition, PartitionState]]:
+    def _close_request(self, request: Fetch | OffsetLookup) -> list[tuple[TopicPartition, PartitionState]]:
         """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
@@ -571,3 +586,61 @@ class Fetcher:
     def _fail_partition(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
         state.error = error
         self._ready[tp] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """The first record that cannot be decoded."""
+
+    offset: int
+    error: SerializationError
+
+
+@dataclass(frozen=True, slots=True)
+class Deserializers:
+    """The deserializers; bytes stay as they are by default."""
+
+    key: Deserializer = bytes_deserializer
+    value: Deserializer = bytes_deserializer
+
+    def __post_init__(self) -> None:
+        for name, deserializer in (("key", self.key), ("value", self.value)):
+            if not callable(deserializer):
+                raise ConfigError(
+                    f"{name}_deserializer must be a function of a topic and bytes, got {deserializer!r}; "
+                    "bytes_deserializer, the default, leaves bytes as they are"
+                )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no deserializers to call."""
+        return self.key is bytes_deserializer and self.value is bytes_deserializer
+
+    def decode(self, columns: Columns) -> tuple[Columns[Any, Any] | None, Undecodable | None]:
+        """Return the decoded records up to the first that cannot be decoded (None if there are none), and that one."""
+        keys, wrong_key = _decode_column(self.key, columns.topic, columns.keys)
+        values, wrong_value = _decode_column(self.value, columns.topic, columns.values[: len(keys)])
+        keys = keys[: len(values)]
+        decoded = replace(columns[: len(values)], keys=keys, values=values) if values else None
+        cause, part = (wrong_value, "value") if wrong_value is not None else (wrong_key, "key")
+        if cause is None:
+            return decoded, None
+        offset = int(columns.offsets[len(values)])
+        where = f"{columns.topic_partition} at offset {offset}"
+        error = SerializationError(f"{where}: {part}: {cause}")
+        error.__cause__ = cause
+        return decoded, Undecodable(offset, error)
+
+
+def _decode_column(
+    deserializer: Deserializer, topic: str, column: Sequence[bytes | None]
+) -> tuple[Sequence[Any], Exception | None]:
+    if deserializer is bytes_deserializer:
+        return column, None
+    decoded: list[Any] = []
+    try:
+        for data in column:
+            decoded.append(deserializer(topic, data))  # noqa: PERF401 - keeps the values before an error
+    except Exception as e:  # user code
+        return decoded, e
+    return decoded, None

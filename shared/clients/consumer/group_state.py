@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.shared.clients.consumer.assignors import Assignor, GroupMember
-from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
 from penstock.shared.clients.group.member import Member
 from penstock.shared.clients.group.member_states import MemberState
 from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
@@ -37,6 +36,45 @@ from penstock.shared.common.errors import (
     SerializationError,
 )
 from penstock.shared.common.records import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Have the listener revoke partitions that the member still owns; then call `on_revoked`."""
+
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """Tell the listener that partitions are lost; then call `on_revoked`."""
+
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Look up the partition counts of these topics for the leader; then call `on_gathered` or `on_failure`."""
+
+    topics: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Put the assignment in force (`adopt`), call the listener, then `on_completed`."""
+
+    assigned: frozenset[TopicPartition]
+    added: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Polls are missing: send LeaveGroup with this member id; it is empty for a static member, which sends none."""
+
+    member_id: str
+
+
+Step = Wait | Revoke | Lose | Join | Gather | Sync | Complete | Leave
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The positions that may be committed at any moment, automatically or on request.
 
 A position passes three stages. 1. The current poll returned it (`_returned`): the user may still process the records.
-2. An earlier poll returned it (`_processed`). 3. It went to `OffsetCommits`, by the commit strategy or by the user
+2. An earlier poll returned it (`_processed`). 3. It is registered for a commit, by the commit strategy or by the user
 (`_registered`). An automatic commit takes only `_processed`, and never goes below `_registered`. In an `async for` each
 record is returned separately. The rest of its batch is `unread`, and no position has passed it. A position that the
 reset policy found, or that moved over offsets without a record, counts like one that was read.
@@ -23,12 +23,104 @@ next commit that covers them reports them, once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from penstock.shared.clients.consumer.fetcher import Move
-from penstock.shared.clients.consumer.unread import Polled, Unread
 from penstock.shared.clients.protocol.fetch import NO_EPOCH
-from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """Records of one partition, and the position after them."""
+
+    columns: Columns[Any, Any]
+    position: int
+
+
+@dataclass(slots=True)
+class _Rest:
+    polled: Polled
+    index: int = 0
+
+    @property
+    def position(self) -> int:
+        """The offset of the next record; after the last one, the position after the records."""
+        columns = self.polled.columns
+        return columns.offsets.item(self.index) if self.index < len(columns) else self.polled.position
+
+
+class Unread:
+    """The unread records by partition, in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        self._rests: dict[TopicPartition, deque[_Rest]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Unread {self._rests}>"
+
+    def add(self, polled: Mapping[TopicPartition, Polled]) -> None:
+        """Add records that were fetched, or taken from here before. They come before the partition's other unread
+        records.
+
+        A partition is not fetched while it has unread records.
+        """
+        for tp, each in polled.items():
+            self._rests.setdefault(tp, deque()).appendleft(_Rest(each))
+
+    def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord[Any, Any], int, int] | None:
+        """Return the next record of a partition that is not held, the position after it and its leader epoch."""
+        for tp, rests in self._rests.items():
+            if tp in held:
+                continue
+            rest = rests[0]
+            columns = rest.polled.columns
+            record = columns.record(rest.index)
+            rest.index += 1
+            position = rest.position
+            if rest.index == len(columns):
+                self._drop_first_rest(tp)
+            return record, position, columns.leader_epoch
+        return None
+
+    def take(self, max_records: int | None, held: Collection[TopicPartition]) -> dict[TopicPartition, Polled]:
+        """Return records as `next` does, but as columns: the first ones of each partition, `max_records` in all."""
+        polled: dict[TopicPartition, Polled] = {}
+        left = max_records
+        for tp in [tp for tp in self._rests if tp not in held]:
+            rest = self._rests[tp][0]
+            columns = rest.polled.columns
+            end = len(columns) if left is None else min(len(columns), rest.index + left)
+            part = columns[rest.index : end]
+            rest.index = end
+            polled[tp] = Polled(part, rest.position)
+            if end == len(columns):
+                self._drop_first_rest(tp)
+            left = None if left is None else left - len(part)
+            if left == 0:
+                break
+        return polled
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """Return the offset of the partition's next unread record. Returns None if there is none."""
+        return self._rests[tp][0].position if tp in self._rests else None
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self._rests.pop(tp, None)
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Drop the records of all partitions except these."""
+        self.drop([tp for tp in self._rests if tp not in partitions])
+
+    def _drop_first_rest(self, tp: TopicPartition) -> None:
+        self._rests[tp].popleft()
+        if not self._rests[tp]:
+            del self._rests[tp]
+
 
 NO_OFFSET = -1
 """Below every offset."""
@@ -51,8 +143,8 @@ class Positions:
         self.is_one_by_one = False
         """Whether the last return was one record of an iteration."""
         self.has_drifting = False
-        """Whether a position was found from the end, or by a time, and not given to `OffsetCommits` yet. If the member
-        dies before the commit, its successor uses the policy again, which then skips the records that arrived
+        """Whether a position was found from the end, or by a time, and is not registered for a commit yet. If the
+        member dies before the commit, its successor uses the policy again, which then skips the records that arrived
         meanwhile."""
 
     def __repr__(self) -> str:
@@ -107,7 +199,7 @@ class Positions:
         self._returned.clear()
 
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the processed positions above those given to `OffsetCommits`."""
+        """Return the processed positions above the registered ones."""
         registered = self._registered
         return {
             tp: OffsetAndMetadata(position, "", epoch)
@@ -116,7 +208,7 @@ class Positions:
         }
 
     def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Note offsets given to `OffsetCommits`: automatic commits stay above them."""
+        """Note offsets that are to be committed: automatic commits stay above them."""
         self._registered.update({tp: at.offset for tp, at in offsets.items()})
         self.has_drifting = False
 

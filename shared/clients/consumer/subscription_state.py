@@ -2,7 +2,7 @@
 
 The partitions are decided in one of three ways: 1. the group assigns them; 2. without a group, a subscription reads all
 partitions of its topics; 3. the user assigns them. `SubscriptionState` holds the consumer's connection, its
-subscription, its group membership, and the `Reader` that fetches the assigned partitions. The reader has every new
+subscription, its group membership, and the `FetchRequestManager`, which has every new
 assignment before a listener is called.
 """
 
@@ -17,12 +17,11 @@ from typing import Literal
 from penstock.shared.clients.connection import Connection, default_client_id
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator, Rebalances
+from penstock.shared.clients.consumer.fetch_request_manager import FetchCommitted, FetchRequestManager
 from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher, FetchLimits, Move
 from penstock.shared.clients.consumer.group_state import GroupState
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.reader import FetchCommitted, Reader
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
-from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.settings import ConsumerSettings, ResetPolicy
 from penstock.shared.clients.group.member_states import GroupConfig
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -75,7 +74,7 @@ class SubscriptionState:
             read_committed=settings.isolation_level == "read_committed",
             has_group=settings.group_id is not None,
         )
-        self._reader = Reader(self.connection, self._fetcher, SYSTEM_CLOCK, metrics)
+        self._reader = FetchRequestManager(self.connection, self._fetcher, SYSTEM_CLOCK, metrics)
 
     async def start(self, fetch_committed: FetchCommitted, on_move: Callable[[TopicPartition, Move], None]) -> None:
         """Connect. `fetch_committed` finds the offsets to start from.

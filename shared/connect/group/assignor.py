@@ -11,10 +11,10 @@ worker that returned empty. During the delay, no work is revoked for balance.
 Connectors and tasks are balanced separately. Two workers' numbers of connectors, or of tasks, differ by at most one.
 
 >>> assignor = IncrementalAssignor(max_delay_ms=300_000)
->>> configured = Work({"orders"}, {ConnectorTaskId("orders", 0), ConnectorTaskId("orders", 1)})
+>>> configured = ConnectorsAndTasks({"orders"}, {ConnectorTaskId("orders", 0), ConnectorTaskId("orders", 1)})
 >>> plan = assignor.assign({"a": NOTHING, "b": NOTHING}, configured, now_ms=0, generation=1, completed=-1)
 >>> plan.assigned
-{'a': Work(orders, orders-0), 'b': Work(orders-1)}
+{'a': ConnectorsAndTasks(orders, orders-0), 'b': ConnectorsAndTasks(orders-1)}
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.shared.clients.protocol.requests import NO_GENERATION
-from penstock.shared.connect.group.connect_protocol import NOTHING, Work
+from penstock.shared.connect.group.connect_protocol import NOTHING, ConnectorsAndTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 T = TypeVar("T", str, ConnectorTaskId)
@@ -39,9 +39,9 @@ class Plan:
     All members join again after `delay_ms`; 0 means that no such rebalance is due.
     """
 
-    assigned: Mapping[str, Work]
-    revoked: Mapping[str, Work]
-    complete: Mapping[str, Work]
+    assigned: Mapping[str, ConnectorsAndTasks]
+    revoked: Mapping[str, ConnectorsAndTasks]
+    complete: Mapping[str, ConnectorsAndTasks]
     delay_ms: int = 0
 
 
@@ -52,14 +52,20 @@ class IncrementalAssignor:
     max_delay_ms: int
     scheduled_ms: int | None = None
     """When lost work is assigned to other workers, or None if no lost work waits."""
-    _previous: Work = NOTHING
+    _previous: ConnectorsAndTasks = NOTHING
     """All work assigned in the last rebalance, with the lost work that waits."""
     _previous_members: frozenset[str] = frozenset()
     _previous_generation: int = NO_GENERATION
-    _revoked: Work = NOTHING
+    _revoked: ConnectorsAndTasks = NOTHING
 
     def assign(
-        self, held: Mapping[str, Work], configured: Work, *, now_ms: int, generation: int, completed: int
+        self,
+        held: Mapping[str, ConnectorsAndTasks],
+        configured: ConnectorsAndTasks,
+        *,
+        now_ms: int,
+        generation: int,
+        completed: int,
     ) -> Plan:
         """Plans one rebalance. `held` is each member's current work, `completed` the last completed generation."""
         # The sets of IncrementalCooperativeAssignor.performTaskAssignment, step by step:
@@ -93,7 +99,7 @@ class IncrementalAssignor:
         self._previous_members = frozenset(held)
         return Plan(assigned, revoked, complete, delay_ms)
 
-    def _delay_of_lost(self, lost: Work, kept: Mapping[str, Work], now_ms: int) -> int:
+    def _delay_of_lost(self, lost: ConnectorsAndTasks, kept: Mapping[str, ConnectorsAndTasks], now_ms: int) -> int:
         """Returns the remaining delay of lost work in ms, or 0 if it is assigned now."""
         is_over = self.scheduled_ms is not None and now_ms >= self.scheduled_ms
         # If no worker has left, the work was lost because a member missed the last assignment.
@@ -107,30 +113,30 @@ class IncrementalAssignor:
         return min(self.scheduled_ms - now_ms, self.max_delay_ms)
 
 
-def assign_eagerly(members: Iterable[str], configured: Work) -> dict[str, Work]:
+def assign_eagerly(members: Iterable[str], configured: ConnectorsAndTasks) -> dict[str, ConnectorsAndTasks]:
     """Assigns all work in turn: the rule of the protocol `eager`, whose members stop their work before they join."""
     return _give_out(dict.fromkeys(sorted(members), NOTHING), configured)
 
 
-def _union_of_work(works: Iterable[Work]) -> Work:
+def _union_of_work(works: Iterable[ConnectorsAndTasks]) -> ConnectorsAndTasks:
     found = list(works)
-    return Work((c for w in found for c in w.connectors), (t for w in found for t in w.tasks))
+    return ConnectorsAndTasks((c for w in found for c in w.connectors), (t for w in found for t in w.tasks))
 
 
-def _work_with_two_owners(works: Iterable[Work]) -> Work:
+def _work_with_two_owners(works: Iterable[ConnectorsAndTasks]) -> ConnectorsAndTasks:
     found = list(works)
     connectors = Counter(c for w in found for c in w.connectors)
     tasks = Counter(t for w in found for t in w.tasks)
-    return Work((c for c, n in connectors.items() if n > 1), (t for t, n in tasks.items() if n > 1))
+    return ConnectorsAndTasks((c for c, n in connectors.items() if n > 1), (t for t, n in tasks.items() if n > 1))
 
 
-def _give_out(complete: Mapping[str, Work], more: Work) -> dict[str, Work]:
+def _give_out(complete: Mapping[str, ConnectorsAndTasks], more: ConnectorsAndTasks) -> dict[str, ConnectorsAndTasks]:
     """Returns each member's work with its share of `more`. Each item goes to the member with the least of its kind."""
     connectors = _deal_to_least_loaded(
         {member: work.connectors for member, work in complete.items()}, sorted(more.connectors)
     )
     tasks = _deal_to_least_loaded({member: work.tasks for member, work in complete.items()}, sorted(more.tasks))
-    return {member: Work(connectors[member], tasks[member]) for member in complete}
+    return {member: ConnectorsAndTasks(connectors[member], tasks[member]) for member in complete}
 
 
 def _deal_to_least_loaded(loads: Mapping[str, frozenset[T]], more: Iterable[T]) -> dict[str, set[T]]:
@@ -144,13 +150,15 @@ def _deal_to_least_loaded(loads: Mapping[str, frozenset[T]], more: Iterable[T]) 
     return dealt
 
 
-def _work_above_even_share(complete: Mapping[str, Work], kept: Mapping[str, Work]) -> dict[str, Work]:
+def _work_above_even_share(
+    complete: Mapping[str, ConnectorsAndTasks], kept: Mapping[str, ConnectorsAndTasks]
+) -> dict[str, ConnectorsAndTasks]:
     """Returns the work above an even share, from the work that members already run."""
     connectors = _items_above_even_share(
         {m: w.connectors for m, w in complete.items()}, {m: w.connectors for m, w in kept.items()}
     )
     tasks = _items_above_even_share({m: w.tasks for m, w in complete.items()}, {m: w.tasks for m, w in kept.items()})
-    return {member: Work(connectors[member], tasks[member]) for member in complete}
+    return {member: ConnectorsAndTasks(connectors[member], tasks[member]) for member in complete}
 
 
 def _items_above_even_share(loads: Mapping[str, frozenset[T]], kept: Mapping[str, frozenset[T]]) -> dict[str, list[T]]:

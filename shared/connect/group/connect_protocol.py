@@ -11,7 +11,7 @@ tools can therefore read our groups, and workers of both kinds understand each o
 An assignment of version 0 contains all work of the worker. From version 1 on, it contains the additional work and the
 revoked work. In the state's allocation, the field `assignment` contains all work that the worker runs.
 
->>> held = Work({"orders"}, {ConnectorTaskId("orders", 0)})
+>>> held = ConnectorsAndTasks({"orders"}, {ConnectorTaskId("orders", 0)})
 >>> state = decode_state(encode_state(WorkerState("http://a:8083/", 7, held), SESSIONED))
 >>> state.url, state.config_offset, state.held == held
 ('http://a:8083/', 7, True)
@@ -37,7 +37,7 @@ CONNECTOR_ITSELF = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ConnectorsAndTasks:
     """A set of connectors and tasks."""
 
     connectors: frozenset[str] = frozenset()
@@ -54,19 +54,19 @@ class Work:
         return len(self.connectors) + len(self.tasks)
 
     def __repr__(self) -> str:
-        return f"Work({', '.join([*sorted(self.connectors), *map(str, sorted(self.tasks))])})"
+        return f"ConnectorsAndTasks({', '.join([*sorted(self.connectors), *map(str, sorted(self.tasks))])})"
 
-    def __or__(self, other: Work) -> Work:
-        return Work(self.connectors | other.connectors, self.tasks | other.tasks)
+    def __or__(self, other: ConnectorsAndTasks) -> ConnectorsAndTasks:
+        return ConnectorsAndTasks(self.connectors | other.connectors, self.tasks | other.tasks)
 
-    def __sub__(self, other: Work) -> Work:
-        return Work(self.connectors - other.connectors, self.tasks - other.tasks)
+    def __sub__(self, other: ConnectorsAndTasks) -> ConnectorsAndTasks:
+        return ConnectorsAndTasks(self.connectors - other.connectors, self.tasks - other.tasks)
 
-    def __and__(self, other: Work) -> Work:
-        return Work(self.connectors & other.connectors, self.tasks & other.tasks)
+    def __and__(self, other: ConnectorsAndTasks) -> ConnectorsAndTasks:
+        return ConnectorsAndTasks(self.connectors & other.connectors, self.tasks & other.tasks)
 
 
-NOTHING = Work()
+NOTHING = ConnectorsAndTasks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ class WorkerState:
 
     url: str
     config_offset: int
-    held: Work = NOTHING
+    held: ConnectorsAndTasks = NOTHING
     version: int = SESSIONED
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class ExtendedAssignment:
     """The leader's message to a worker. The module explains `work`. The worker joins again after `delay_ms`."""
 
     leader: str
     leader_url: str
     config_offset: int
-    work: Work = NOTHING
-    revoked: Work = NOTHING
+    work: ConnectorsAndTasks = NOTHING
+    revoked: ConnectorsAndTasks = NOTHING
     delay_ms: int = 0
     error: int = NO_ERROR
     version: int = field(default=SESSIONED, compare=False)
@@ -98,15 +98,15 @@ class Assignment:
         return self.error != NO_ERROR
 
 
-def encode_state(state: WorkerState, version: int, last: Assignment | None = None) -> bytes:
+def encode_state(state: WorkerState, version: int, last: ExtendedAssignment | None = None) -> bytes:
     """Returns the bytes of a worker's state. `last` is the assignment from which its work came."""
     data = struct.pack(">h", version) + encode_string(state.url) + struct.pack(">q", state.config_offset)
     # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:
         return data
     if last is None:
-        last = Assignment("", "", state.config_offset)
-    allocation = Assignment(last.leader, last.leader_url, last.config_offset, state.held)
+        last = ExtendedAssignment("", "", state.config_offset)
+    allocation = ExtendedAssignment(last.leader, last.leader_url, last.config_offset, state.held)
     return data + encode_bytes(encode_assignment(allocation, version))
 
 
@@ -125,7 +125,7 @@ def decode_state(data: bytes) -> WorkerState:
     return WorkerState(url, offset, held.work, held.version)
 
 
-def encode_assignment(assignment: Assignment, version: int) -> bytes:
+def encode_assignment(assignment: ExtendedAssignment, version: int) -> bytes:
     """Returns the bytes of an assignment."""
     data = struct.pack(">hh", version, assignment.error)
     data += (
@@ -139,7 +139,7 @@ def encode_assignment(assignment: Assignment, version: int) -> bytes:
     )
 
 
-def decode_assignment(data: bytes) -> Assignment:
+def decode_assignment(data: bytes) -> ExtendedAssignment:
     """Returns the assignment in these bytes. Raises SerializationError if they are invalid."""
     read = PrimitiveReader(data, "assignment")
     version = read.version()
@@ -149,13 +149,13 @@ def decode_assignment(data: bytes) -> Assignment:
     offset = read.int64()
     work = _read_work(read)
     if version == EAGER or read.at_end:
-        return Assignment(leader, leader_url, offset, work, error=error, version=version)
+        return ExtendedAssignment(leader, leader_url, offset, work, error=error, version=version)
     revoked = _read_work(read)
     delay_ms = 0 if read.at_end else read.int32()
-    return Assignment(leader, leader_url, offset, work, revoked, delay_ms, error, version)
+    return ExtendedAssignment(leader, leader_url, offset, work, revoked, delay_ms, error, version)
 
 
-def _encode_work(work: Work) -> bytes:
+def _encode_work(work: ConnectorsAndTasks) -> bytes:
     numbers: dict[str, list[int]] = {connector: [CONNECTOR_ITSELF] for connector in sorted(work.connectors)}
     for task in sorted(work.tasks):
         numbers.setdefault(task.connector, []).append(task.task)
@@ -166,7 +166,7 @@ def _encode_work(work: Work) -> bytes:
     return struct.pack(">i", len(rows)) + b"".join(rows)
 
 
-def _read_work(read: PrimitiveReader) -> Work:
+def _read_work(read: PrimitiveReader) -> ConnectorsAndTasks:
     connectors: set[str] = set()
     tasks: set[ConnectorTaskId] = set()
     for _ in range(read.array_length()):
@@ -177,4 +177,4 @@ def _read_work(read: PrimitiveReader) -> Work:
                 connectors.add(name)
             else:
                 tasks.add(ConnectorTaskId(name, number))
-    return Work(connectors, tasks)
+    return ConnectorsAndTasks(connectors, tasks)

@@ -17,7 +17,7 @@ from penstock.shared.clients.group.steps import Join, Sync, Wait
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.group.connect_protocol import PROTOCOL_TYPE, Assignment, Work
+from penstock.shared.connect.group.connect_protocol import PROTOCOL_TYPE, ConnectorsAndTasks, ExtendedAssignment
 from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, Step, WorkerGroup
 
 log = get_logger(__name__)
@@ -26,16 +26,16 @@ LEAD_READ_MS = 3_000
 """How long the leader reads the configs to reach a member's offset before it reports that it cannot assign."""
 
 
-class Rebalances(Protocol):
+class WorkerRebalanceListener(Protocol):
     """The callbacks of a rebalance. The herder implements them."""
 
-    async def on_revoked(self, work: Work, *, lost: bool) -> None:
+    async def on_revoked(self, work: ConnectorsAndTasks, *, lost: bool) -> None:
         """Stops this work. Others may have it when this returns; if it is lost, they may have it already."""
 
-    def on_assigned(self, assignment: Assignment, generation: int) -> None:
+    def on_assigned(self, assignment: ExtendedAssignment, generation: int) -> None:
         """Takes all work that this worker is to run, in `assignment.work`."""
 
-    async def read_configs(self, offset: int, timeout_ms: int) -> tuple[Work, int]:
+    async def read_configs(self, offset: int, timeout_ms: int) -> tuple[ConnectorsAndTasks, int]:
         """Reads the configs up to `offset` within `timeout_ms`. Returns all configured work and the offset reached."""
 
 
@@ -46,7 +46,7 @@ class WorkerCoordinator:
         self,
         connection: Connection,
         group: WorkerGroup,
-        rebalances: Rebalances,
+        rebalances: WorkerRebalanceListener,
         clock: Clock,
         *,
         rebalance_timeout_ms: int,

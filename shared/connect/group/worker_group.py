@@ -30,8 +30,8 @@ from penstock.shared.connect.group.connect_protocol import (
     EAGER,
     NOTHING,
     PROTOCOL_NAMES,
-    Assignment,
-    Work,
+    ConnectorsAndTasks,
+    ExtendedAssignment,
     WorkerState,
     decode_assignment,
     decode_state,
@@ -49,7 +49,7 @@ class Stable:
 class GiveUp:
     """Stop this work, then call `on_given_up`. If `lost`, the group no longer counts it as ours."""
 
-    work: Work
+    work: ConnectorsAndTasks
     lost: bool
 
 
@@ -64,7 +64,7 @@ class Lead:
 class Complete:
     """Apply this assignment, whose `work` is all work of the worker, then call `on_completed`."""
 
-    assignment: Assignment
+    assignment: ExtendedAssignment
     generation: int
 
 
@@ -79,11 +79,11 @@ class WorkerGroup(Member):
     offered: tuple[int, ...]
     """The versions of the protocol that this worker offers, newest first."""
     assignor: IncrementalAssignor
-    held: Work = NOTHING
-    assignment: Assignment | None = None
+    held: ConnectorsAndTasks = NOTHING
+    assignment: ExtendedAssignment | None = None
     """The last assignment. Its `work` is all work of the worker."""
     version: int = EAGER
-    owners: dict[str, Work] | None = None
+    owners: dict[str, ConnectorsAndTasks] | None = None
     """On the leader: each member's work after the last assignment."""
     urls: dict[str, str] | None = None
     """On the leader: each member's REST URL."""
@@ -91,7 +91,7 @@ class WorkerGroup(Member):
     """The offset up to which the worker has read the configs. The herder keeps it up to date."""
     _members: dict[str, WorkerState] | None = None
     _assignments: dict[str, bytes] | None = None
-    _received: Assignment | None = None
+    _received: ExtendedAssignment | None = None
     _completed: int = NO_GENERATION
     _missed: bool = False
     """The group completed a rebalance without this member, which did not join in time."""
@@ -168,12 +168,12 @@ class WorkerGroup(Member):
 
     # --- outcomes ---
 
-    def on_given_up(self, work: Work) -> None:
+    def on_given_up(self, work: ConnectorsAndTasks) -> None:
         """Reports that the work is stopped."""
         self.held = self.held - work
         self._missed = self._missed and bool(self.held)
 
-    def on_completed(self, assignment: Assignment) -> None:
+    def on_completed(self, assignment: ExtendedAssignment) -> None:
         """Reports that the herder has the assignment."""
         if self.state is not MemberState.COMPLETING:  # removed from the group since the step was returned
             return
@@ -200,11 +200,11 @@ class WorkerGroup(Member):
         except SerializationError as e:
             self.fail(SerializationError(f"JoinGroup of {self.where()}: {e}"))
 
-    def on_led(self, configured: Work, config_offset: int, now_ms: int) -> None:
+    def on_led(self, configured: ConnectorsAndTasks, config_offset: int, now_ms: int) -> None:
         """Assigns, on the leader, the configured work as far as this worker has read the configs."""
         members = self._members or {}
         newest = max(state.config_offset for state in members.values())
-        common = Assignment(self.member_id, self.url, max(newest, config_offset))
+        common = ExtendedAssignment(self.member_id, self.url, max(newest, config_offset))
         # As ensureLeaderConfig in Kafka Connect: a leader that has not read the newest configs would revoke the work of
         # connectors that it does not know yet. It assigns nothing, and all members join again.
         if config_offset < newest:

@@ -31,7 +31,12 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
-from penstock.shared.connect.group.connect_protocol import PROTOCOL_NAMES, SESSIONED, Assignment, Work
+from penstock.shared.connect.group.connect_protocol import (
+    PROTOCOL_NAMES,
+    SESSIONED,
+    ConnectorsAndTasks,
+    ExtendedAssignment,
+)
 from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
 from penstock.shared.connect.group.worker_group import WorkerGroup
 from penstock.shared.connect.herder import views
@@ -249,13 +254,13 @@ class DistributedHerder(BaseHerder):
 
     # --- the group ---
 
-    async def on_revoked(self, work: Work, *, lost: bool) -> None:
+    async def on_revoked(self, work: ConnectorsAndTasks, *, lost: bool) -> None:
         log.info("work is revoked", work=repr(work), lost=lost)
         await self._runner.stop(work)
         # The UNASSIGNED statuses must precede the next owner's RUNNING.
         await self._stores.statuses.flush()
 
-    def on_assigned(self, assignment: Assignment, generation: int) -> None:
+    def on_assigned(self, assignment: ExtendedAssignment, generation: int) -> None:
         log.info("assigned", generation=generation, leader=assignment.leader_url, work=repr(assignment.work))
         self.generation = generation
         self._resolved = False
@@ -263,7 +268,7 @@ class DistributedHerder(BaseHerder):
         self.rebalances += 1
         self._rejoin_at_ms = self._clock.monotonic_ms() + assignment.delay_ms if assignment.delay_ms > 0 else None
 
-    async def read_configs(self, offset: int, timeout_ms: int) -> tuple[Work, int]:
+    async def read_configs(self, offset: int, timeout_ms: int) -> tuple[ConnectorsAndTasks, int]:
         if self.snapshot().offset < offset:
             with contextlib.suppress(KafkaTimeout):
                 await self._stores.configs.refresh(timeout_ms)
@@ -342,7 +347,7 @@ class DistributedHerder(BaseHerder):
         # Tasks with old configs stop before the next assignment, so that none runs beside the new set.
         outdated = self._runner.outdated(changes.tasks, whole_sets=self._config.exactly_once)
         if outdated:
-            await self._runner.stop(Work((), outdated))
+            await self._runner.stop(ConnectorsAndTasks((), outdated))
             self._resolved = False
         for name in changes.connectors & here.connectors:
             self._runner.beside(self._runner.restart_connector(name))
@@ -697,9 +702,9 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.put_task_count(name, count)
 
 
-def configured(snapshot: ConfigSnapshot) -> Work:
+def configured(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
     """Returns all configured work."""
-    return Work(snapshot.configs, (task for name in snapshot.configs for task in snapshot.tasks(name)))
+    return ConnectorsAndTasks(snapshot.configs, (task for name in snapshot.configs for task in snapshot.tasks(name)))
 
 
 @dataclass(slots=True)

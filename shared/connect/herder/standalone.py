@@ -13,7 +13,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
-from penstock.shared.connect.group.connect_protocol import Work
+from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import CommandQueue
@@ -133,7 +133,7 @@ class StandaloneHerder(BaseHerder):
         async def delete_connector_config() -> None:
             self.connector_config(name)
             # Stopped first: a task must not report after its statuses are removed.
-            await self._runner.stop(Work({name}, self._running_tasks_of_connector(name)))
+            await self._runner.stop(ConnectorsAndTasks({name}, self._running_tasks_of_connector(name)))
             await self._stores.configs.remove_connector(name)
             self._reporter.forget_connector(name)
 
@@ -261,7 +261,9 @@ class StandaloneHerder(BaseHerder):
         # Unlike StandaloneHerder, which restarts all tasks: only tasks with new configs are restarted.
         snapshot = self.snapshot()
         gone = set(self._running_tasks_of_connector(name)) - set(snapshot.tasks(name))
-        await self._runner.stop(Work((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False)))
+        await self._runner.stop(
+            ConnectorsAndTasks((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False))
+        )
         for task in gone:
             self._reporter.on_event(task, Event.DELETION)
-        await self._runner.start(Work((), snapshot.tasks(name)))
+        await self._runner.start(ConnectorsAndTasks((), snapshot.tasks(name)))

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import trace_of
-from penstock.shared.connect.group.connect_protocol import Work
+from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.worker import Worker
@@ -56,9 +56,9 @@ class WorkRunner:
     def __repr__(self) -> str:
         return f"<WorkRunner of {self._worker!r}>"
 
-    def running(self) -> Work:
+    def running(self) -> ConnectorsAndTasks:
         """Returns all work on this worker, including failed work."""
-        return Work(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
+        return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
         """Returns the running tasks whose current configs differ from those that they run with.
@@ -90,7 +90,7 @@ class WorkRunner:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("work beside the herder failed", exc_info=error)
 
-    async def start(self, work: Work) -> None:
+    async def start(self, work: ConnectorsAndTasks) -> None:
         """Starts the configured part of the work that does not run yet."""
         snapshot = self._snapshot()
         here = self.running()
@@ -101,12 +101,12 @@ class WorkRunner:
             if task in snapshot.tasks(task.connector):
                 await self.start_task(task)
 
-    async def stop(self, work: Work) -> None:
+    async def stop(self, work: ConnectorsAndTasks) -> None:
         """Stops work, tasks first, since a connector may serve its tasks. Work in a restart stays stopped."""
         self._given_up.update([*work.connectors, *work.tasks])
         await self._stop_work(work)
 
-    async def _stop_work(self, work: Work) -> None:
+    async def _stop_work(self, work: ConnectorsAndTasks) -> None:
         for task in work.tasks & self._preparing.keys():
             self._preparing.pop(task).cancel()
         await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
@@ -212,7 +212,7 @@ class WorkRunner:
     async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
         """Stops and starts tasks. If `announced`, RESTARTING is reported in between."""
         before = {task: self._given_up[task] for task in sorted(tasks)}
-        await self._stop_work(Work((), before))
+        await self._stop_work(ConnectorsAndTasks((), before))
         for task, given_up in before.items():
             if self._given_up[task] != given_up:
                 continue

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.shared.clients.consumer.dead_letters import DeadLetter
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.dead_letters.dead_letter import (
     ATTEMPTS,
     EXCEPTION,
     GROUP,

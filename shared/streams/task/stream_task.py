@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.dead_letters.dead_letter import (
     STAGE_DESERIALIZE,
     STAGE_PROCESS,
     STAGE_PRODUCE,

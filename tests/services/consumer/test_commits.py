@@ -20,7 +20,7 @@ from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.consumer.transactor import Transactor
 from penstock.shared.clients.consumer import Consumer
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition

@@ -13,8 +13,8 @@ from penstock.services.consumer.executor import UNWRITTEN_TRIES, Executor, Outco
 from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
+from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
 from penstock.shared.common.errors import DataError, KafkaTimeout, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.streams.dsl.builder import StreamsBuilder

@@ -186,7 +186,7 @@ async def test_a_position_outside_of_the_log_is_logged_and_counted(caplog: pytes
 
 async def test_a_deleted_topic_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `sync`, the failed commit of a deleted topic is raised once. Later polls continue with the other topic."""
-    monkeypatch.setattr("penstock.shared.clients.consumer.commit_requests.REJECTED_RETRY_MS", 20)
+    monkeypatch.setattr("penstock.shared.clients.consumer.commit_request_manager.REJECTED_RETRY_MS", 20)
     async with asyncio.timeout(20), running(1, 3) as cluster:
         cluster.create_topic("u")
         other = TopicPartition("u", 0)

@@ -10,7 +10,7 @@ import penstock.errors
 from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, Producer, ProducerRecord, TopicPartition
 from penstock.services.consumer.handlers import load_handler
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.shared.clients.consumer.dead_letters import CHANGELOG_ID, CUT, HEADERS
+from penstock.shared.clients.dead_letters.dead_letter import CHANGELOG_ID, CUT, HEADERS
 from penstock.testing import FakeCluster
 from tests.documents import DOCS, block, names_of
 

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetch, Fetcher, FetchLimits, Lookup, Work
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.fetcher import (
+    LEFT_OUT_WAIT_MS,
+    Fetch,
+    Fetcher,
+    FetchLimits,
+    NextRequests,
+    OffsetLookup,
+)
+from penstock.shared.clients.consumer.settings import ResetPolicy
 from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchResponse
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import (
@@ -59,11 +66,11 @@ class Scene:
             self.fetcher.seek(tp, offset)
         return self
 
-    def work(self) -> Work:
-        return self.fetcher.work(self.leaders.get, self.now)
+    def next_requests(self) -> NextRequests:
+        return self.fetcher.next_requests(self.leaders.get, self.now)
 
     def fetches(self) -> dict[int, Fetch]:
-        return {fetch.node: fetch for fetch in self.work().fetches}
+        return {fetch.node: fetch for fetch in self.next_requests().fetches}
 
     def answer(self, fetch: Fetch, **answers: Any) -> None:
         """Responds with bytes, an error code or a whole response for each partition (a0=...). Other partitions are
@@ -80,7 +87,7 @@ class Scene:
 
     def give(self, **answers: Any) -> None:
         """Responds to the current requests."""
-        for fetch in self.work().fetches:
+        for fetch in self.next_requests().fetches:
             self.answer(fetch, **answers)
 
     def take(self, limit: int | None = None) -> dict[TopicPartition, list[int]]:
@@ -257,11 +264,11 @@ def test_a_leader_that_moved() -> None:
     waits = []
     for _ in range(6):
         scene.give(a0=NOT_LEADER)
-        work = scene.work()
-        assert (work.stale_metadata, work.fetches) == (True, [])
-        assert work.next_ms is not None
-        waits.append(work.next_ms - scene.now)
-        scene.now = work.next_ms
+        requests = scene.next_requests()
+        assert (requests.stale_metadata, requests.fetches) == (True, [])
+        assert requests.next_ms is not None
+        waits.append(requests.next_ms - scene.now)
+        scene.now = requests.next_ms
     assert waits == [100, 200, 400, 800, 1_000, 1_000]
     scene.leaders[A0] = 2
     assert scene.fetches()[2].wanted == {A0: 5}
@@ -271,8 +278,8 @@ def test_no_leader() -> None:
     """A partition without a leader is not fetched, and a metadata refresh is requested."""
     scene = Scene().at(a0=5, b0=0)
     scene.leaders[A0] = None
-    work = scene.work()
-    assert ([fetch.node for fetch in work.fetches], work.stale_metadata) == ([2], True)
+    requests = scene.next_requests()
+    assert ([fetch.node for fetch in requests.fetches], requests.stale_metadata) == ([2], True)
 
 
 def test_a_broker_that_does_not_respond() -> None:
@@ -280,8 +287,8 @@ def test_a_broker_that_does_not_respond() -> None:
     scene = Scene().at(a0=5, b0=0)
     fetches = scene.fetches()
     scene.fetcher.failed(fetches[1], BrokerNotAvailable("gone"), scene.now)
-    work = scene.work()
-    assert (work.fetches, work.stale_metadata, work.next_ms) == ([], True, 100)
+    requests = scene.next_requests()
+    assert (requests.fetches, requests.stale_metadata, requests.next_ms) == ([], True, 100)
     assert scene.take() == {}
     scene.now = 100
     assert scene.fetches()[1].wanted == {A0: 5}
@@ -349,9 +356,9 @@ def test_out_of_range(policy: str, first: int) -> None:
     assert scene.take() == {A0: [0]}
     scene.now = 100
     scene.give(a0=OUT_OF_RANGE)
-    (lookup,) = scene.work().lookups
+    (lookup,) = scene.next_requests().lookups
     assert (lookup.wanted, lookup.by_commit) == ({A0: ResetPolicy.parse(policy)}, False)
-    assert (scene.fetcher.position(A0), scene.work().lookups) == (None, [])
+    assert (scene.fetcher.position(A0), scene.next_requests().lookups) == (None, [])
     scene.fetcher.placed(lookup, {A0: first})
     assert (scene.fetcher.position(A0), scene.fetches()[1].wanted) == (first, {A0: first})
 
@@ -372,16 +379,16 @@ def test_positions_come_from_the_group_then_from_the_policy() -> None:
     """The committed offset is the position. Without one the policy decides, by timestamp if a later record exists."""
     scene = Scene("by_duration:1h", has_group=True)
     scene.fetcher.assign([A0, A1, B0])
-    (lookup,) = scene.work().lookups
+    (lookup,) = scene.next_requests().lookups
     assert (list(lookup.wanted), lookup.by_commit) == ([A0, A1, B0], True)
     scene.fetcher.committed(lookup, {A0: OffsetAndMetadata(5)})
     assert scene.fetcher.position(A0) == 5
-    by_topic = scene.work().lookups
+    by_topic = scene.next_requests().lookups
     assert [list(one.wanted) for one in by_topic] == [[A1], [B0]]
     scene.fetcher.placed(by_topic[0], {A1: 8})
     scene.fetcher.placed(by_topic[1], {B0: -1})
     assert (scene.fetcher.position(A1), scene.fetcher.position(B0)) == (8, None)
-    (latest,) = scene.work().lookups
+    (latest,) = scene.next_requests().lookups
     assert latest.wanted == {B0: ResetPolicy("latest")}
 
 
@@ -389,11 +396,11 @@ def test_without_a_group_the_policy_decides_at_once() -> None:
     """Without a group the policy applies at once. With `none` an error is raised until a seek."""
     scene = Scene("latest")
     scene.fetcher.assign([A0])
-    (lookup,) = scene.work().lookups
+    (lookup,) = scene.next_requests().lookups
     assert lookup.wanted == {A0: ResetPolicy("latest")}
     scene = Scene("none")
     scene.fetcher.assign([A0])
-    assert scene.work().lookups == []
+    assert scene.next_requests().lookups == []
     with pytest.raises(NoOffsetForPartition, match="a-0"):
         scene.take()
     scene.fetcher.seek(A0, 0)
@@ -404,7 +411,7 @@ def test_a_seek_during_a_lookup_wins() -> None:
     """The result of an offset lookup is ignored after a seek."""
     scene = Scene("earliest")
     scene.fetcher.assign([A0])
-    (lookup,) = scene.work().lookups
+    (lookup,) = scene.next_requests().lookups
     scene.fetcher.seek(A0, 7)
     scene.fetcher.placed(lookup, {A0: 1})
     assert scene.fetcher.position(A0) == 7
@@ -415,14 +422,14 @@ def test_a_lookup_that_fails(error: PenstockError, raises: bool) -> None:
     """A failed lookup is retried after a backoff. A permanent error is raised."""
     scene = Scene("earliest")
     scene.fetcher.assign([A0])
-    (lookup,) = scene.work().lookups
+    (lookup,) = scene.next_requests().lookups
     scene.fetcher.failed(lookup, error, scene.now)
-    assert scene.work().lookups == []
+    assert scene.next_requests().lookups == []
     if raises:
         with pytest.raises(AuthorizationFailed):
             scene.take()
     scene.now = 100
-    assert [list(one.wanted) for one in scene.work().lookups] == [[A0]]
+    assert [list(one.wanted) for one in scene.next_requests().lookups] == [[A0]]
 
 
 def test_a_lookup_without_a_leader() -> None:
@@ -430,8 +437,8 @@ def test_a_lookup_without_a_leader() -> None:
     scene = Scene("earliest")
     scene.leaders[A0] = None
     scene.fetcher.assign([A0, A1])
-    work = scene.work()
-    assert ([list(one.wanted) for one in work.lookups], work.stale_metadata) == ([[A1]], True)
+    requests = scene.next_requests()
+    assert ([list(one.wanted) for one in requests.lookups], requests.stale_metadata) == ([[A1]], True)
 
 
 FAULTS = st.sampled_from(["ok", "ok", "ok", "empty", "not leader", "lost", "moved", "seek", "take", "pause", "resume"])
@@ -454,7 +461,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
             assert scene.fetcher.position(tp) == expected[tp]
 
     for what, tp, n in steps:
-        open_fetches += scene.work().fetches
+        open_fetches += scene.next_requests().fetches
         assert len({fetch.node for fetch in open_fetches}) == len(open_fetches)
         assert scene.fetcher.buffered_bytes + sum(f.max_bytes for f in open_fetches) <= limits.fetch_buffer_bytes
         if what == "seek":
@@ -480,7 +487,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
     before = dict(expected)
     for _ in range(40):
         scene.now += 1_000
-        open_fetches += scene.work().fetches
+        open_fetches += scene.next_requests().fetches
         for fetch in open_fetches:
             scene.answer(fetch, **{f"{tp.topic}{tp.partition}": batch(at, 2) for tp, at in fetch.wanted.items()})
         open_fetches = []
@@ -494,7 +501,7 @@ def test_its_repr_tells_the_state() -> None:
     assert "at 5, 0 completed fetches, 0 bytes to 5" in repr(scene.fetcher)
     scene.fetcher.seek(A0, ResetPolicy("latest"))
     assert "to be placed by" in repr(scene.fetcher)
-    assert isinstance(scene.work().lookups[0], Lookup)
+    assert isinstance(scene.next_requests().lookups[0], OffsetLookup)
 
 
 def hint(code: int, leader: int) -> FetchedPartition:
@@ -504,14 +511,14 @@ def hint(code: int, leader: int) -> FetchedPartition:
 def test_a_leader_that_is_named_is_asked_at_once() -> None:
     """A leader named in a response is fetched from at once the first time, and with backoff afterwards."""
     scene = Scene().at(a0=5, a1=5)
-    (fetch,) = scene.work().fetches
+    (fetch,) = scene.next_requests().fetches
     made = {A0: hint(NOT_LEADER, 3), A1: FetchedPartition(NOT_LEADER)}
     assert scene.fetcher.received(fetch, FetchResponse(made), scene.now) == {A0: 3}
     scene.leaders[A0] = 3
-    (fetch,) = scene.work().fetches
+    (fetch,) = scene.next_requests().fetches
     assert (fetch.node, fetch.wanted) == (3, {A0: 5})
     assert scene.fetcher.received(fetch, FetchResponse({A0: hint(NOT_LEADER, 1)}), scene.now) == {A0: 1}
-    assert scene.work().fetches == []
+    assert scene.next_requests().fetches == []
 
 
 def test_a_fetch_has_the_last_fetched_epoch() -> None:
@@ -553,7 +560,7 @@ def test_a_truncation_below_the_position() -> None:
     scene.give(a0=batch(0, 10, epoch=4))
     scene.take()
     scene.give(a0=FetchedPartition(0, 8, 8, diverged_at=7))  # shorter than what was read: perhaps another log
-    assert [lookup.wanted for lookup in scene.work().lookups] == [{A0: ResetPolicy("earliest")}]
+    assert [lookup.wanted for lookup in scene.next_requests().lookups] == [{A0: ResetPolicy("earliest")}]
     scene = Scene("none").at(a0=0)
     scene.give(a0=batch(0, 10, epoch=4))
     scene.take()
@@ -569,14 +576,14 @@ def test_a_commit_with_its_leader_epoch() -> None:
     """The first fetch has the committed leader epoch to detect truncation. Dropping the buffer keeps the epoch."""
     scene = Scene("none", has_group=True)
     scene.fetcher.assign([A0])
-    (lookup,) = scene.work().lookups
+    (lookup,) = scene.next_requests().lookups
     scene.fetcher.committed(lookup, {A0: OffsetAndMetadata(5, "", 3)})
-    (fetch,) = scene.work().fetches
+    (fetch,) = scene.next_requests().fetches
     assert (fetch.wanted, fetch.epochs) == ({A0: 5}, {A0: 3})
     scene.fetcher.received(fetch, FetchResponse({A0: diverged(4)}), 0)
     with pytest.raises(LogTruncation, match=r"a-0.*offset 5.*offset 4"):
         scene.take()
-    assert scene.work().fetches[0].epochs == {A0: 3}
+    assert scene.next_requests().fetches[0].epochs == {A0: 3}
 
 
 def test_columns_have_a_leader_epoch() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
-from penstock.shared.clients.consumer.group_state import GroupState
-from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.consumer.group_state import Complete, Gather, GroupState, Leave, Lose, Revoke, Step
 from penstock.shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
 from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
 from penstock.shared.clients.protocol.consumer_protocol import (

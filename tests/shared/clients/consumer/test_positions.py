@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.clients.consumer.fetcher import Move
-from penstock.shared.clients.consumer.positions import Positions
-from penstock.shared.clients.consumer.unread import Polled
+from penstock.shared.clients.consumer.positions import Polled, Positions
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.clients.consumer.unread import Polled, Unread
+from penstock.shared.clients.consumer.positions import Polled, Unread
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -6,21 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
-from penstock.shared.connect.group.connect_protocol import NOTHING, Work
+from penstock.shared.connect.group.connect_protocol import NOTHING, ConnectorsAndTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 DELAY_MS = 1_000
 
 
-def work(connectors: int, tasks: int) -> Work:
+def work(connectors: int, tasks: int) -> ConnectorsAndTasks:
     names = [f"c{n}" for n in range(connectors)]
-    return Work(names, (ConnectorTaskId(name, n) for name in names for n in range(tasks)))
+    return ConnectorsAndTasks(names, (ConnectorTaskId(name, n) for name in names for n in range(tasks)))
 
 
 class Cluster:
     """Workers that follow their assignments, as the workers of a real group do."""
 
-    def __init__(self, members: int, configured: Work, delay_ms: int = DELAY_MS) -> None:
+    def __init__(self, members: int, configured: ConnectorsAndTasks, delay_ms: int = DELAY_MS) -> None:
         self.assignor = IncrementalAssignor(delay_ms)
         self.held = {f"w{n}": NOTHING for n in range(members)}
         self.configured, self.generation, self.now_ms = configured, 0, 0
@@ -49,7 +49,7 @@ class Cluster:
         assert len(connectors) == len(set(connectors)), "a connector runs twice"
         assert len(tasks) == len(set(tasks)), "a task runs twice"
 
-    def running(self) -> Work:
+    def running(self) -> ConnectorsAndTasks:
         found = NOTHING
         for held in self.held.values():
             found = found | held

@@ -13,8 +13,8 @@ from penstock.shared.connect.group.connect_protocol import (
     EAGER,
     NOTHING,
     SESSIONED,
-    Assignment,
-    Work,
+    ConnectorsAndTasks,
+    ExtendedAssignment,
     WorkerState,
     decode_assignment,
     decode_state,
@@ -24,7 +24,7 @@ from penstock.shared.connect.group.connect_protocol import (
 from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, WorkerGroup
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
-ALL = Work({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
+ALL = ConnectorsAndTasks({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
 SESSION_MS = 10_000
 
 
@@ -43,7 +43,9 @@ def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: 
     worker.on_join(JoinAnswer(0, generation, protocol, leader, "me", members), now_ms)
 
 
-def complete(worker: WorkerGroup, assignment: Assignment, *, now_ms: int = 0, version: int = SESSIONED) -> list[GiveUp]:
+def complete(
+    worker: WorkerGroup, assignment: ExtendedAssignment, *, now_ms: int = 0, version: int = SESSIONED
+) -> list[GiveUp]:
     """Sync with an assignment, and return the work that had to be given up."""
     assert isinstance(worker.next_step(now_ms), Sync)
     worker.on_sync(SyncAnswer(0, encode_assignment(assignment, version)), now_ms)
@@ -56,10 +58,10 @@ def complete(worker: WorkerGroup, assignment: Assignment, *, now_ms: int = 0, ve
     return given_up
 
 
-def settled(held: Work = ALL) -> WorkerGroup:
+def settled(held: ConnectorsAndTasks = ALL) -> WorkerGroup:
     worker = group()
     join(worker, leader="you")
-    complete(worker, Assignment("you", "http://you:1/", 3, held))
+    complete(worker, ExtendedAssignment("you", "http://you:1/", 3, held))
     assert isinstance(worker.next_step(0), Stable)
     return worker
 
@@ -108,10 +110,10 @@ def test_a_leader_that_is_behind_assigns_nothing() -> None:
 
 def test_work_is_kept_and_added_to() -> None:
     """An assignment contains new work only, and held work is kept."""
-    worker = settled(Work({"c"}))
+    worker = settled(ConnectorsAndTasks({"c"}))
     worker.rejoin("test")
     join(worker, leader="you")
-    assert complete(worker, Assignment("you", "u", 4, ALL - Work({"c"}))) == []
+    assert complete(worker, ExtendedAssignment("you", "u", 4, ALL - ConnectorsAndTasks({"c"}))) == []
     assert worker.held == ALL
     assert worker.assignment is not None
     assert worker.assignment.work == ALL
@@ -122,8 +124,8 @@ def test_revoked_work_is_stopped_before_the_worker_rejoins() -> None:
     worker = settled()
     worker.rejoin("test")
     join(worker, leader="you")
-    back = Work((), {ConnectorTaskId("c", 1)})
-    assert complete(worker, Assignment("you", "u", 3, NOTHING, back)) == [GiveUp(back, lost=False)]
+    back = ConnectorsAndTasks((), {ConnectorTaskId("c", 1)})
+    assert complete(worker, ExtendedAssignment("you", "u", 3, NOTHING, back)) == [GiveUp(back, lost=False)]
     assert worker.held == ALL - back
     assert isinstance(worker.next_step(0), Join)
 
@@ -132,13 +134,13 @@ def test_eager_gives_up_everything_first() -> None:
     """Under the eager protocol all work is stopped before joining, and the assignment contains all work."""
     worker = group()
     join(worker, leader="you", protocol="default")
-    complete(worker, Assignment("you", "u", 3, ALL), version=EAGER)
+    complete(worker, ExtendedAssignment("you", "u", 3, ALL), version=EAGER)
     worker.rejoin("test")
     assert worker.next_step(0) == GiveUp(ALL, lost=False)
     worker.on_given_up(ALL)
     join(worker, leader="you", protocol="default")
-    complete(worker, Assignment("you", "u", 3, Work({"c"})), version=EAGER)
-    assert worker.held == Work({"c"})
+    complete(worker, ExtendedAssignment("you", "u", 3, ConnectorsAndTasks({"c"})), version=EAGER)
+    assert worker.held == ConnectorsAndTasks({"c"})
 
 
 def test_after_a_long_silence_everything_is_lost() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
-from penstock.shared.connect.group.connect_protocol import Work
+from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
@@ -64,7 +64,7 @@ async def test_a_connector_given_up_during_its_restart_does_not_start() -> None:
     work, started = runner(worker)
     work.beside(work.restart_connector("x"))
     await turns()
-    giving_up = asyncio.ensure_future(work.stop(Work({"x"}, ())))
+    giving_up = asyncio.ensure_future(work.stop(ConnectorsAndTasks({"x"}, ())))
     await turns()
     assert not giving_up.done()
     worker.may_stop.set()
@@ -79,9 +79,9 @@ async def test_a_reassigned_connector_starts_after_the_old_one_has_stopped() -> 
     work, started = runner(worker)
     work.beside(work.restart_connector("x"))
     await turns()
-    giving_up = asyncio.ensure_future(work.stop(Work({"x"}, ())))
+    giving_up = asyncio.ensure_future(work.stop(ConnectorsAndTasks({"x"}, ())))
     await turns()
-    await work.start(Work({"x"}, ()))
+    await work.start(ConnectorsAndTasks({"x"}, ()))
     await turns()
     assert worker.starts == 0
     worker.may_stop.set()

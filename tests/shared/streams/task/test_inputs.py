@@ -6,7 +6,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count

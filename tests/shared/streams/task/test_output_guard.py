@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import DataError, ProcessingFailed
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Max

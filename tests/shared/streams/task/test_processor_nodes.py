@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import ProcessingFailed, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import (
     ConfigError,
     DataError,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.dead_letters.dead_letter import (
     ATTEMPTS,
     CHANGELOG_ID,
     HEADERS,

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.consumer.commit_requests import REJECTED_RETRY_MS, OffsetCommits
+from penstock.shared.clients.consumer.commit_request_manager import REJECTED_RETRY_MS, CommitRequestManager
 from penstock.shared.clients.consumer.commit_sequence import LATE_MS
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.common.errors import (
@@ -158,7 +158,7 @@ class Member:
     def __init__(self, coordinator: Coordinator, **settings: Any) -> None:
         self.coordinator, self.generation, self.clock = coordinator, coordinator.generation, ManualClock()
         self.registry = CollectorRegistry()
-        self.commits = OffsetCommits(
+        self.commits = CommitRequestManager(
             coordinator,  # type: ignore[arg-type]
             lambda: GroupMetadata("g", self.generation, "m", "i"),
             ConsumerMetrics(self.registry, "g"),
@@ -421,7 +421,7 @@ async def test_errors_that_need_a_rebalance_are_raised_at_once(code: int, error:
 async def test_pending_callbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the coordinator is unavailable the oldest callbacks get a retriable error. The newest offsets are
     committed."""
-    monkeypatch.setattr("penstock.shared.clients.consumer.commit_requests.WAITING_MAX", 3)
+    monkeypatch.setattr("penstock.shared.clients.consumer.commit_request_manager.WAITING_MAX", 3)
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     for offset in range(1, 8):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.consumer.commit_metadata import (
+from penstock.shared.clients.parallel_consumer.commit_metadata import (
     METADATA_BYTES_MAX,
     Ranges,
     decode_finished,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.consumer import Consumer
-from penstock.shared.clients.consumer.decoding import Decoding
+from penstock.shared.clients.consumer.fetcher import Deserializers
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.serialization import json_deserializer, string_deserializer
@@ -19,7 +19,7 @@ def columns(*records: tuple[bytes | None, bytes | None]) -> Columns:
 
 def test_both_columns_are_decoded() -> None:
     """Keys, values and tombstones are deserialized. Offsets, timestamps and headers stay with their records."""
-    decoded, error = Decoding(string_deserializer, json_deserializer).decode(columns((b"a", b"1"), (None, None)))
+    decoded, error = Deserializers(string_deserializer, json_deserializer).decode(columns((b"a", b"1"), (None, None)))
     assert error is None
     assert decoded is not None
     assert (decoded.keys, decoded.values) == (["a", None], [1, None])
@@ -40,7 +40,7 @@ def test_a_record_that_cannot_be_deserialized(
     records: list[tuple[bytes, bytes]], good: int, offset: int, what: str
 ) -> None:
     """Records before the failure are returned. The error names topic, partition, offset, and key or value."""
-    decoded, wrong = Decoding(string_deserializer, json_deserializer).decode(columns(*records))
+    decoded, wrong = Deserializers(string_deserializer, json_deserializer).decode(columns(*records))
     assert (0 if decoded is None else len(decoded)) == good
     assert wrong is not None
     assert wrong.offset == offset
@@ -53,7 +53,7 @@ def test_any_exception_of_a_deserializer_is_wrapped() -> None:
     def broken(topic: str, data: bytes | None) -> object:
         raise ZeroDivisionError("in user code")
 
-    _, wrong = Decoding(value=broken).decode(columns((b"a", b"1")))
+    _, wrong = Deserializers(value=broken).decode(columns((b"a", b"1")))
     assert wrong is not None
     assert isinstance(wrong.error.__cause__, ZeroDivisionError)
 
@@ -61,9 +61,9 @@ def test_any_exception_of_a_deserializer_is_wrapped() -> None:
 def test_plain_bytes() -> None:
     """Without deserializers the columns are unchanged."""
     plain = columns((b"a", b"1"))
-    decoded, _ = Decoding().decode(plain)
-    assert Decoding().is_plain
-    assert not Decoding(value=json_deserializer).is_plain
+    decoded, _ = Deserializers().decode(plain)
+    assert Deserializers().is_plain
+    assert not Deserializers(value=json_deserializer).is_plain
     assert decoded is not None
     assert decoded.values is plain.values or decoded.values == plain.values
 
@@ -72,7 +72,7 @@ def test_plain_bytes() -> None:
 def test_a_deserializer_that_is_not_callable_is_rejected(which: str) -> None:
     """A deserializer that is not callable is rejected at once, with its setting's name."""
     with pytest.raises(ConfigError, match=f"{which}_deserializer"):
-        Decoding(**{which: None})  # type: ignore[arg-type]
+        Deserializers(**{which: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["", 0, ()])

@@ -1,7 +1,8 @@
-"""A rebalance's effects on a consumer: the calls of the listener, the commit before, and the positions to forget.
+"""The rebalance listener, and its calls (Java: `ConsumerRebalanceListener`, `ConsumerRebalanceListenerInvoker`).
 
 The listener is called inside `poll`, the next record of an iteration, and `close`, as in the Java consumer. So all
-records that were handed out have been processed by then, or count as processed (`positions.py`).
+records that were handed out have been processed by then, or count as processed (`subscription_state.py`). Around a call
+the invoker commits, and forgets the positions of partitions that are gone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Mapping
 
-from penstock.shared.clients.consumer.commit_requests import OffsetCommits
-from penstock.shared.clients.consumer.listener import RebalanceListener
+from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.settings import ConsumerSettings
@@ -22,18 +22,49 @@ from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeo
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 
+
+class RebalanceListener:
+    """Base class whose methods do nothing; override those you need.
+
+    They are called only inside `poll`, the next record of an `async for`, and `close`, each within
+    `listener_timeout_ms`. Heartbeats continue meanwhile. That poll raises a method's exception, or KafkaTimeout if the
+    method runs out of time. A `commit()` in a method covers everything that was handed out. In a `close` that ends an
+    iteration, or that follows an exception in `async with`, it leaves out the records handed out last. The methods
+    cannot poll, iterate or close.
+
+    Source of the semantics: Java's ConsumerRebalanceListener.
+    """
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Called after every rebalance with the partitions that are newly owned. Seek here.
+
+        For an eager member, which revoked everything before, these are all its partitions. For a cooperative member
+        they are the new ones, possibly none.
+        """
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """Called with partitions that are owned until this returns: finish their records and commit.
+
+        For an eager member these are all its partitions, before it joins the group again. For a cooperative member they
+        are those that move to other members.
+        """
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """Called with partitions that are lost and may be owned by another member: a commit would be rejected."""
+
+
 log = get_logger(__name__)
 
 NOT_OWNED = "this member does not own the partitions any more"
 
 
-class Membership:
+class RebalanceListenerInvoker:
     """Calls the listener around a rebalance, and keeps the positions of the owned partitions."""
 
     def __init__(
         self,
         subscription: SubscriptionState,
-        commits: OffsetCommits,
+        commits: CommitRequestManager,
         settings: ConsumerSettings,
         metrics: ConsumerMetrics,
     ) -> None:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.consumer.commit_metadata import (
+from penstock.shared.clients.parallel_consumer.commit_metadata import (
     METADATA_BYTES_MAX,
     decode_finished,
     encode_finished,
     encoded_bytes_max,
 )
-from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler, Ordering
-from penstock.shared.clients.consumer.partition_progress import SPAN_ALWAYS_FITS
+from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler, Ordering
+from penstock.shared.clients.parallel_consumer.partition_progress import SPAN_ALWAYS_FITS
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 

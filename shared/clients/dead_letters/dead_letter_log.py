@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.consumer.commit_metadata import Ranges, decode_finished
-from penstock.shared.clients.consumer.dead_letters import DeadLetter, parse_dead_letter, replay_record
-from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, parse_dead_letter, replay_record
+from penstock.shared.clients.parallel_consumer.commit_metadata import Ranges, decode_finished
+from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.parallel_consumer.partition_progress import Work
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition

@@ -6,8 +6,12 @@ import random
 
 import pytest
 
-from penstock.shared.clients.consumer.commit_metadata import METADATA_BYTES_MAX, decode_finished, encoded_bytes_max
-from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
+from penstock.shared.clients.parallel_consumer.commit_metadata import (
+    METADATA_BYTES_MAX,
+    decode_finished,
+    encoded_bytes_max,
+)
+from penstock.shared.clients.parallel_consumer.partition_progress import Lane, PartitionProgress, Work
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 

@@ -1,4 +1,4 @@
-"""Commits offsets: sends the OffsetCommit requests that the commit sequence wants, one at a time.
+"""Commits offsets (Java: `CommitRequestManager`): sends the requests that the commit sequence wants, one at a time.
 
 A request carries generation, member and instance id. The response has an error code for each partition. A partition
 without one is committed. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is
@@ -50,7 +50,7 @@ OF_ONE_PARTITION = codes_of(
 """Codes that concern one partition and not the others."""
 
 
-class OffsetCommits:
+class CommitRequestManager:
     """Commits a group's offsets for one member."""
 
     def __init__(

@@ -38,8 +38,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.shared.clients.consumer.commit_metadata import decode_finished
-from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
+from penstock.shared.clients.parallel_consumer.commit_metadata import decode_finished
+from penstock.shared.clients.parallel_consumer.partition_progress import Lane, PartitionProgress, Work
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 

@@ -1,4 +1,4 @@
-"""The I/O of the fetcher: sends its requests and passes it the answers.
+"""The I/O of the fetcher (Java: `FetchRequestManager`): sends its requests and passes it the answers.
 
 There is no loop. Every event that may change the fetcher's requests (an answer, records taken, a seek, an assignment,
 the end of a backoff) calls `pump`, which asks the fetcher and starts one task for each request.
@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 from penstock.shared.clients.connection import Connection, list_offsets
-from penstock.shared.clients.consumer.fetcher import Fetch, Fetcher, Lookup, Move
+from penstock.shared.clients.consumer.fetcher import Fetch, Fetcher, Move, OffsetLookup
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.settings import ResetPolicy
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
@@ -25,7 +25,7 @@ log = get_logger(__name__)
 FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartition, OffsetAndMetadata]]]
 
 
-class Reader:
+class FetchRequestManager:
     """Reads for one consumer, over a connection that is shared.
 
     The group or the user decides what is read, through `assign`. `waiters` are the futures of callers that wait for
@@ -52,7 +52,7 @@ class Reader:
         """Called for a position that changed without a record taken."""
 
     def __repr__(self) -> str:
-        return f"<Reader {self.fetcher}, {len(self._tasks)} tasks>"
+        return f"<FetchRequestManager {self.fetcher}, {len(self._tasks)} tasks>"
 
     def open(self, fetch_committed: FetchCommitted | None) -> None:
         """Begin to fetch, over an open connection. `fetch_committed` looks up the group's offsets."""
@@ -132,19 +132,19 @@ class Reader:
         if not self._is_open:
             return
         now_ms = self._clock.monotonic_ms()
-        work = self.fetcher.work(self._connection.leader, now_ms)
-        for fetch in work.fetches:
+        requests = self.fetcher.next_requests(self._connection.leader, now_ms)
+        for fetch in requests.fetches:
             self._start_request_task(self._send_fetch(fetch))
-        for lookup in work.lookups:
+        for lookup in requests.lookups:
             self._start_request_task(self._look_up_offsets(lookup))
-        if work.stale_metadata and not self._refreshing:
+        if requests.stale_metadata and not self._refreshing:
             self._refreshing = True
             self._start_request_task(self._refresh_metadata())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if work.next_ms is not None:
-            self._timer = asyncio.get_running_loop().call_later((work.next_ms - now_ms) / 1000, self.pump)
+        if requests.next_ms is not None:
+            self._timer = asyncio.get_running_loop().call_later((requests.next_ms - now_ms) / 1000, self.pump)
         if self.waiters and self.fetcher.has_data:
             self._wake_pollers()
 
@@ -180,7 +180,7 @@ class Reader:
                 self._metrics.buffered(self.fetcher.buffered_bytes)
         self.pump()
 
-    async def _look_up_offsets(self, lookup: Lookup) -> None:
+    async def _look_up_offsets(self, lookup: OffsetLookup) -> None:
         try:
             if lookup.by_commit:
                 assert self._fetch_committed is not None

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.shared.clients.consumer.commit_metadata import (
+from penstock.shared.clients.parallel_consumer.commit_metadata import (
     METADATA_BYTES_MAX,
     Ranges,
     encode_finished,
