@@ -27,7 +27,10 @@ NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the s
 SANS_IO = (
     *(f"shared/streams/{folder}/" for folder in ("aggregations", "changelog", "dsl", "operators", "task", "windows")),
     *(f"shared/clients/producer/{name}.py" for name in ("batch_completion", "partitioner", "record_accumulator")),
-    *(f"shared/clients/consumer/{name}.py" for name in ("commit_sequence", "fetcher", "group_state", "positions")),
+    *(
+        f"shared/clients/consumer/{name}.py"
+        for name in ("commit_sequence", "fetcher", "group_state", "subscription_state")
+    ),
     "shared/clients/parallel_consumer/",
     "shared/connect/transforms/",
 )

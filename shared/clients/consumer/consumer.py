@@ -34,21 +34,20 @@ from typing import Any, Generic, Literal, Self, overload
 from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
-from penstock.shared.clients.connection import list_offsets
+from penstock.shared.clients.connection import Connection, default_client_id, list_offsets
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
-from penstock.shared.clients.consumer.assignors import Assignor
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
-from penstock.shared.clients.consumer.fetcher import Deserializers, Undecodable
+from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
+from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
+from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Deserializers, Fetcher, FetchLimits, Undecodable
+from penstock.shared.clients.consumer.group_state import GroupState
 from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.positions import Polled
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
-from penstock.shared.clients.consumer.settings import ConsumerSettings
-from penstock.shared.clients.consumer.subscription_state import (
-    LEAVE_TIME_MS,
-    UNKNOWN_TOPIC_REFRESH_MS,
-    SubscriptionState,
-)
+from penstock.shared.clients.consumer.settings import ConsumerSettings, ResetPolicy
+from penstock.shared.clients.consumer.subscription_state import Polled, Positions, SubscriptionState
+from penstock.shared.clients.group.member_states import GroupConfig
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
@@ -71,6 +70,8 @@ from penstock.shared.common.topic_names import check_topic_name
 log = get_logger(__name__)
 
 POSITION_POLL_MS = 20
+LEAVE_TIME_MS = 200
+"""The time that a close always has for LeaveGroup. Without it the partitions would be idle for a session timeout."""
 ITERATION_TIMEOUT_MS = 1_000
 ITERATION_YIELD_MS = 5
 """An iteration whose body never awaits yields to the event loop at this interval, for heartbeats, joins and fetches."""
@@ -111,32 +112,69 @@ class Consumer(Generic[K, V]):
         self._interceptors = ConsumerInterceptors(interceptors)
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
-        self._subscription = SubscriptionState(KafkaSettings.of(kafka), settings, self._metrics)
-        self._subscription.assignor = assignor
+        kafka_settings = KafkaSettings.of(kafka)
+        client_id = kafka_settings.client_id or default_client_id()
+        self._connection = Connection(kafka_settings.model_copy(update={"client_id": client_id}))
+        self._fetcher = Fetcher(
+            FetchLimits(
+                fetch_min_bytes=settings.fetch_min_bytes,
+                fetch_max_bytes=settings.fetch_max_bytes,
+                fetch_max_wait_ms=settings.fetch_max_wait_ms,
+                max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
+                fetch_buffer_bytes=settings.fetch_buffer_bytes,
+                retry_backoff_ms=kafka_settings.retry_backoff_ms,
+            ),
+            ResetPolicy.parse(settings.auto_offset_reset),
+            read_committed=settings.isolation_level == "read_committed",
+            has_group=settings.group_id is not None,
+        )
+        self._fetches = FetchRequestManager(self._connection, self._fetcher, SYSTEM_CLOCK, self._metrics)
+        self._subscription = SubscriptionState(client_id)
+        self._coordinator = coordinator = ConsumerCoordinator(
+            self._connection,
+            GroupState(
+                GroupConfig(
+                    settings.group_id or "",
+                    client_id,
+                    settings.group_instance_id,
+                    settings.session_timeout_ms,
+                    settings.heartbeat_interval_ms,
+                    settings.max_poll_interval_ms,
+                    kafka_settings.retry_backoff_ms,
+                ),
+                assignor or ASSIGNORS[settings.partition_assignment_strategy],
+            ),
+            self._subscription,
+            self._fetches,
+            SYSTEM_CLOCK,
+            has_group=settings.group_id is not None,
+        )
         self._commits = CommitRequestManager(
-            self._subscription.connection,
+            self._connection,
             self.group_metadata,
             self._metrics,
             SYSTEM_CLOCK,
-            is_managed=lambda: self._subscription.is_managed,
+            is_managed=lambda: coordinator.is_managed,
             require_stable=settings.isolation_level == "read_committed",
-            gone_because=lambda: self._subscription.gone_because,
-            is_owner=lambda: self._subscription.is_owner,
-            on_rejected=self._subscription.on_commit_rejected,
+            gone_because=lambda: coordinator.gone_because,
+            is_owner=lambda: coordinator.is_owner,
+            on_rejected=coordinator.on_commit_rejected,
             on_committed=self._interceptors.on_commit,
         )
-        self._membership = RebalanceListenerInvoker(self._subscription, self._commits, settings, self._metrics)
+        self._positions = Positions()
+        self._listener = RebalanceListenerInvoker(
+            coordinator, self._fetcher, self._commits, self._positions, settings, self._metrics
+        )
         self._next_commit_ms = 0
         self._state = "new"
         self._wanted: _Subscription | list[TopicPartition] | None = None
-        self._positions = self._membership.positions
         self._is_polling = False
         self._is_woken = False
         self._iterating: asyncio.Task[object] | None = None
         self._yielded_ms = 0
 
     def __repr__(self) -> str:
-        return f"<Consumer {self._state}, client {self._subscription.client_id}, group {self._settings.group_id}>"
+        return f"<Consumer {self._state}, client {self._connection.client_id}, group {self._settings.group_id}>"
 
     async def start(self) -> None:
         """Connect to the cluster.
@@ -147,9 +185,10 @@ class Consumer(Generic[K, V]):
             raise IllegalState(f"the consumer is {self._state}; make a new one")
         if not compile_decoding.cache_info().currsize:
             await loaded(compile_decoding, "the decoding of records")
-        await self._subscription.start(
-            lambda tps: self._commits.fetch(tps, self._settings.commit_timeout_ms), self._positions.moved
-        )
+        self._fetches.on_move = self._positions.moved
+        await self._connection.open()
+        self._connection.on_metadata(self._coordinator.on_metadata)
+        self._fetches.open(lambda tps: self._commits.fetch(tps, self._settings.commit_timeout_ms))
         self._state = "open"
         self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
         if isinstance(self._wanted, list):
@@ -190,8 +229,8 @@ class Consumer(Generic[K, V]):
             self._wanted = (topics, listener)
             return
         self._check_open()
-        self._membership.listener = listener
-        self._subscription.subscribe(topics, self._membership)
+        self._listener.listener = listener
+        self._coordinator.subscribe(topics, self._listener)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions. A `group_id` is then used only for commits."""
@@ -200,7 +239,8 @@ class Consumer(Generic[K, V]):
             self._wanted = partitions
             return
         self._check_open()
-        self._subscription.assign(partitions)
+        self._subscription.assign()
+        self._fetches.assign(sorted(set(partitions)))
         self._commits.keep(partitions)
         self._positions.forget_except(partitions)
         self._positions.unread.keep(())
@@ -208,7 +248,7 @@ class Consumer(Generic[K, V]):
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions read now."""
         self._check_open()
-        return self._subscription.assignment()
+        return self._fetcher.assignment
 
     async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns[K, V]]:
         """Return up to `max_records` (default `max_poll_records`) records once there are any, {} after `timeout_ms`.
@@ -240,12 +280,12 @@ class Consumer(Generic[K, V]):
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         # 1. The records of earlier polls are processed. The listener and the commits below may then include them.
         self._positions.processed()
-        self._subscription.polled(SYSTEM_CLOCK.monotonic_ms())
-        with self._subscription.polling(), self._mark_polling():
+        self._coordinator.polled(SYSTEM_CLOCK.monotonic_ms())
+        with self._coordinator.polling(), self._mark_polling():
             # 2. A due rebalance comes first: it commits the revoked partitions itself, and they must not be committed
             #    after another member owns them.
-            await self._subscription.call_listener()
-            self._membership.raise_pending()
+            await self._coordinator.call_listener()
+            self._listener.raise_pending()
             # 3. Commit as configured.
             await self._commit_as_configured()
             # Let heartbeats, joins and fetches run even if records are always buffered.
@@ -253,19 +293,20 @@ class Consumer(Generic[K, V]):
             # 4. Take records, or wait for them. Each wait may end with a rebalance, a close, a wakeup or an error.
             #    These are handled before records are taken, so no taken record is lost.
             while True:
-                await self._subscription.call_listener()
+                await self._coordinator.call_listener()
                 self._check_reading("poll")
-                self._membership.raise_pending()
+                self._listener.raise_pending()
                 self._raise_wakeup()
-                self._subscription.check_errors()
+                self._coordinator.check_errors()
                 self._raise_undecodable()
                 if fetched_rows := await self._take_records(limit):
                     return fetched_rows
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
                 if now_ms >= deadline_ms:
                     return {}
-                self._subscription.look_for_topics(now_ms)
-                await self._membership.wait(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
+                self._coordinator.look_for_topics(now_ms)
+                with self._coordinator.listening():
+                    await self._fetches.wait_for_data(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
 
     def wakeup(self) -> None:
         """End the poll, or the wait for the next record, in progress with Wakeup; if there is none, the next one.
@@ -274,13 +315,13 @@ class Consumer(Generic[K, V]):
         `loop.call_soon_threadsafe(consumer.wakeup)`.
         """
         self._is_woken = True
-        self._subscription.wake_poll()
+        self._fetches.wake_pollers()
 
     def _raise_wakeup(self) -> None:
         woken = self._is_woken
         self._is_woken = False
         if woken:
-            raise Wakeup(f"client {self._subscription.client_id}: wakeup was called")
+            raise Wakeup(f"client {self._connection.client_id}: wakeup was called")
 
     def __aiter__(self) -> Self:
         """Iterate over the records; each counts as processed when the next is requested.
@@ -305,10 +346,10 @@ class Consumer(Generic[K, V]):
         positions = self._positions
         unread = self._positions.unread
         positions.processed()
-        self._subscription.polled(now_ms)
+        self._coordinator.polled(now_ms)
         # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
         # and drops the records of partitions that are gone.
-        while self._subscription.is_listener_due or (found := unread.next(self._subscription.paused())) is None:
+        while self._coordinator.is_listener_due or (found := unread.next(self._fetcher.paused())) is None:
             positions.polled_batches(await self._poll_records(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
@@ -332,7 +373,7 @@ class Consumer(Generic[K, V]):
         `timeout_ms` (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for an
         invalid offset.
         """
-        positions = self._membership.positions
+        positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
         # Register before the wait: a rebalance during the wait must not commit a lower offset.
         positions.registered(wanted)
@@ -346,7 +387,7 @@ class Consumer(Generic[K, V]):
         positions.recovered({tp: at.offset for tp, at in wanted.items()})
         if lost:
             positions.reported(lost)
-            raise self._membership.not_committed(lost)
+            raise self._listener.not_committed(lost)
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
@@ -357,7 +398,7 @@ class Consumer(Generic[K, V]):
         the event loop. The error is None if these offsets or newer ones are committed, CommitFailed if `commit` would
         raise it.
         """
-        positions = self._membership.positions
+        positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
         positions.registered(wanted)
         if callback is None:
@@ -377,7 +418,7 @@ class Consumer(Generic[K, V]):
         if lost:
             self._commits.commit_async(wanted)
             both = {**{tp: OffsetAndMetadata(offset) for tp, offset in lost.items()}, **wanted}
-            asyncio.get_running_loop().call_soon(on_commit_answered, both, self._membership.not_committed(lost))
+            asyncio.get_running_loop().call_soon(on_commit_answered, both, self._listener.not_committed(lost))
         elif wanted:
             self._commits.commit_async(wanted, on_commit_answered)
         # Nothing to send. Call the callback from the event loop, as in the other cases.
@@ -391,7 +432,7 @@ class Consumer(Generic[K, V]):
         """
         self._check_open()
         checked_offset(tp, offset)
-        self._subscription.seek(tp, offset)
+        self._fetches.seek(tp, offset)
         self._positions.sought(tp, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -405,37 +446,37 @@ class Consumer(Generic[K, V]):
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`. Their buffer is kept, and there is no rebalance."""
         self._check_open()
-        self._subscription.pause(partitions)
+        self._fetches.pause(partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Return records of these partitions again."""
         self._check_open()
-        self._subscription.resume(partitions)
+        self._fetches.resume(partitions)
 
     def paused(self) -> frozenset[TopicPartition]:
         """The paused partitions. A partition that is revoked is no longer paused."""
         self._check_open()
-        return self._subscription.paused()
+        return self._fetcher.paused()
 
     def enforce_rebalance(self) -> None:
         """Request a new assignment by the group; it happens in the next polls."""
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("enforce_rebalance needs a group_id")
-        self._subscription.enforce_rebalance()
+        self._coordinator.enforce_rebalance()
 
     def silent_ms(self) -> float | None:
         """Return the ms since a broker last answered this client. Returns None while it is not open."""
-        return self._subscription.connection.silent_ms() if self._state == "open" else None
+        return self._connection.silent_ms() if self._state == "open" else None
 
     def rebalance_ms(self) -> float:
         """Return the ms since the current rebalance began, including the first join; 0 if there is none."""
-        return self._subscription.rebalance_ms
+        return self._coordinator.rebalance_ms
 
     def ping(self) -> None:
         """Send a request that any broker answers at once, so that `silent_ms` measures the brokers. Does not wait."""
         if self._state == "open":
-            self._subscription.connection.refresh_metadata()
+            self._connection.refresh_metadata()
 
     def group_metadata(self) -> GroupMetadata:
         """Return this member's identity in the generation of its last assignment. Raises IllegalState without a group.
@@ -445,7 +486,9 @@ class Consumer(Generic[K, V]):
         """
         if self._settings.group_id is None:
             raise IllegalState("no group_id is set")
-        return GroupMetadata(self._settings.group_id, *self._subscription.identity, self._settings.group_instance_id)
+        return GroupMetadata(
+            self._settings.group_id, *self._coordinator.state.identity, self._settings.group_instance_id
+        )
 
     async def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.
@@ -454,15 +497,15 @@ class Consumer(Generic[K, V]):
         """
         self._check_open()
         # In an iteration the fetcher's position is after the whole batch. The user's is before the unread records.
-        if (unread := self._membership.positions.unread.position(tp)) is not None:
+        if (unread := self._positions.unread.position(tp)) is not None:
             return unread
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._subscription.settings.request_timeout_ms
-        while (position := self._subscription.position(tp)) is None:
-            self._subscription.check_errors()
-            if (error := self._subscription.error_of(tp)) is not None:
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._connection.settings.request_timeout_ms
+        while (position := self._fetches.position(tp)) is None:
+            self._coordinator.check_errors()
+            if (error := self._fetcher.error_of(tp)) is not None:
                 raise await self._describe_offset_error(error) from error
             if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
-                limit_ms = self._subscription.settings.request_timeout_ms
+                limit_ms = self._connection.settings.request_timeout_ms
                 raise KafkaTimeout(f"{self._client_and_group()}: position of {tp} not known after {limit_ms} ms")
             await asyncio.sleep(POSITION_POLL_MS / 1000)
         return position
@@ -473,10 +516,10 @@ class Consumer(Generic[K, V]):
         Returns None while it is unknown, or if the partition is not assigned.
         """
         self._check_open()
-        if tp not in self._subscription.assignment():
+        if tp not in self._fetcher.assignment:
             return None
-        unread = self._membership.positions.unread.position(tp)
-        return self._subscription.position(tp) if unread is None else unread
+        unread = self._positions.unread.position(tp)
+        return self._fetches.position(tp) if unread is None else unread
 
     def known_lag(self, tp: TopicPartition) -> int | None:
         """Return the number of records between the position and the last known end.
@@ -484,12 +527,12 @@ class Consumer(Generic[K, V]):
         Returns None while either is unknown.
         """
         self._check_open()
-        return self._subscription.known_lag([tp]).get(tp) if tp in self._subscription.assignment() else None
+        return self._fetcher.lag(tp) if tp in self._fetcher.assignment else None
 
     def is_at_end(self, tp: TopicPartition) -> bool:
         """Whether the position is the last known high watermark. Before an open transaction it is not."""
         self._check_open()
-        return tp in self._subscription.assignment() and self._subscription.is_at_end(tp)
+        return tp in self._fetcher.assignment and self._fetcher.is_at_end(tp)
 
     def forget_commits(self) -> None:
         """Drop offsets whose commit is pending. Otherwise they would be sent with the next generation."""
@@ -515,7 +558,7 @@ class Consumer(Generic[K, V]):
         if self._settings.group_id is None:
             raise IllegalState("committed needs a group_id")
         wanted = [partitions] if isinstance(partitions, TopicPartition) else list(partitions)
-        found = await self._commits.fetch(wanted, self._subscription.settings.request_timeout_ms) if wanted else {}
+        found = await self._commits.fetch(wanted, self._connection.settings.request_timeout_ms) if wanted else {}
         return found.get(partitions) if isinstance(partitions, TopicPartition) else {tp: found.get(tp) for tp in wanted}
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -538,7 +581,7 @@ class Consumer(Generic[K, V]):
     async def lag(self) -> dict[TopicPartition, int]:
         """Return for each assigned partition the number of offsets between its position and its end."""
         self._check_open()
-        partitions = self._subscription.assignment()
+        partitions = self._fetcher.assignment
         ends = await self.end_offsets(partitions)
         return {tp: max(0, ends[tp] - await self.position(tp)) for tp in partitions}
 
@@ -551,10 +594,10 @@ class Consumer(Generic[K, V]):
             self._is_polling = False
 
     async def _take_records(self, limit: int | None) -> dict[TopicPartition, Polled]:
-        if unread := self._positions.unread.take(limit, self._subscription.paused()):
+        if unread := self._positions.unread.take(limit, self._fetcher.paused()):
             return unread
         try:
-            fetched = self._subscription.take(limit)
+            fetched = self._fetches.take(limit)
         except PenstockError as e:
             # Let fetches of the other partitions run if the caller polls again at once.
             await asyncio.sleep(0)
@@ -566,8 +609,8 @@ class Consumer(Generic[K, V]):
             fetched_rows = {tp: self._interceptors.on_consume(tp, columns) for tp, columns in fetched_rows.items()}
         for tp, columns in fetched_rows.items():
             self._metrics.consumed(tp.topic, len(columns))
-        positions = {tp: p for tp in fetched_rows if (p := self._subscription.position(tp)) is not None}
-        self._metrics.lag(self._subscription.known_lag(positions))
+        positions = {tp: p for tp in fetched_rows if (p := self._fetches.position(tp)) is not None}
+        self._metrics.lag({tp: lag for tp in positions if (lag := self._fetcher.lag(tp)) is not None})
         return {tp: Polled(fetched_rows[tp], position) for tp, position in positions.items()}
 
     def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
@@ -580,7 +623,7 @@ class Consumer(Generic[K, V]):
             if wrong is not None:
                 # The position stays at the undecodable record, so that the user can seek past it. The records after
                 # it are fetched again.
-                self._subscription.seek(tp, wrong.offset)
+                self._fetches.seek(tp, wrong.offset)
                 self._undecodable[tp] = wrong
         if not given:
             self._raise_undecodable()
@@ -598,17 +641,17 @@ class Consumer(Generic[K, V]):
         self._check_open()
         wanted = partitions or tuple(self.assignment())
         self._positions.unread.drop(wanted)
-        self._subscription.reset(wanted, to)
+        self._fetches.reset(wanted, EARLIEST if to == "earliest" else LATEST)
         for tp in wanted:
             self._positions.sought(tp, await self.position(tp))
 
     async def _commit_as_configured(self) -> None:
         strategy = self._settings.commit_strategy
-        positions = self._membership.positions
+        positions = self._positions
         if strategy == "none":
             return
         # Another member may be ahead with a lost partition. A commit would set it back.
-        owned = self._subscription.owned
+        owned = self._coordinator.owned
         offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in owned}
         if not offsets:
             return
@@ -640,14 +683,14 @@ class Consumer(Generic[K, V]):
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("commit needs a group_id")
-        positions = self._membership.positions
+        positions = self._positions
         wanted = positions.polled() if given is None else checked_offsets(given)
         # Blocking code may have kept the member from polling for too long, and the group's task from noticing it.
         # Then the partitions count as lost before the commit, not after it.
-        self._subscription.leave_if_overdue()
-        if not self._subscription.is_managed:
+        self._coordinator.leave_if_overdue()
+        if not self._coordinator.is_managed:
             return wanted, {}
-        owned = self._subscription.owned
+        owned = self._coordinator.owned
         mine = {tp: at for tp, at in wanted.items() if tp in owned}
         if given is not None:
             return mine, {tp: at.offset for tp, at in wanted.items() if tp not in owned}
@@ -660,14 +703,14 @@ class Consumer(Generic[K, V]):
         self._check_open()
         if not specs:
             return {}
-        limit_ms = self._subscription.settings.request_timeout_ms
-        return await list_offsets(self._subscription.connection, specs, self._settings.isolation_level, limit_ms)
+        limit_ms = self._connection.settings.request_timeout_ms
+        return await list_offsets(self._connection, specs, self._settings.isolation_level, limit_ms)
 
     async def _describe_offset_error(self, error: PenstockError) -> PenstockError:
         """Return the error with the client name, under `auto_offset_reset=none` also with the partitions' offsets."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
             return type(error)(f"{self._client_and_group()}: Fetch: {error}")
-        unpositioned = sorted(self._subscription.assignment())
+        unpositioned = sorted(self._fetcher.assignment)
         first = await self.beginning_offsets(unpositioned)
         end = await self.end_offsets(unpositioned)
         held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unpositioned)
@@ -676,8 +719,8 @@ class Consumer(Generic[K, V]):
     def _client_and_group(self) -> str:
         """Return the client, its group and generation, for error messages about offsets."""
         group_id = self._settings.group_id
-        group = f", group {group_id}, generation {self._subscription.generation}" if group_id else ""
-        return f"client {self._subscription.client_id}{group}"
+        group = f", group {group_id}, generation {self._coordinator.state.generation}" if group_id else ""
+        return f"client {self._connection.client_id}{group}"
 
     async def _close_consumer(self, timeout_ms: float | None, *, processed: bool) -> None:
         if self._state == "new":
@@ -695,12 +738,27 @@ class Consumer(Generic[K, V]):
         # LeaveGroup comes last and has its own time limit.
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
         try:
-            await self._membership.leave(work_ms)
+            await self._listener.leave(work_ms)
         finally:
             await self._commits.close()
             self._state = "closed"
             waited_ms = SYSTEM_CLOCK.monotonic_ms() - started_ms
-            await self._subscription.close(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
+            await self._leave_group_and_disconnect(None if timeout_ms is None else max(0.0, timeout_ms - waited_ms))
+
+    async def _leave_group_and_disconnect(self, timeout_ms: float | None) -> None:
+        """Stop fetching, leave the group and close the sockets.
+
+        After `timeout_ms`, at least LEAVE_TIME_MS, the sockets are closed without the group's response.
+        """
+        await self._fetches.close()
+        try:
+            # A task of its own: at the limit the sockets are closed without the answer. A broker that does not answer
+            # must not hold up the close.
+            leaving = asyncio.ensure_future(self._coordinator.close())
+            await asyncio.wait({leaving}, timeout=None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000)
+            leaving.cancel()
+        finally:
+            await self._connection.close()
 
     def _check_open(self) -> None:
         if self._state not in ("open", "closing"):
@@ -710,5 +768,5 @@ class Consumer(Generic[K, V]):
         """Raise unless a call that runs the listener is allowed: not inside the listener, and not during a close."""
         if self._state != "open":
             raise IllegalState(f"the consumer is {self._state}")
-        if self._membership.is_called(current_task()):
+        if self._listener.is_called(current_task()):
             raise IllegalState(f"{operation}: not inside a rebalance listener")

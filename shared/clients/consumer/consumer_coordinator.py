@@ -3,34 +3,43 @@
 `GroupState` decides the next step; this module takes it and reports the result. There are two tasks. One takes the
 steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the heartbeats, also
 during the calls of the listener, since a call may take longer than a session. The requests are those of every group
-member (`penstock.shared.clients.group.requests`).
+member (`penstock.shared.clients.group.requests`). Without a group there are no tasks: then a subscription reads all
+partitions of its topics.
 
 The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
 Until then the step is due, and the poll returns no records. A call that has begun runs to its end, also if the poll
-that waits for it is cancelled; the next poll waits for it.
+that waits for it is cancelled; the next poll waits for it. The fetcher has every new assignment before the listener is
+called.
+
+A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as now.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
 from penstock.shared.clients.consumer.group_state import Complete, Gather, GroupState, Leave, Lose, Revoke, Step
+from penstock.shared.clients.consumer.subscription_state import SubscriptionState
 from penstock.shared.clients.group.member_states import MemberState
 from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.clients.group.steps import Join, Sync, Wait
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
+UNKNOWN_TOPIC_REFRESH_MS = 1_000
+"""The interval of metadata requests while a subscribed topic does not exist."""
 JOIN_END_MS = 2_000
 """How long a close waits for a join in progress. The answers take two round trips once all members have joined."""
 
@@ -46,23 +55,28 @@ class Rebalances(Protocol):
 
 
 class ConsumerCoordinator:
-    """One member's part in its group, over an open connection."""
+    """One consumer's part in its group, over a connection; `has_group` is False for a consumer without a group."""
 
     def __init__(
         self,
         connection: Connection,
         state: GroupState,
-        rebalances: Rebalances,
+        subscription: SubscriptionState,
+        fetches: FetchRequestManager,
         clock: Clock,
         *,
-        idle_ms: Callable[[], float],
-        on_news: Callable[[], None],
-        before_step: Callable[[], None],
+        has_group: bool,
     ) -> None:
         self._connection = connection
         self.state = state
-        self._rebalances = rebalances
+        self._subscription = subscription
+        self._fetches = fetches
         self._clock = clock
+        self._has_group = has_group
+        self._rebalances: Rebalances | None = None
+        self._polls = 0
+        self._polled_ms = clock.monotonic_ms()
+        self._next_refresh_ms = 0
         self._requests = GroupRequests(
             connection,
             state,
@@ -71,9 +85,6 @@ class ConsumerCoordinator:
             rebalance_timeout_ms=state.config.max_poll_interval_ms,
             on_heartbeat=self._after_heartbeat,
         )
-        self._idle_ms = idle_ms
-        self._on_news = on_news
-        self._before_step = before_step
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._calling = False
@@ -91,8 +102,105 @@ class ConsumerCoordinator:
     def __repr__(self) -> str:
         return f"<ConsumerCoordinator {self.state}>"
 
-    def start(self) -> None:
-        """Take part in the group, as soon as there are topics."""
+    # --- the subscription ---
+
+    def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
+        """Read topics, or all whose whole name matches a pattern; `rebalances` gets the group's assignments."""
+        self._subscription.subscribe(topics)
+        if isinstance(topics, re.Pattern):
+            self._connection.watch_all()
+        else:
+            for topic in self._subscription.topics:
+                self._connection.watch(topic)
+        self._rebalances = rebalances
+        # The interval between polls begins now, not when the consumer was made.
+        self._polled_ms = self._clock.monotonic_ms()
+        self._update_subscription()
+        if self._has_group:
+            self._start_tasks()
+            self.wake()
+
+    def on_metadata(self) -> None:
+        """Apply new metadata: other topics may match the pattern, or topics may have other partitions."""
+        if self._has_group:
+            self.wake()
+        else:
+            self._update_subscription()
+
+    def look_for_topics(self, now_ms: int) -> None:
+        """Request metadata if a subscribed topic does not exist."""
+        if now_ms < self._next_refresh_ms:
+            return
+        # Without this request a topic that is created later would be found only with the next regular refresh.
+        if any(self._connection.partitions(topic) is None for topic in self._subscription.topics):
+            self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
+            self._connection.refresh_metadata()
+
+    def _update_subscription(self) -> None:
+        """Apply the topics of the metadata: tell the group, or (without one) read all their partitions."""
+        subscription = self._subscription
+        subscription.match(self._connection.topics())
+        if not subscription.is_by_topic:
+            return
+        if self._has_group:
+            self.state.subscribe(subscription.topics)
+            # The leader assigns the topics of all members, also those that it has not subscribed to itself.
+            self.state.metadata(self.known_partitions(subscription.topics | self.state.group_topics))
+            return
+        known = {topic: self._connection.partitions(topic) or () for topic in subscription.topics}
+        every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
+        # Partitions that are read already keep their position and buffer.
+        if every != (assigned := self._fetches.fetcher.assignment):
+            self._fetches.assign(sorted(every), every & assigned)
+
+    # --- the polls ---
+
+    @property
+    def idle_ms(self) -> float:
+        """The ms since the last poll."""
+        return 0.0 if self._polls else float(self._clock.monotonic_ms() - self._polled_ms)
+
+    def polled(self, now_ms: int) -> None:
+        """Note a poll: the consumer counts as alive for `max_poll_interval_ms` from now, unless that had passed."""
+        # Check before the time is replaced. Otherwise this poll would hide that the interval has passed, and a member
+        # that was blocked would go on as an owner.
+        if now_ms - self._polled_ms >= self.state.config.max_poll_interval_ms:
+            self.leave_if_overdue()
+        self._polled_ms = now_ms
+
+    @contextlib.contextmanager
+    def polling(self) -> Iterator[None]:
+        """Return a block in which the consumer counts as alive."""
+        self._polls += 1
+        self.state.polled()
+        self.wake()
+        try:
+            yield
+        finally:
+            self._polls -= 1
+            self._polled_ms = self._clock.monotonic_ms()
+
+    # --- the membership ---
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the group assigns the partitions."""
+        return self._has_group and self._subscription.is_by_topic
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        """The partitions that are read and may be committed: the assigned ones, without those that were lost."""
+        # After the group has removed the member, its partitions stay assigned until the listener is called. Another
+        # member may own them already, so they must not be committed.
+        is_lost = self.is_managed and self.state.generation == NO_GENERATION
+        return frozenset() if is_lost else self._fetches.fetcher.assignment
+
+    def enforce_rebalance(self) -> None:
+        """Join the group again."""
+        self.state.rejoin("enforced")
+        self.wake()
+
+    def _start_tasks(self) -> None:
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._main_loop()), asyncio.create_task(self._requests.heartbeats())]
             self._watch_loop(self._clock.monotonic_ms())
@@ -102,13 +210,17 @@ class ConsumerCoordinator:
         self._wake.set()
 
     def check_errors(self) -> None:
-        """Raise the error that keeps the member out of the group, if there is one."""
+        """Raise the error that keeps the member out of the group, or AuthorizationFailed for a topic."""
+        if forbidden := self._connection.unauthorized_topics() & self._subscription.topics:
+            topics = ", ".join(sorted(forbidden))
+            raise AuthorizationFailed(f"client {self._connection.client_id}: may not read {topics}")
         if self._broken is not None:
             raise self._broken
         error = self.state.take_error()
         if error is not None:
             self.wake()
             raise error
+        self._connection.check_authentication()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -146,7 +258,7 @@ class ConsumerCoordinator:
 
         Blocking code keeps the event loop from noticing it.
         """
-        if not self._calling and (step := self.state.leave_if_idle(self._idle_ms())) is not None:
+        if not self._calling and (step := self.state.leave_if_idle(self.idle_ms)) is not None:
             self._leave_group(step)
             self.wake()
 
@@ -186,6 +298,7 @@ class ConsumerCoordinator:
         """Leave the group, unless the member is static: the group keeps its membership until the session times out."""
         if self._watch is not None:
             self._watch.cancel()
+        self._began_ms = None
         for task in self._tasks:
             await _cancel_task(task)
         await self._requests.leave(self.state.leave())
@@ -196,8 +309,8 @@ class ConsumerCoordinator:
         """Take one step."""
         # Clear before the step is decided: a change during the step then causes another turn.
         self._wake.clear()
-        self._before_step()
-        step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
+        self._update_subscription()
+        step = self.state.next_step(self._clock.monotonic_ms(), self.idle_ms)
         try:
             await self._execute_step(step)
         except PenstockError as e:
@@ -213,7 +326,7 @@ class ConsumerCoordinator:
         self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
         if self._listener_due and not self._listening:
             # A poll wakes this wait. An overdue poll needs no timer: the member has left, or failed.
-            left_ms = self.state.config.max_poll_interval_ms - self._idle_ms()
+            left_ms = self.state.config.max_poll_interval_ms - self.idle_ms
             await self._wait_for_wake(left_ms if left_ms > 0 else None)
             return
         match step:
@@ -222,13 +335,13 @@ class ConsumerCoordinator:
             case Revoke(partitions) | Lose(partitions):
                 # The state keeps the partitions until the listener returns: no other member gets them before its
                 # commit.
-                await self._call_listener(self._rebalances.on_revoked(partitions, lost=isinstance(step, Lose)))
+                await self._call_listener(self._revoke(partitions, lost=isinstance(step, Lose)))
                 self.state.on_revoked(partitions)
             case Complete(assigned, added):
                 # Before the listener, so that it commits under the new generation.
                 self.state.adopt()
                 self._requests.follow_up()
-                await self._call_listener(self._rebalances.on_assigned(assigned, added))
+                await self._call_listener(self._assign(assigned, added))
                 self.state.on_completed()
                 self._began_ms, self.gone_because = None, ""
             case Join():
@@ -240,6 +353,26 @@ class ConsumerCoordinator:
             case Leave():
                 self._leave_group(step)
 
+    async def _revoke(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """Have partitions revoked. They stay assigned until the listener returns, unless they are lost."""
+        assert self._rebalances is not None
+        left = self._fetches.fetcher.assignment - partitions
+        # 1. Lost: another member may own the partitions already. Stop reading before the listener is called.
+        if lost:
+            self._fetches.assign(sorted(left), left)
+        # 2. Revoked: the member owns the partitions until the listener returns. It may still look up their positions
+        #    and commit.
+        try:
+            await self._rebalances.on_revoked(partitions, lost=lost)
+        finally:
+            self._fetches.assign(sorted(left), left)
+
+    async def _assign(self, assigned: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
+        assert self._rebalances is not None
+        # Before the listener, so that it can seek and pause the new partitions.
+        self._fetches.assign(sorted(assigned), assigned - added)
+        await self._rebalances.on_assigned(assigned, added)
+
     async def _wait_for_wake(self, ms: float | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if ms is None else ms / 1000):
@@ -248,7 +381,7 @@ class ConsumerCoordinator:
     def _set_listener_due(self, is_due: bool) -> None:
         """Set the event and wake waiting polls: to allow the call if one is due, else to check again."""
         if is_due or self._listener_due:
-            self._on_news()
+            self._fetches.wake_pollers()
         self._listener_due = is_due
         self._settled.set()
 
@@ -293,11 +426,11 @@ class ConsumerCoordinator:
                 raise
             log.error("group membership broke", **self._requests.fields(), reason="cancelled from within")
             self._broken = IllegalState(f"{self.state.where()}: cancelled from within: {e}")
-            self._on_news()
+            self._fetches.wake_pollers()
         except Exception as e:
             log.exception("group membership broke", **self._requests.fields())
             self._broken = e
-            self._on_news()
+            self._fetches.wake_pollers()
         finally:
             self._settled.set()
 
@@ -317,13 +450,13 @@ class ConsumerCoordinator:
             self.gone_because = ""
             return
         if self.state.error is not None:
-            self._on_news()
+            self._fetches.wake_pollers()
         self.wake()
 
     def _send_follow_up_requests(self) -> None:
         self._requests.follow_up()
         if self.state.error is not None:
-            self._on_news()
+            self._fetches.wake_pollers()
 
 
 async def _cancel_task(task: asyncio.Task[None]) -> None:

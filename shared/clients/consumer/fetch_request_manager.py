@@ -16,7 +16,7 @@ from penstock.shared.clients.consumer.settings import ResetPolicy
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import IllegalState, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
@@ -69,7 +69,7 @@ class FetchRequestManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._wake_pollers()
+        self.wake_pollers()
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
         """Read these partitions from now on. Those in `kept` keep position, buffer and pause."""
@@ -81,26 +81,39 @@ class FetchRequestManager:
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Continue from `offset`."""
+        self._check_assigned([tp])
         self.fetcher.seek(tp, offset)
         self.pump()
 
     def reset(self, partitions: Iterable[TopicPartition], policy: ResetPolicy) -> None:
         """Continue from the offset that the policy finds; the positions are None until then."""
-        for tp in partitions:
+        for tp in self._check_assigned(partitions):
             self.fetcher.seek(tp, policy)
         self.pump()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no records of the partitions."""
-        for tp in partitions:
+        for tp in self._check_assigned(partitions):
             self.fetcher.pause(tp)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out records of paused partitions again."""
-        for tp in partitions:
+        for tp in self._check_assigned(partitions):
             self.fetcher.resume(tp)
-        self._wake_pollers()
+        self.wake_pollers()
         self.pump()
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """Return the offset of the next record to hand out. Returns None while it is being looked up."""
+        self._check_assigned([tp])
+        return self.fetcher.position(tp)
+
+    def _check_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        wanted = list(partitions)
+        for tp in wanted:
+            if tp not in self.fetcher.assignment:
+                raise IllegalState(f"{tp}: not assigned to client {self._connection.client_id}")
+        return wanted
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
         """Take records; see `Fetcher.take`."""
@@ -146,7 +159,7 @@ class FetchRequestManager:
         if requests.next_ms is not None:
             self._timer = asyncio.get_running_loop().call_later((requests.next_ms - now_ms) / 1000, self.pump)
         if self.waiters and self.fetcher.has_data:
-            self._wake_pollers()
+            self.wake_pollers()
 
     async def _send_fetch(self, fetch: Fetch) -> None:
         topics: dict[str, list[tuple[int, int, int, int]]] = {}
@@ -239,7 +252,8 @@ class FetchRequestManager:
                     waiter.set_exception(error)
             self._broken = error
 
-    def _wake_pollers(self) -> None:
+    def wake_pollers(self) -> None:
+        """Wake a poll that waits."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)

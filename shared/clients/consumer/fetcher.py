@@ -195,6 +195,7 @@ class Fetcher:
         self.read_committed = read_committed
         self._has_group = has_group
         self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order of fetching
+        self.assignment: frozenset[TopicPartition] = frozenset()
         self._ready: dict[TopicPartition, None] = {}  # with completed fetches or an error, in the order of handing out
         self._in_flight: dict[int, int] = {}  # by node, the bytes that may arrive
         self._stale = False
@@ -213,9 +214,7 @@ class Fetcher:
         for tp in partitions:
             self._partitions[tp] = old[tp] if tp in stay and tp in old else PartitionState()
         self._ready = {tp: None for tp in self._ready if self._partitions.get(tp) is old[tp]}
-
-    def assignment(self) -> frozenset[TopicPartition]:
-        return frozenset(self._partitions)
+        self.assignment = frozenset(self._partitions)
 
     def seek(self, tp: TopicPartition, to: int | ResetPolicy) -> None:
         """Continue from an offset, or from the offset that a policy finds: until then the position is None."""
@@ -237,7 +236,7 @@ class Fetcher:
         return self._assigned_state(tp).position
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Return the lag behind the last known end (under read_committed: the last stable offset)."""
+        """Return the lag behind the last known end (under read_committed: the last stable offset), None if unknown."""
         state = self._assigned_state(tp)
         end = state.last_stable_offset if self.read_committed else state.high_watermark
         return None if end is None or state.position is None else max(0, end - state.position)

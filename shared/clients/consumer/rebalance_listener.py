@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Mapping
 
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager
+from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator
+from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.settings import ConsumerSettings
-from penstock.shared.clients.consumer.subscription_state import SubscriptionState
+from penstock.shared.clients.consumer.subscription_state import Positions
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
@@ -59,17 +60,21 @@ NOT_OWNED = "this member does not own the partitions any more"
 
 
 class RebalanceListenerInvoker:
-    """Calls the listener around a rebalance, and keeps the positions of the owned partitions."""
+    """Calls the listener of one consumer."""
 
     def __init__(
         self,
-        subscription: SubscriptionState,
+        coordinator: ConsumerCoordinator,
+        fetcher: Fetcher,
         commits: CommitRequestManager,
+        positions: Positions,
         settings: ConsumerSettings,
         metrics: ConsumerMetrics,
     ) -> None:
-        self._subscription = subscription
+        self._coordinator = coordinator
+        self._fetcher = fetcher
         self._commits = commits
+        self._positions = positions
         self._settings = settings
         self._metrics = metrics
         self.listener: RebalanceListener | None = None
@@ -77,7 +82,6 @@ class RebalanceListenerInvoker:
         self._errors: deque[BaseException] = deque()
         self._why_gone = NOT_OWNED
         self._calling: asyncio.Task[object] | None = None
-        self.positions = Positions()
 
     def raise_pending(self) -> None:
         """Raise a listener's pending error.
@@ -87,29 +91,24 @@ class RebalanceListenerInvoker:
         """
         if self._errors:
             raise self._errors.popleft()
-        if self._settings.commit_strategy != "none" and (lost := self.positions.take_forfeited()):
+        if self._settings.commit_strategy != "none" and (lost := self._positions.take_forfeited()):
             raise self.not_committed(lost)
 
     def is_called(self, task: asyncio.Task[object] | None) -> bool:
         """Whether this task is inside a call of the listener."""
         return task is not None and task is self._calling
 
-    async def wait(self, timeout_ms: float) -> None:
-        """Wait until there may be something to return. The listener may be called meanwhile."""
-        with self._subscription.listening():
-            await self._subscription.wait_for_data(timeout_ms)
-
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
         """Return the error for offsets that this member can no longer commit."""
-        if self._subscription.identity[0] == NO_GENERATION:
+        if self._coordinator.state.identity[0] == NO_GENERATION:
             return UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
-        reason = self._subscription.gone_because or self._why_gone
+        reason = self._coordinator.gone_because or self._why_gone
         named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
         return CommitFailed(f"{self._describe_member()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Handle partitions that are revoked or were lost. An eager member revokes all before it joins again."""
-        self._why_gone = (lost and self._subscription.gone_because) or NOT_OWNED
+        self._why_gone = (lost and self._coordinator.gone_because) or NOT_OWNED
         # 1. Lost: another member may own the partitions already. Drop their state first, so that no commit in
         #    `on_partitions_lost` includes them.
         if lost:
@@ -129,8 +128,8 @@ class RebalanceListenerInvoker:
         log.info(
             "assigned",
             group_id=self._settings.group_id,
-            generation=self._subscription.generation,
-            member_id=self._subscription.member_id,
+            generation=self._coordinator.state.generation,
+            member_id=self._coordinator.state.member_id,
             partitions=sorted(map(str, partitions)),
         )
         try:
@@ -138,7 +137,7 @@ class RebalanceListenerInvoker:
                 call = self.listener.on_partitions_assigned(added)
                 await self._call_listener(call, "on_partitions_assigned", self._listener_limit_ms)
         finally:
-            self._metrics.rebalanced(self._subscription.rebalance_ms)
+            self._metrics.rebalanced(self._coordinator.rebalance_ms)
 
     async def leave(self, timeout_ms: float | None) -> None:
         """Commit and revoke for the last time, before LeaveGroup; `timeout_ms` bounds all of it."""
@@ -147,11 +146,11 @@ class RebalanceListenerInvoker:
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         # A close counts as a poll, but a member that is overdue has lost its partitions.
-        self._subscription.polled(SYSTEM_CLOCK.monotonic_ms())
+        self._coordinator.polled(SYSTEM_CLOCK.monotonic_ms())
         # The group may reject commits during a rebalance, so take part in no further one before the last commit.
-        await self._subscription.stop_joining(limit_ms)
-        partitions = self._subscription.assignment()
-        lost = self._subscription.is_managed and self._subscription.generation == NO_GENERATION
+        await self._coordinator.stop_joining(limit_ms)
+        partitions = self._fetcher.assignment
+        lost = self._coordinator.is_managed and self._coordinator.state.generation == NO_GENERATION
         left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
         if lost:
             self._commits.keep(())
@@ -170,11 +169,11 @@ class RebalanceListenerInvoker:
         Records that were handed out and not committed are remembered until that is reported. The exception is an
         ordinary revocation under a `commit_strategy`: the next owner continues from the committed offset.
         """
-        kept = self._subscription.assignment() - partitions
+        kept = self._fetcher.assignment - partitions
         # Under a `commit_strategy` a revocation has just committed what was processed. Nothing is left to report.
         if lost or self._settings.commit_strategy == "none":
-            self.positions.forfeit(partitions, self._commits.committed(partitions))
-        self.positions.forget_except(kept)
+            self._positions.forfeit(partitions, self._commits.committed(partitions))
+        self._positions.forget_except(kept)
         self._commits.keep(kept)
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
@@ -187,11 +186,11 @@ class RebalanceListenerInvoker:
                 await self._call_listener(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
         # 1. Start the commit of the processed records. A commit of the listener is registered later, so it wins.
-        if self._settings.commit_strategy != "none" and (offsets := self.positions.uncommitted()):
+        if self._settings.commit_strategy != "none" and (offsets := self._positions.uncommitted()):
             self._commits.commit_async(offsets)
-            self.positions.registered(offsets)
+            self._positions.registered(offsets)
         # 2. Call the listener, which may commit.
-        if listener is not None and partitions and self._subscription.is_managed:
+        if listener is not None and partitions and self._coordinator.is_managed:
             await self._call_listener(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
         # 3. Wait for both. The next owner starts from the committed offsets as soon as this returns.
         if self._settings.group_id is not None:
@@ -231,8 +230,8 @@ class RebalanceListenerInvoker:
 
     def _describe_member(self) -> str:
         return (
-            f"client {self._subscription.client_id}, group {self._settings.group_id}, "
-            f"generation {self._subscription.identity[0]}, member {self._subscription.identity[1]}"
+            f"client {self._coordinator.state.config.client_id}, group {self._settings.group_id}, "
+            f"generation {self._coordinator.state.identity[0]}, member {self._coordinator.state.identity[1]}"
         )
 
     def _note_listener_error(self, error: Exception, name: str) -> None:
@@ -242,8 +241,8 @@ class RebalanceListenerInvoker:
             method=name,
             kind=kind,
             reason=str(error),
-            client_id=self._subscription.client_id,
+            client_id=self._coordinator.state.config.client_id,
             group_id=self._settings.group_id,
-            generation=self._subscription.generation,
+            generation=self._coordinator.state.generation,
         )
         self._errors.append(error)

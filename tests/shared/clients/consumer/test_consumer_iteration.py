@@ -121,7 +121,7 @@ async def test_a_rebalance_in_the_body_gives_each_record_once(cluster: FakeClust
             generations.append(consumer.group_metadata().generation_id)
             if len(found) == 4:
                 consumer.enforce_rebalance()
-                while not consumer._subscription.is_listener_due:  # noqa: ASYNC110 - beside the user's code
+                while not consumer._coordinator.is_listener_due:  # noqa: ASYNC110 - beside the user's code
                     await asyncio.sleep(0)
             if len(found) == 2 * RECORDS:
                 break

@@ -246,7 +246,7 @@ def test_an_assignment_forgets_or_keeps() -> None:
     under_way = scene.fetches()[1]
     scene.fetcher.pause(A0)
     scene.fetcher.assign([A0, B0], kept=[A0, A1])
-    assert (scene.fetcher.assignment(), scene.fetcher.paused()) == ({A0, B0}, {A0})
+    assert (scene.fetcher.assignment, scene.fetcher.paused()) == ({A0, B0}, {A0})
     assert (scene.fetcher.position(A0), scene.fetcher.position(B0)) == (0, None)
     scene.fetcher.resume(A0)
     scene.answer(under_way, a0=batch(3, 1), a1=batch(3, 1))

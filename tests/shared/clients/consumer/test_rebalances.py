@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.clients.consumer.subscription_state import LEAVE_TIME_MS
+from penstock.shared.clients.consumer.consumer import LEAVE_TIME_MS
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -320,7 +320,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_no_record(cluster: FakeClu
         second.subscribe(["t"])
         joining = asyncio.create_task(until(second, lambda: second.assignment() == {A, B}))
         await heartbeats(cluster, "one", 5)
-        await crashed._subscription.connection.close()  # as a process that is killed
+        await crashed._connection.close()  # as a process that is killed
         await joining
         assert {tp: await second.position(tp) for tp in (A, B)} != {A: 3, B: 3}
         assert offsets_of(cluster) == {}
@@ -448,9 +448,9 @@ async def test_a_commit_after_max_poll_interval_fails_once(
         consumer.subscribe(["t"])
         at = await handed_out(consumer, 3)
         before = offsets_of(cluster)
-        consumer._subscription._polled_ms -= 300_000  # the default of max_poll_interval_ms
+        consumer._coordinator._polled_ms -= 300_000  # the default of max_poll_interval_ms
         if not is_blocked:
-            consumer._subscription._coordinator.wake()  # type: ignore[union-attr]
+            consumer._coordinator.wake()
             await asyncio.wait_for(left.wait(), 5)
         try:
             match what:
@@ -605,16 +605,14 @@ async def test_a_member_that_has_left_is_idle_until_the_next_poll(cluster: FakeC
     async with opened(cluster, max_poll_interval_ms=60) as consumer:
         consumer.subscribe(["t"])
         await handed_out(consumer, 3)
-        coordinator, steps = consumer._subscription._coordinator, [0]
-        assert coordinator is not None
-        before_step = coordinator._before_step
+        run_once, steps = consumer._coordinator.run_once, [0]
 
-        def count() -> None:
+        async def count() -> None:
             steps[0] += 1
-            before_step()
+            await run_once()
 
         await left.wait()
-        coordinator._before_step = count
+        consumer._coordinator.run_once = count  # type: ignore[method-assign]
         for _ in range(500):
             await asyncio.sleep(0)
         assert steps[0] < 10
@@ -719,8 +717,8 @@ async def test_a_listener_can_neither_poll_nor_close(cluster: FakeCluster, what:
             before = consumer.group_metadata().generation_id
             consumer.enforce_rebalance()
             poll = asyncio.create_task(until(consumer, lambda: consumer.group_metadata().generation_id > before))
-            coordinator = consumer._subscription._coordinator
-            while coordinator is None or not coordinator._calling:  # noqa: ASYNC110 - beside the poll
+            coordinator = consumer._coordinator
+            while not coordinator._calling:  # noqa: ASYNC110 - beside the poll
                 await asyncio.sleep(0)
             if way == "cancelled poll":
                 poll.cancel()
@@ -861,7 +859,7 @@ async def test_a_loss_in_a_pending_commit_is_reported_once(cluster: FakeCluster)
             cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1),
         ):
             consumer.commit_async({A: 1})
-            while consumer._subscription.owned:  # noqa: ASYNC110 - beside the user's code
+            while consumer._coordinator.owned:  # noqa: ASYNC110 - beside the user's code
                 await asyncio.sleep(0)
             with pytest.raises(CommitFailed):
                 await consumer.commit()
