@@ -117,7 +117,7 @@ async def runner(
             group="bench",
         )
         handling = HandlerLoop(
-            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
+            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options()
         )
         handling.subscribe([TOPIC])
         cpu = time.process_time()

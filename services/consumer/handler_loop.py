@@ -114,8 +114,8 @@ class ProgressWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """The runner's limits, in ms."""
+class HandlerLoopOptions:
+    """The loop's limits, in ms."""
 
     commit_interval_ms: int = 5_000
     drain_timeout_ms: int = 20_000
@@ -133,7 +133,7 @@ class HandlerLoop(RebalanceListener):
         executor: Executor,
         metrics: RunnerMetrics,
         clock: Clock,
-        options: RunnerOptions = RunnerOptions(),
+        options: HandlerLoopOptions = HandlerLoopOptions(),
         commits: Commits | None = None,
     ) -> None:
         """Without `commits`, only offsets are committed (at least once)."""

@@ -135,7 +135,9 @@ class HandlerRunner:
                 transactor, consumer.group_metadata, scheduler, executor.dead_letters_of_rejected, metrics
             )
             await transactor.start()
-        return HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), commits)
+        return HandlerLoop(
+            consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options(), commits
+        )
 
     async def _prepare_dead_letter_topics(self) -> int:
         """Create the missing dead-letter topics, with room for every record of their source.

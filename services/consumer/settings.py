@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
-from penstock.services.consumer.handler_loop import RunnerOptions
+from penstock.services.consumer.handler_loop import HandlerLoopOptions
 from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.shared.clients.consumer import ConsumerSettings, ReadingSettings
 from penstock.shared.clients.parallel_consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
@@ -209,9 +209,9 @@ class ConsumerServiceSettings(ServiceSettings):
             self.ordering, self.max_concurrency, self.batch_records_max if batch else 1, self.buffered_records_max
         )
 
-    def runner_options(self) -> RunnerOptions:
+    def handler_loop_options(self) -> HandlerLoopOptions:
         """Return the options of the handler loop."""
-        return RunnerOptions(
+        return HandlerLoopOptions(
             commit_interval_ms=self.commit_interval_ms
             or (TRANSACTION_INTERVAL_MS if self.is_exactly_once else COMMIT_INTERVAL_MS),
             drain_timeout_ms=self.drain_timeout_ms,

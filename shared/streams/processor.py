@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from penstock.shared.common.errors import ConfigError, DataError, IllegalState
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import Record, RecordMetadata
+from penstock.shared.streams.record import ProcessorRecordContext, Record
 
 if TYPE_CHECKING:
     from penstock.shared.streams.windows.late_changelog_entries import LateRows
@@ -64,7 +64,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     @property
-    def record_metadata(self) -> RecordMetadata | None:
+    def record_metadata(self) -> ProcessorRecordContext | None:
         """The source record being processed; None in a punctuation and in a commit."""
         ...
 

@@ -33,7 +33,7 @@ class Record(_Record[K, V]):
         def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
 
 
-class RecordMetadata(NamedTuple):
+class ProcessorRecordContext(NamedTuple):
     """The coordinates of the current source record."""
 
     topic: str

@@ -97,7 +97,7 @@ async def member(settings: ConsumerServiceSettings, journal: Journal) -> None:
             Handler("chaos:handle", handle), settings.retry_policy(), RecordProducer(producer), metrics, group="chaos"
         )
         runner = Recorded(
-            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
+            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options()
         )
         runner.journal, runner.group_consumer = journal, consumer
         runner.subscribe(settings.topics)

@@ -97,7 +97,7 @@ async def running(
             Handler("tests:handle", handle), settings.retry_policy(), RecordProducer(producer), metrics, group=topic
         )
         runner = HandlerLoop(
-            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
+            consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options()
         )
         runner.subscribe([topic])
         task = asyncio.create_task(runner.run())

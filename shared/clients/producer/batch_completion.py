@@ -12,7 +12,7 @@ import random
 
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.producer_batch import NO_STATE, Batch, BatchState, ProducerState
+from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch, ProducerState
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import (
@@ -137,7 +137,7 @@ class BatchCompletion:
             return True
         return bool(queue.out) and self.ledger.is_troubled(queue.tp)
 
-    def sent(self, batch: Batch, now_ms: int) -> SealedBatch:
+    def sent(self, batch: ProducerBatch, now_ms: int) -> SealedBatch:
         """Count an attempt and return the bytes of a drained batch."""
         if batch.attempts == 0:
             self._metrics.drained(now_ms - batch.created_ms)
@@ -145,12 +145,12 @@ class BatchCompletion:
         batch.sent_ms = now_ms
         return batch.data(self._assign_sequence(batch))
 
-    def _assign_sequence(self, batch: Batch) -> ProducerState:
+    def _assign_sequence(self, batch: ProducerBatch) -> ProducerState:
         if not self._settings.enable_idempotence:
             return NO_STATE
         return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
 
-    def answered(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+    def answered(self, batch: ProducerBatch, answer: ProduceAnswer, now_ms: int) -> None:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = answer.error_code
@@ -193,7 +193,7 @@ class BatchCompletion:
         # 5. Any other error decides by its class whether the batch is retried.
         self._handle_rejected_batch(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
-    def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
+    def unanswered(self, batch: ProducerBatch, error: PenstockError, now_ms: int) -> None:
         """Handle a request that failed in flight: the batch may or may not be in the log. It is no longer in flight."""
         self._accumulator.landed(batch)
         batch.fate_unknown = True
@@ -202,7 +202,7 @@ class BatchCompletion:
         if not self._was_given_up_in_flight(batch):
             self._handle_rejected_batch(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
-    def unsent(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
+    def unsent(self, batch: ProducerBatch, error: PenstockError, now_ms: int) -> None:
         """Handle a request that was never sent. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         if not self._was_given_up_in_flight(batch):
@@ -249,12 +249,12 @@ class BatchCompletion:
                 self.fail(batch, error)
         return len(batches)
 
-    def emptied(self, batch: Batch) -> None:
+    def emptied(self, batch: ProducerBatch) -> None:
         """End a batch of which every record was cancelled before it was sent."""
         batch.fail(batch.cancelled_error())
         self._finish_batch(batch)
 
-    def fail(self, batch: Batch, error: PenstockError) -> None:
+    def fail(self, batch: ProducerBatch, error: PenstockError) -> None:
         """End a batch with an error and call its callbacks."""
         # The response of a batch in flight settles its numbers, see `_was_given_up_in_flight`: it may still be
         # acknowledged.
@@ -278,7 +278,7 @@ class BatchCompletion:
         self._metrics.failed(batch.tp.topic, batch.count)
         self._finish_batch(batch)
 
-    def _complete_acknowledged_batch(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+    def _complete_acknowledged_batch(self, batch: ProducerBatch, answer: ProduceAnswer, now_ms: int) -> None:
         queue = self._accumulator.queue(batch.tp)
         queue.batches_at_ack = queue.batches
         # First the ledger, also for a batch that has failed: its numbers are used, and the next batch must not repeat
@@ -297,7 +297,7 @@ class BatchCompletion:
         self._metrics.acknowledged(batch.tp.topic, batch.count, batch.size(), now_ms - batch.created_ms)
         self._finish_batch(batch)
 
-    def _was_given_up_in_flight(self, batch: Batch) -> bool:
+    def _was_given_up_in_flight(self, batch: ProducerBatch) -> bool:
         """Whether the batch was given up while its request was out."""
         if batch.state is not BatchState.DONE:
             return False
@@ -306,7 +306,9 @@ class BatchCompletion:
             self._note_given_up_sequence(batch)
         return True
 
-    def _handle_rejected_batch(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
+    def _handle_rejected_batch(
+        self, batch: ProducerBatch, error: PenstockError, now_ms: int, *, alone: bool = False
+    ) -> None:
         # CORRUPT_MESSAGE is retriable here, as in Java: the bytes were damaged on their way, and the batch itself is
         # intact. The consumer's CorruptRecord is not, since it is in the log.
         passing = isinstance(error, RetriableError | CorruptRecord)
@@ -325,7 +327,7 @@ class BatchCompletion:
             self._transaction.epoch_is_spent |= alone
             self.fail_transaction(error)
 
-    def _note_given_up_sequence(self, batch: Batch) -> None:
+    def _note_given_up_sequence(self, batch: ProducerBatch) -> None:
         if self._transaction is not None:
             # Only the coordinator grants epochs here (KIP-360): aborting the transaction requests one.
             self._transaction.epoch_is_spent |= batch.fate_unknown
@@ -339,11 +341,11 @@ class BatchCompletion:
             TxnState.COMMITTING,
         )
 
-    def _release_batch_memory(self, batch: Batch) -> None:
+    def _release_batch_memory(self, batch: ProducerBatch) -> None:
         self._accumulator.freed(batch)
         self._memory.release(batch.memory)
 
-    def _finish_batch(self, batch: Batch) -> None:
+    def _finish_batch(self, batch: ProducerBatch) -> None:
         self._accumulator.forget(batch)
         # The request of a batch that expired in flight still holds its bytes. Java's producer reused such a buffer, and
         # records arrived in the wrong topic (KAFKA-19012).

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, RecordLocations, Run, Span, size_of
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
-from penstock.shared.clients.producer.record_locations import RecordLocations, Run, Span
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
 from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns
 
@@ -212,7 +211,7 @@ class ColumnBulk(Bulk):
                 run[batch] = index
             append(batch)
 
-    def _fill_batch(self, batch: Batch | None, run: Run) -> None:
+    def _fill_batch(self, batch: ProducerBatch | None, run: Run) -> None:
         if batch is None:
             next(self._fields, None)
             return

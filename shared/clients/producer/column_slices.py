@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.shared.clients.producer.record_locations import Span
+from penstock.shared.clients.producer.delivery import Span
 from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
 from penstock.shared.clients.protocol.record_encoding import (
@@ -25,7 +25,7 @@ from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
 from penstock.shared.common.records import Int64Array, RecordColumns, header_pairs
 
 if TYPE_CHECKING:
-    from penstock.shared.clients.producer.producer_batch import Batch
+    from penstock.shared.clients.producer.producer_batch import ProducerBatch
     from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384
@@ -177,7 +177,7 @@ def _measure(
     return largest
 
 
-class Group:
+class PartitionSlice:
     """The records of a slice for one partition.
 
     `rows[at:]` are not in a batch yet. `full` is a batch without room for the next record.
@@ -190,10 +190,10 @@ class Group:
         self.queue = queue
         self.rows = rows
         self.at = 0
-        self.full: Batch | None = None
+        self.full: ProducerBatch | None = None
 
     def __repr__(self) -> str:
-        return f"<Group of {len(self.rows)} records for {self.queue.tp}, {self.left} left>"
+        return f"<PartitionSlice of {len(self.rows)} records for {self.queue.tp}, {self.left} left>"
 
     @property
     def left(self) -> int:
@@ -204,7 +204,7 @@ class Group:
         """Return an upper bound of the bytes of a batch with the next record alone."""
         return RECORD_BYTES_MAX + int(self.of.sizes[self.rows[self.at]])
 
-    def fill(self, batch: Batch | None) -> int:
+    def fill(self, batch: ProducerBatch | None) -> int:
         """Move records into a batch, as many as fit. Returns their number."""
         if batch is None or batch is self.full:
             return 0
@@ -247,7 +247,7 @@ class ColumnSlice:
                 self.sizes,
             )
         )
-        self.groups: list[Group] = []
+        self.groups: list[PartitionSlice] = []
         self.spans: list[Span] = []
 
     def __repr__(self) -> str:
@@ -258,7 +258,7 @@ class ColumnSlice:
 
     def to_partition(self, queue: PartitionQueue) -> None:
         """Route all records to one partition."""
-        self.groups = [Group(self, queue, np.arange(len(self)))]
+        self.groups = [PartitionSlice(self, queue, np.arange(len(self)))]
 
     def by_key(
         self, queues: Sequence[PartitionQueue], without_key: Callable[[Int64Array], list[tuple[int, int]]]
@@ -275,7 +275,9 @@ class ColumnSlice:
             for partition, end in without_key(self.sizes[keyless]):
                 partitions[keyless[begin:end]] = partition
                 begin = end
-        self.groups = [Group(self, queues[at], rows) for at, rows in rows_by_partition(partitions, len(queues))]
+        self.groups = [
+            PartitionSlice(self, queues[at], rows) for at, rows in rows_by_partition(partitions, len(queues))
+        ]
         return len(keyless) > 0
 
     def fail(self, error: Exception) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from murmurhash2 import murmurhash2
 
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import checked_partition
 from penstock.shared.clients.producer.settings import ProducerSettings
@@ -134,7 +134,7 @@ class RoutedTopic:
         self.by_key: dict[bytes, PartitionQueue] = {}
         self.sticky = sticky
         self.sticky_queue: PartitionQueue | None = None
-        self.sticky_batch: Batch | None = None
+        self.sticky_batch: ProducerBatch | None = None
         self.is_used = True
         self.used_ms = 0
 
@@ -277,7 +277,7 @@ class Routes:
             return self._choose_sticky_partition(topic)
         return queue
 
-    def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: Batch) -> None:
+    def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: ProducerBatch) -> None:
         """Note that a record opened or joined a batch: the sticky choice stays until that batch is full."""
         if (
             self._uses_sticky_partition(record, key)

@@ -43,7 +43,7 @@ from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size
 from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
-from penstock.shared.clients.producer.producer_batch import Batch, Callback, OnDelivery
+from penstock.shared.clients.producer.producer_batch import Callback, OnDelivery, ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,
@@ -90,7 +90,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
 
 if TYPE_CHECKING:
-    from penstock.shared.clients.producer.column_slices import ColumnSlice, Group
+    from penstock.shared.clients.producer.column_slices import ColumnSlice, PartitionSlice
 
 log = get_logger(__name__)
 
@@ -632,7 +632,7 @@ class Producer:
         finally:
             bulk.sliced(len(part), part.spans)
 
-    async def _fill_batch(self, group: Group) -> None:
+    async def _fill_batch(self, group: PartitionSlice) -> None:
         """Move records into the partition's open batch, then into one new batch if some are left."""
         queue = group.queue
         group.fill(queue.open)
@@ -772,7 +772,7 @@ class Producer:
 
     async def _append_to_new_batch(
         self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float
-    ) -> Batch:
+    ) -> ProducerBatch:
         """Append the record to a new batch, or to one that another send opened in the meantime; returns the batch."""
         memory = max(self._accumulator.batch_size, size)
         await self._acquire_batch_memory(queue, memory, deadline_ms)

@@ -82,7 +82,7 @@ class Callback(NamedTuple):
             log.exception("on_delivery failed")
 
 
-class Batch:
+class ProducerBatch:
     """Records of one partition under way to the broker.
 
     `append(index, timestamp, key, value, headers)` is the builder's own. It returns None if the record does not fit;
@@ -154,7 +154,7 @@ class Batch:
         self.on_cancelled: Callable[[SendCancelled], None] | None = None
         """Called once after records were cancelled, not for each record."""
         self.removed: list[int] = []
-        self.parts: list[tuple[int, Batch]] = []
+        self.parts: list[tuple[int, ProducerBatch]] = []
         self.producer_state = NO_STATE
         self.attempts = 0
         self.splits = 0
@@ -168,14 +168,14 @@ class Batch:
         self.last_error: PenstockError | None = None
         self.future: asyncio.Future[None] | None = None
         self.run: object = None
-        """The current run of a bulk's appends, if it has filled this batch (record_locations.py)."""
+        """The current run of a bulk's appends, if it has filled this batch (`RecordLocations`)."""
         self._builder: Any = new_batch_builder(batch_size, transactional) if builder is None else builder
         self._data: SealedBatch | None = None
         self._size = 0
         self.append: Any = self._builder.append
 
     def __repr__(self) -> str:
-        return f"<Batch {self.tp}, {self.count} records, {self.state.name}, attempt {self.attempts}>"
+        return f"<ProducerBatch {self.tp}, {self.count} records, {self.state.name}, attempt {self.attempts}>"
 
     @property
     def sequenced(self) -> bool:
@@ -255,7 +255,7 @@ class Batch:
         self.producer_state = state
         return self._data
 
-    def split(self) -> list[Batch]:
+    def split(self) -> list[ProducerBatch]:
         """Return two batches with half of the bytes each. They keep this one's age, callbacks and memory."""
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"
@@ -271,7 +271,7 @@ class Batch:
             cut += 1
         # 2. Make the parts.
         for start, end in ((0, cut), (cut, self.count)):
-            part = Batch(self.tp, UNLIMITED, self.compression, self.transactional, self.created_ms)
+            part = ProducerBatch(self.tp, UNLIMITED, self.compression, self.transactional, self.created_ms)
             for index, record in enumerate(records[start:end]):
                 part.append(index, *record)
             part.count = end - start
@@ -349,7 +349,7 @@ class Batch:
         )
 
 
-def located(batch: Batch, index: int) -> tuple[Batch, int]:
+def located(batch: ProducerBatch, index: int) -> tuple[ProducerBatch, int]:
     """Return the batch that holds a record now, and the record's position there, through every split.
 
     The position is -1 if the record was cancelled.

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from penstock.shared.clients.producer.producer_batch import Batch, BatchState
+from penstock.shared.clients.producer.producer_batch import BatchState, ProducerBatch
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.protocol.record_batches import compression_of
 from penstock.shared.common.errors import SendCancelled
@@ -48,9 +48,9 @@ class PartitionQueue:
     def __init__(self, tp: TopicPartition, in_flight_max: int) -> None:
         self.tp = tp
         self.in_flight_max = in_flight_max
-        self.queued: deque[Batch] = deque()
-        self.open: Batch | None = None
-        self.out: list[Batch] = []
+        self.queued: deque[ProducerBatch] = deque()
+        self.open: ProducerBatch | None = None
+        self.out: list[ProducerBatch] = []
         self.ready_since_ms: int | None = None
         self.unreachable = ""
         """The reason why its first batch, which is due, cannot be sent; empty if there is none."""
@@ -61,7 +61,7 @@ class PartitionQueue:
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
 
-    def retried(self) -> Batch | None:
+    def retried(self) -> ProducerBatch | None:
         """Return the batch that blocks the partition because it must be sent again, or None."""
         first = self.out[0] if self.out else self.queued[0] if self.queued else None
         # A batch that has failed in flight stays in `out` until its request is over, and is not sent again.
@@ -88,7 +88,7 @@ class PartitionQueue:
         # 4. A due batch waits for its node, which takes no more requests.
         return self.ready_since_ms is not None and now_ms - self.ready_since_ms > HELD_UP_MS
 
-    def earlier_pending(self, batch: Batch) -> bool:
+    def earlier_pending(self, batch: ProducerBatch) -> bool:
         """Whether a batch with an earlier sequence number is still pending."""
         return any(other.sequenced and other.order < batch.order for other in (*self.out, *self.queued))
 
@@ -96,9 +96,9 @@ class PartitionQueue:
 class Drained(NamedTuple):
     """Batches by leader, topics of due batches without a leader, and batches whose records were all cancelled."""
 
-    requests: dict[int, list[Batch]]
+    requests: dict[int, list[ProducerBatch]]
     leaderless: set[str]
-    emptied: list[Batch]
+    emptied: list[ProducerBatch]
 
 
 class RecordAccumulator:
@@ -113,7 +113,7 @@ class RecordAccumulator:
         self._transactional = settings.transactional_id is not None
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._active: dict[PartitionQueue, None] = {}
-        self.incomplete: dict[Batch, None] = {}
+        self.incomplete: dict[ProducerBatch, None] = {}
         self.flushes = 0
         self.on_cancelled: Callable[[SendCancelled], None] | None = None
         self._in_flight_max = settings.max_in_flight_requests_per_connection
@@ -143,7 +143,7 @@ class RecordAccumulator:
 
     def open_batch(
         self, queue: PartitionQueue, memory: int, now_ms: int, new_builder: Callable[..., Any] | None = None
-    ) -> Batch:
+    ) -> ProducerBatch:
         """Open a new batch at the end of a queue; it holds `memory` bytes of the buffer. The caller fills it.
 
         For columns `new_builder` is ColumnBatchBuilder. The batch that was open takes no more records.
@@ -151,7 +151,7 @@ class RecordAccumulator:
         # The caller may have waited for memory, and `drop` may have removed the queue in the meantime.
         queue = self.queue(queue.tp)
         builder = new_builder and new_builder(memory, self.batch_size, transactional=self._transactional)
-        batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
+        batch = ProducerBatch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
         batch.memory = memory
         batch.on_cancelled = self.on_cancelled
         queue.held += memory
@@ -163,7 +163,7 @@ class RecordAccumulator:
         self.incomplete[batch] = None
         return batch
 
-    def freed(self, batch: Batch) -> None:
+    def freed(self, batch: ProducerBatch) -> None:
         """Note that the batch's memory was released."""
         self._queues[batch.tp].held -= batch.memory
 
@@ -195,10 +195,10 @@ class RecordAccumulator:
         partitions may send. One node's batches share a request up to `max_request_size`. Partitions take turns to be
         first, so that this limit starves none. The returned batches are marked as out.
         """
-        requests: dict[int, list[Batch]] = {}
+        requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
         leaderless: set[str] = set()
-        emptied: list[Batch] = []
+        emptied: list[ProducerBatch] = []
         for queue in list(self._active):
             batch = queue.queued[0]
             # A retry goes to a new leader at once: the backoff is meant for the node that failed (KIP-951).
@@ -248,16 +248,16 @@ class RecordAccumulator:
         if queue.queued:
             self._active[queue] = None
 
-    def landed(self, batch: Batch) -> None:
+    def landed(self, batch: ProducerBatch) -> None:
         """Note that the batch's request is over."""
         self._queues[batch.tp].out.remove(batch)
 
-    def is_out(self, batch: Batch) -> bool:
+    def is_out(self, batch: ProducerBatch) -> bool:
         """Whether a batch is in a request."""
         queue = self._queues.get(batch.tp)
         return queue is not None and batch in queue.out
 
-    def reenqueue(self, batch: Batch, retry_at_ms: int) -> None:
+    def reenqueue(self, batch: ProducerBatch, retry_at_ms: int) -> None:
         """Put a batch back into its partition's queue, in the order of the records; it is due from `retry_at_ms` on."""
         batch.state = BatchState.QUEUED
         batch.retry_at_ms = retry_at_ms
@@ -269,7 +269,7 @@ class RecordAccumulator:
         queue.queued.insert(at, batch)
         self._active[queue] = None
 
-    def replace(self, batch: Batch, parts: list[Batch], retry_at_ms: int) -> None:
+    def replace(self, batch: ProducerBatch, parts: list[ProducerBatch], retry_at_ms: int) -> None:
         """Replace a batch in the queue by its parts."""
         # The parts take the batch's position, since `expire` relies on the order of age.
         self.incomplete = {each: None for known in self.incomplete for each in (parts if known is batch else (known,))}
@@ -281,7 +281,7 @@ class RecordAccumulator:
         for batch in self._queues[tp].queued:
             batch.forget_state()
 
-    def expire(self, now_ms: int) -> list[Batch]:
+    def expire(self, now_ms: int) -> list[ProducerBatch]:
         """Return the batches whose `delivery_timeout_ms` has passed, also those in a request.
 
         They are removed from the queues.
@@ -301,7 +301,7 @@ class RecordAccumulator:
             self._unqueue_batch(batch)
         return expired
 
-    def _unqueue_batch(self, batch: Batch) -> None:
+    def _unqueue_batch(self, batch: ProducerBatch) -> None:
         queue = self._queues[batch.tp]
         if batch in queue.queued:
             queue.queued.remove(batch)
@@ -312,11 +312,11 @@ class RecordAccumulator:
             if not queue.queued:
                 self._active.pop(queue, None)
 
-    def forget(self, batch: Batch) -> None:
+    def forget(self, batch: ProducerBatch) -> None:
         """Forget a batch that is done."""
         self.incomplete.pop(batch, None)
 
-    def take_all(self, *, out: bool) -> list[Batch]:
+    def take_all(self, *, out: bool) -> list[ProducerBatch]:
         """Return every batch that is not done, with `out` also those in a request; remove them from the queues."""
         taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
         for batch in taken:
@@ -359,7 +359,7 @@ class RecordAccumulator:
         return now_ms - head.created_ms >= self._settings.linger_ms or head.size() >= self.batch_size
 
 
-def _has_untried_leader(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
+def _has_untried_leader(batch: ProducerBatch, node_for: Callable[[TopicPartition], int | None]) -> bool:
     # A node that was tried before does not count. Otherwise two nodes that name each other as the leader would get the
     # batch in turn without any backoff.
     return batch.attempts > 0 and node_for(batch.tp) not in (None, *batch.nodes)

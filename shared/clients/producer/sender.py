@@ -20,7 +20,7 @@ from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.batch_completion import RETRY_BACKOFF_JITTER, BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState
@@ -344,7 +344,7 @@ class Sender:
         """Fail the transaction and drop its queued batches: it can no longer be committed."""
         self.completion.fail_transaction(error)
 
-    def _make_produce_request(self, batches: list[Batch], now_ms: int) -> Any:
+    def _make_produce_request(self, batches: list[ProducerBatch], now_ms: int) -> Any:
         topics: dict[str, list[tuple[int, bytes | SealedBatch]]] = defaultdict(list)
         for batch in batches:
             topics[batch.tp.topic].append((batch.tp.partition, self.completion.sent(batch, now_ms)))
@@ -355,7 +355,7 @@ class Sender:
             list(topics.items()),
         )
 
-    async def _send_produce_request(self, node: int, batches: list[Batch], request: Any, now_ms: int) -> None:
+    async def _send_produce_request(self, node: int, batches: list[ProducerBatch], request: Any, now_ms: int) -> None:
         response: ProduceResponse | None = None
         failure: PenstockError | None = None
         known = self._nodes[node]
@@ -388,7 +388,7 @@ class Sender:
         self._complete_produce_request(batches, response, failure, landed_ms)
 
     def _complete_produce_request(
-        self, batches: list[Batch], response: ProduceResponse | None, failure: PenstockError | None, now_ms: int
+        self, batches: list[ProducerBatch], response: ProduceResponse | None, failure: PenstockError | None, now_ms: int
     ) -> None:
         # Addresses first: `leader_moved` ignores a leader without one (KIP-951).
         if response is not None and response.endpoints:

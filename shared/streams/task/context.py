@@ -18,7 +18,7 @@ from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import Record, RecordMetadata
+from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
@@ -63,7 +63,7 @@ class TaskContext(Protocol):
     metrics: TaskMetrics
     late_records: int
     late_rows: list[LateRows]
-    record_metadata: RecordMetadata | None
+    record_metadata: ProcessorRecordContext | None
     needs_commit: bool
     failed: ProcessingFailed | None
 

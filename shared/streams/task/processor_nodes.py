@@ -27,7 +27,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, 
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import INT64_MAX, PROCESSOR_METHODS, Processor, check_timestamp, is_own
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import Record, RecordMetadata, WindowKey
+from penstock.shared.streams.record import ProcessorRecordContext, Record, WindowKey
 from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
@@ -220,7 +220,7 @@ class NodeContext:
         return self._task.key_bytes_max
 
     @property
-    def record_metadata(self) -> RecordMetadata | None:
+    def record_metadata(self) -> ProcessorRecordContext | None:
         return self._task.record_metadata
 
     @property

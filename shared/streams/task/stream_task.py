@@ -46,7 +46,7 @@ from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import Record, RecordMetadata, coordinates_of
+from penstock.shared.streams.record import ProcessorRecordContext, Record, coordinates_of
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
@@ -138,7 +138,7 @@ class StreamTask:
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores = tuple(self.stores.values())
         self._ahead = FetchAhead(topology, self.stores)
-        self.record_metadata: RecordMetadata | None = None
+        self.record_metadata: ProcessorRecordContext | None = None
         self.schedules = TaskSchedules()
         self.outputs = TaskOutputs()
         self.idle_ms = 0
@@ -247,7 +247,7 @@ class StreamTask:
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that processors process now."""
         self._source_record = record
-        self.record_metadata = RecordMetadata(record.topic, record.partition, record.offset)
+        self.record_metadata = ProcessorRecordContext(record.topic, record.partition, record.offset)
 
     def source_record(self) -> ConsumerRecord | None:
         """Return the current record, if any; behind a repartition topic it has its source record's coordinates."""

@@ -74,7 +74,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
         own = TransactionalCommits(
             transactor, reader.group_metadata, scheduler, executor.dead_letters_of_rejected, metrics
         )
-        runner = HandlerLoop(reader, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), own)
+        runner = HandlerLoop(reader, scheduler, executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options(), own)
         runner.subscribe(["in"])
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.services.consumer.executor import Executor
-from penstock.services.consumer.handler_loop import HandlerLoop, RunnerOptions
+from penstock.services.consumer.handler_loop import HandlerLoop, HandlerLoopOptions
 from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
@@ -53,7 +53,7 @@ async def serving(
     executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), no_dead_letters, metrics, group="g")
     async with asyncio.timeout(20), Consumer(kafka, settings.consumer_settings()) as consumer:
         scheduler = settings.scheduler(batch=False)
-        runner = HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options())
+        runner = HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options())
         runner.subscribe(["t"])
         running = asyncio.create_task(runner.run())
         yield runner
@@ -163,7 +163,7 @@ async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
         consumer = {"auto_offset_reset": "earliest", "listener_timeout_ms": 60_000}
         async with serving(cluster, handle, consumer=consumer) as runner:
             await begun.wait()
-            runner.options = RunnerOptions(commit_interval_ms=10, drain_timeout_ms=drain_timeout_ms)
+            runner.options = HandlerLoopOptions(commit_interval_ms=10, drain_timeout_ms=drain_timeout_ms)
             started = time.monotonic()
             if way == "rebalance":
                 runner._consumer.enforce_rebalance()
@@ -259,7 +259,12 @@ async def test_a_paused_partition_may_be_lost() -> None:
         )
         async with Consumer(kafka, settings.consumer_settings()) as consumer:
             runner = HandlerLoop(
-                consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
+                consumer,
+                settings.scheduler(batch=False),
+                executor,
+                metrics,
+                SYSTEM_CLOCK,
+                settings.handler_loop_options(),
             )
             runner.subscribe(["t"])
             async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:

@@ -58,7 +58,7 @@ def test_a_drain_leaves_time_for_the_last_commit(listener_timeout_ms: int, max_p
         "--consumer.listener-timeout-ms", str(listener_timeout_ms),
         "--consumer.max-poll-interval-ms", str(max_poll_interval_ms),
     )  # fmt: skip
-    assert settings.runner_options().drain_timeout_ms == 30_000 - GIVE_UP_RESERVE_MS
+    assert settings.handler_loop_options().drain_timeout_ms == 30_000 - GIVE_UP_RESERVE_MS
 
 
 def test_missing_settings_are_named() -> None:
@@ -93,7 +93,7 @@ def test_settings_of_exactly_once() -> None:
     """
     once = load("--processing-guarantee", "exactly_once")
     assert once.consumer_settings().isolation_level == "read_committed"
-    assert once.runner_options().commit_interval_ms == 100
+    assert once.handler_loop_options().commit_interval_ms == 100
     first, second = once.producer_settings(2_000_000), once.producer_settings(0)
     assert first.max_request_size == UNCOMPRESSED_BYTES_MAX
     assert once.producer_settings(2 * UNCOMPRESSED_BYTES_MAX).max_request_size == once.producer.buffer_memory
@@ -103,7 +103,7 @@ def test_settings_of_exactly_once() -> None:
     assert first.transactional_id != second.transactional_id
     static = load("--processing-guarantee=exactly_once", "--consumer.group-instance-id=one", "--commit-interval-ms=250")
     assert static.producer_settings(0).transactional_id == "alerts-one"
-    assert static.runner_options().commit_interval_ms == 250
+    assert static.handler_loop_options().commit_interval_ms == 250
     named = load(
         "--processing-guarantee=exactly_once", "--producer.transactional-id=t", "--producer.transaction-timeout-ms=5000"
     )
@@ -113,4 +113,4 @@ def test_settings_of_exactly_once() -> None:
     )
     plain = load()
     assert plain.producer_settings(0).transactional_id is None
-    assert plain.runner_options().commit_interval_ms == 5_000
+    assert plain.handler_loop_options().commit_interval_ms == 5_000

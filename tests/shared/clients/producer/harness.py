@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.clients.producer.batch_completion import BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.producer_batch import Batch, Callback
+from penstock.shared.clients.producer.producer_batch import Callback, ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import SequenceLedger, Transaction, TxnState
@@ -50,7 +50,7 @@ class Sent:
     """A sent record with its location and its outcomes in the order they were reported."""
 
     value: bytes
-    batch: Batch
+    batch: ProducerBatch
     index: int
     fates: list[RecordMetadata | Exception] = field(default_factory=list)
 
@@ -93,8 +93,8 @@ class Harness:
         self.leaders: dict[TopicPartition, int | None] = {}
         self.down: set[int] = set()
         self.busy: set[int] = set()
-        self.requests: list[tuple[int, list[Batch]]] = []
-        self.bytes: dict[Batch, bytes] = {}
+        self.requests: list[tuple[int, list[ProducerBatch]]] = []
+        self.bytes: dict[ProducerBatch, bytes] = {}
         self.leaderless: set[str] = set()
 
     @property
@@ -122,7 +122,7 @@ class Harness:
         batch.count += 1
         return sent
 
-    def turn(self, *, hurry: bool = False) -> list[Batch]:
+    def turn(self, *, hurry: bool = False) -> list[ProducerBatch]:
         """Expires, resolves and drains until nothing more is due. Returns the sent batches and keeps their bytes."""
         self.completion.expire(self.now_ms)
         self.completion.settle()
@@ -148,26 +148,26 @@ class Harness:
             if not drained.requests and not drained.emptied:
                 return [batch for _, batches in self.requests for batch in batches]
 
-    def turn_one(self) -> Batch:
+    def turn_one(self) -> ProducerBatch:
         """Runs a turn that sends exactly one batch."""
         (batch,) = self.turn()
         return batch
 
-    def after(self, ms: int) -> list[Batch]:
+    def after(self, ms: int) -> list[ProducerBatch]:
         """Advances the clock, then runs a turn."""
         self.now_ms += ms
         return self.turn()
 
-    def after_backoff(self) -> list[Batch]:
+    def after_backoff(self) -> list[ProducerBatch]:
         """Runs a turn after every backoff has elapsed."""
         return self.after(2 * self.settings.retry_backoff_max_ms)
 
-    def answer(self, batch: Batch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
+    def answer(self, batch: ProducerBatch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
         """Responds to a batch, by default with offset 0 for a success and none for an error."""
         at = offset if offset is not None else -1 if code else 0
         self.completion.answered(batch, ProduceAnswer(code, at, detail=detail), self.now_ms)
 
-    def lose(self, batch: Batch, error: PenstockError | None = None) -> None:
+    def lose(self, batch: ProducerBatch, error: PenstockError | None = None) -> None:
         """Closes the connection or times the request out without a response."""
         self.completion.unanswered(batch, error or BrokerNotAvailable("connection closed"), self.now_ms)
 
@@ -180,12 +180,12 @@ class Harness:
     def delay_ms(self) -> float | None:
         return self.accumulator.delay_ms(self.now_ms, self.completion.waiting)
 
-    def values(self, batch: Batch) -> list[bytes]:
+    def values(self, batch: ProducerBatch) -> list[bytes]:
         """The values in the bytes that were sent last."""
         (found,) = read_batches(self.bytes[batch])
         return [record.value for record in found]
 
-    def state(self, batch: Batch) -> tuple[int, int]:
+    def state(self, batch: ProducerBatch) -> tuple[int, int]:
         """Epoch and base sequence in the bytes that were sent last."""
         (found,) = read_batches(self.bytes[batch])
         assert found.validate_crc()
@@ -204,7 +204,7 @@ def warm(**settings: object) -> Harness:
     return core
 
 
-def flying(core: Harness, count: int) -> list[Batch]:
+def flying(core: Harness, count: int) -> list[ProducerBatch]:
     """Returns n batches of one record each, all in flight, in sequence order."""
     for i in range(count):
         core.send(value=b"%d" % i + b"x" * 60)

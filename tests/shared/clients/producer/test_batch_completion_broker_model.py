@@ -12,7 +12,7 @@ from collections import deque
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
 from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.common.errors import RecordTooLarge, SendCancelled
@@ -84,7 +84,7 @@ class World:
         self.logs = {A: Log(), B: Log()}
         self.leaders: dict[TopicPartition, int] = {A: 1, B: 1}
         self.producer.leaders = {**self.leaders}
-        self.on_the_way: dict[int, deque[list[tuple[Batch, bytes]]]] = {1: deque(), 2: deque()}
+        self.on_the_way: dict[int, deque[list[tuple[ProducerBatch, bytes]]]] = {1: deque(), 2: deque()}
         self.sent: dict[TopicPartition, list[Sent]] = {A: [], B: []}
         self.ids = 100
 
@@ -117,7 +117,7 @@ class World:
             code, offset = self._work_off(node, batch, data, faults=faults)
             self.producer.answer(batch, code, offset)
 
-    def _work_off(self, node: int, batch: Batch, data: bytes, *, faults: bool) -> tuple[int, int]:
+    def _work_off(self, node: int, batch: ProducerBatch, data: bytes, *, faults: bool) -> tuple[int, int]:
         if self.leaders[batch.tp] != node:
             return NOT_LEADER, -1
         if faults:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.shared.clients.producer.buffer_pool import HeldUpShare
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import HELD_UP_MS
 from penstock.shared.common.errors import BufferExhausted, IllegalState
 from penstock.shared.common.records import TopicPartition
@@ -38,7 +38,7 @@ class Table:
             self.core.answer(batch, NOT_ENOUGH_REPLICAS)
         self.fill(tp, batches - failed)
 
-    def head(self, tp: TopicPartition) -> Batch:
+    def head(self, tp: TopicPartition) -> ProducerBatch:
         """Returns the partition's first batch, in flight again."""
         return next(batch for batch in self.core.after_backoff() if batch.tp == tp)
 

@@ -6,27 +6,26 @@ import asyncio
 
 import pytest
 
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, fresh
-from penstock.shared.clients.producer.producer_batch import NO_STATE, Batch, BatchState
-from penstock.shared.clients.producer.record_locations import RecordLocations
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, RecordLocations, fresh
+from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch
 from penstock.shared.clients.protocol.record_batches import COMPRESSION
 from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 
 
-def batch_of(count: int) -> Batch:
-    batch = Batch(TopicPartition("t", 0), 16_384, COMPRESSION["none"], False, 0)
+def batch_of(count: int) -> ProducerBatch:
+    batch = ProducerBatch(TopicPartition("t", 0), 16_384, COMPRESSION["none"], False, 0)
     for i in range(count):
         assert batch.append(i, i, None, b"v%d" % i, []) is not None
         batch.count += 1
     return batch
 
 
-def delivery_of(batch: Batch, index: int) -> Delivery:
+def delivery_of(batch: ProducerBatch, index: int) -> Delivery:
     return Delivery(batch, index, index, -1, 2)
 
 
-def deliveries_of(*record_locations: tuple[Batch, int] | Exception) -> Deliveries:
+def deliveries_of(*record_locations: tuple[ProducerBatch, int] | Exception) -> Deliveries:
     where = RecordLocations()
     for location in record_locations:
         where.add(*(location if isinstance(location, tuple) else (location, -1)))
@@ -34,7 +33,7 @@ def deliveries_of(*record_locations: tuple[Batch, int] | Exception) -> Deliverie
     return Deliveries(where, [ProducerRecord("t", b"v")] * len(record_locations), 5, {}, all_accepted=all_taken)
 
 
-def drained(batch: Batch) -> Batch:
+def drained(batch: ProducerBatch) -> ProducerBatch:
     batch.without_removed()
     batch.state = BatchState.OUT
     batch.data(NO_STATE)
@@ -167,7 +166,9 @@ def test_a_fresh_error_keeps_its_cause() -> None:
     error.__cause__ = OSError("gone")
     again = fresh(error)
     assert (type(again), again.args, again.__cause__) == (DeliveryTimeout, ("late",), error.__cause__)
-    assert repr(delivery_of(batch_of(1), 0)) == "<Delivery of record 0 in <Batch t-0, 1 records, OPEN, attempt 0>>"
+    assert (
+        repr(delivery_of(batch_of(1), 0)) == "<Delivery of record 0 in <ProducerBatch t-0, 1 records, OPEN, attempt 0>>"
+    )
 
 
 async def turn() -> None:

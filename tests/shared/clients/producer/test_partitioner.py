@@ -19,7 +19,7 @@ from penstock.shared.clients.producer.partitioner import (
     for_key,
     murmur2,
 )
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -133,7 +133,7 @@ class Table:
         assert known is not None
         return known
 
-    def put(self, key: bytes | None = None, size: int = 20, partition: int | None = None) -> Batch | None:
+    def put(self, key: bytes | None = None, size: int = 20, partition: int | None = None) -> ProducerBatch | None:
         topic, value = self.topic(), b"x" * size
         record = ProducerRecord("t", value, key, partition=partition)
         queue = self.routes.queue_for(topic, self.routes.number_for(topic, record, key, value), key)
@@ -209,7 +209,7 @@ async def test_records_without_a_key_fill_a_batch_before_they_move_on() -> None:
     """One batch at a time is open for records without a key, and each is filled."""
     table = Table(partitioner_adaptive_partitioning_enable=False)
     know(table.connection, {"t": dict.fromkeys(range(6), 1)})
-    seen: list[Batch] = []
+    seen: list[ProducerBatch] = []
     for _ in range(1_000):
         batch = table.put()
         assert batch is not None

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.producer.producer_batch import (
     NO_STATE,
-    Batch,
     BatchState,
     Callback,
+    ProducerBatch,
     ProducerState,
     located,
 )
@@ -23,8 +23,8 @@ from penstock.shared.common.records import RecordMetadata, TopicPartition
 TP = TopicPartition("t", 3)
 
 
-def batch_of(count: int, compression: str = "none", *, transactional: bool = False) -> Batch:
-    batch = Batch(TP, 16_384, COMPRESSION[compression], transactional, 0)
+def batch_of(count: int, compression: str = "none", *, transactional: bool = False) -> ProducerBatch:
+    batch = ProducerBatch(TP, 16_384, COMPRESSION[compression], transactional, 0)
     for i in range(count):
         assert batch.append(i, 100 + i, b"k", b"%d" % i, [("h", b"%d" % i)]) is not None
         batch.count += 1
@@ -67,7 +67,7 @@ def test_transactional() -> None:
 
 def test_full() -> None:
     """A batch accepts a first record of any size, and no further record beyond batch_size."""
-    batch = Batch(TP, 100, COMPRESSION["none"], False, 0)
+    batch = ProducerBatch(TP, 100, COMPRESSION["none"], False, 0)
     assert batch.append(0, 0, None, b"x" * 500, [])
     assert batch.append(1, 0, None, b"x", []) is None
 
@@ -144,7 +144,7 @@ def test_a_single_record_cannot_be_split() -> None:
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=40), st.sets(st.integers(0, 39)))
 def test_every_record_is_found_through_removal_and_splits(sizes: list[int], removed: set[int]) -> None:
     """However often a batch is split, `located` finds each record."""
-    batch = Batch(TP, 2**31 - 1, COMPRESSION["none"], False, 0)
+    batch = ProducerBatch(TP, 2**31 - 1, COMPRESSION["none"], False, 0)
     wanted = [b"%d-" % i + b"x" * size for i, size in enumerate(sizes)]
     for i, value in enumerate(wanted):
         batch.append(i, 0, None, value, [])
@@ -210,4 +210,4 @@ async def test_waiting_for_all_waits_for_the_parts() -> None:
 
 def test_repr() -> None:
     """The repr shows the state."""
-    assert repr(batch_of(2)) == "<Batch t-3, 2 records, OPEN, attempt 0>"
+    assert repr(batch_of(2)) == "<ProducerBatch t-3, 2 records, OPEN, attempt 0>"

@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.clients.producer import Delivery, ProducerSettings
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
@@ -55,7 +55,7 @@ class Alone:
         metrics = ProducerMetrics(None, "alone", self.clock.monotonic_ms, self.memory)
         self.sender = Sender(self.connection, self.accumulator, self.memory, self.settings, None, metrics, self.clock)
 
-    def send(self) -> Batch:
+    def send(self) -> ProducerBatch:
         assert self.memory.try_acquire(100)
         batch = self.accumulator.open_batch(self.accumulator.queue(TP), 100, self.clock.monotonic_ms())
         batch.append(0, 0, None, b"v", [])

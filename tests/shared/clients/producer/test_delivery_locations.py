@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.producer.producer_batch import Batch
-from penstock.shared.clients.producer.record_locations import RecordLocations
+from penstock.shared.clients.producer.delivery import RecordLocations
+from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.protocol.record_batches import COMPRESSION
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition
@@ -22,11 +22,13 @@ steps = st.one_of(
 )
 
 
-def batch_of(number: int) -> Batch:
-    return Batch(TopicPartition("t", number), 16_384, COMPRESSION["none"], False, 0)
+def batch_of(number: int) -> ProducerBatch:
+    return ProducerBatch(TopicPartition("t", number), 16_384, COMPRESSION["none"], False, 0)
 
 
-def fill(record_locations: RecordLocations, batches: list[Batch], numbers: list[int]) -> list[tuple[Batch, int]]:
+def fill(
+    record_locations: RecordLocations, batches: list[ProducerBatch], numbers: list[int]
+) -> list[tuple[ProducerBatch, int]]:
     """Appends a run as a bulk does, and returns each record's batch and index."""
     run, seen = record_locations.begin(), []
     for number in numbers:
@@ -40,7 +42,9 @@ def fill(record_locations: RecordLocations, batches: list[Batch], numbers: list[
     return seen
 
 
-def fill_slice(record_locations: RecordLocations, batches: list[Batch], numbers: list[int]) -> list[tuple[object, int]]:
+def fill_slice(
+    record_locations: RecordLocations, batches: list[ProducerBatch], numbers: list[int]
+) -> list[tuple[object, int]]:
     """Adds a slice of columns by batch, with the rejected records at the end."""
     error, seen, spans = BufferExhausted("full"), [(None, -1)] * len(numbers), []
     for number in [*range(BATCHES), -1]:
@@ -78,7 +82,7 @@ def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int
         else:
             batches[0].count += 1
     found = record_locations.batches()
-    assert set(found) == {location for location, _ in seen if isinstance(location, Batch)}
+    assert set(found) == {location for location, _ in seen if isinstance(location, ProducerBatch)}
     assert len(set(found)) == len(found)
     assert len(record_locations) == len(seen)
     if seen:
