@@ -29,7 +29,7 @@ SANS_IO = (
     *(f"shared/clients/producer/{name}.py" for name in ("batch_completion", "partitioner", "record_accumulator")),
     *(
         f"shared/clients/consumer/{name}.py"
-        for name in ("commit_sequence", "fetcher", "group_state", "subscription_state")
+        for name in ("commit_sequence", "fetcher", "membership_manager", "subscription_state")
     ),
     "shared/clients/parallel_consumer/",
     "shared/connect/transforms/",

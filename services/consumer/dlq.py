@@ -22,7 +22,7 @@ from rich.text import Text
 from penstock.services.command_line import run_app
 from penstock.services.consumer.settings import DlqSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
+from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterEntry, DeadLetterLog, Wanted, wanted_by
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import log, topic_names
 from penstock.shared.common.errors import UnknownTopicOrPartition
@@ -155,8 +155,8 @@ async def _dead_letter_topic_of(kafka: KafkaSettings, topic: str, dead_letter_to
 
 async def _list_dead_letters(
     kafka: KafkaSettings, named: Named, wanted: Wanted, pending: bool, limit: int
-) -> tuple[list[Entry], bool]:
-    found: list[Entry] = []
+) -> tuple[list[DeadLetterEntry], bool]:
+    found: list[DeadLetterEntry] = []
     topic = await _dead_letter_topic_of(kafka, *named)
     async with DeadLetterLog(kafka, topic) as dead_letters, aclosing(dead_letters.entries()) as entries:
         async for entry in entries:
@@ -189,7 +189,7 @@ def _run_dlq_command(
     return asyncio.run(call(settings.kafka))
 
 
-def _entry_as_json(entry: Entry) -> dict[str, Any]:
+def _entry_as_json(entry: DeadLetterEntry) -> dict[str, Any]:
     own: dict[str, Any] = {
         "dead_letter": {
             "topic": entry.topic_partition.topic,
@@ -224,7 +224,7 @@ def _decode_bytes(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="backslashreplace")
 
 
-def _print_table(entries: list[Entry]) -> None:
+def _print_table(entries: list[DeadLetterEntry]) -> None:
     table = Table("source", "written", "stage", "exception", "message", "attempts", "group", "key", "replayed")
     for entry in entries:
         written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")

@@ -41,8 +41,8 @@ from penstock.shared.clients.consumer.commit_request_manager import CommitReques
 from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
 from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Deserializers, Fetcher, FetchLimits, Undecodable
-from penstock.shared.clients.consumer.group_state import GroupState
 from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
+from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
 from penstock.shared.clients.consumer.settings import ConsumerSettings, ResetPolicy
@@ -105,7 +105,7 @@ class Consumer(Generic[K, V]):
         `assignor` replaces the one in the settings, and should have its name.
         """
         self._settings = settings = ConsumerSettings.given(settings)
-        self._decoding = Deserializers(
+        self._deserializers = Deserializers(
             bytes_deserializer if key_deserializer is None else key_deserializer,
             bytes_deserializer if value_deserializer is None else value_deserializer,
         )
@@ -132,7 +132,7 @@ class Consumer(Generic[K, V]):
         self._subscription = SubscriptionState(client_id)
         self._coordinator = coordinator = ConsumerCoordinator(
             self._connection,
-            GroupState(
+            ConsumerMembershipManager(
                 GroupConfig(
                     settings.group_id or "",
                     client_id,
@@ -162,7 +162,7 @@ class Consumer(Generic[K, V]):
             on_committed=self._interceptors.on_commit,
         )
         self._positions = Positions()
-        self._listener = RebalanceListenerInvoker(
+        self._invoker = RebalanceListenerInvoker(
             coordinator, self._fetcher, self._commits, self._positions, settings, self._metrics
         )
         self._next_commit_ms = 0
@@ -229,8 +229,8 @@ class Consumer(Generic[K, V]):
             self._wanted = (topics, listener)
             return
         self._check_open()
-        self._listener.listener = listener
-        self._coordinator.subscribe(topics, self._listener)
+        self._invoker.listener = listener
+        self._coordinator.subscribe(topics, self._invoker)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions. A `group_id` is then used only for commits."""
@@ -285,7 +285,7 @@ class Consumer(Generic[K, V]):
             # 2. A due rebalance comes first: it commits the revoked partitions itself, and they must not be committed
             #    after another member owns them.
             await self._coordinator.call_listener()
-            self._listener.raise_pending()
+            self._invoker.raise_pending()
             # 3. Commit as configured.
             await self._commit_as_configured()
             # Let heartbeats, joins and fetches run even if records are always buffered.
@@ -295,7 +295,7 @@ class Consumer(Generic[K, V]):
             while True:
                 await self._coordinator.call_listener()
                 self._check_reading("poll")
-                self._listener.raise_pending()
+                self._invoker.raise_pending()
                 self._raise_wakeup()
                 self._coordinator.check_errors()
                 self._raise_undecodable()
@@ -387,7 +387,7 @@ class Consumer(Generic[K, V]):
         positions.recovered({tp: at.offset for tp, at in wanted.items()})
         if lost:
             positions.reported(lost)
-            raise self._listener.not_committed(lost)
+            raise self._invoker.not_committed(lost)
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
@@ -418,7 +418,7 @@ class Consumer(Generic[K, V]):
         if lost:
             self._commits.commit_async(wanted)
             both = {**{tp: OffsetAndMetadata(offset) for tp, offset in lost.items()}, **wanted}
-            asyncio.get_running_loop().call_soon(on_commit_answered, both, self._listener.not_committed(lost))
+            asyncio.get_running_loop().call_soon(on_commit_answered, both, self._invoker.not_committed(lost))
         elif wanted:
             self._commits.commit_async(wanted, on_commit_answered)
         # Nothing to send. Call the callback from the event loop, as in the other cases.
@@ -603,7 +603,7 @@ class Consumer(Generic[K, V]):
             await asyncio.sleep(0)
             raise await self._describe_offset_error(e) from e
         fetched_rows: dict[TopicPartition, Columns[Any, Any]] = fetched
-        if fetched_rows and not self._decoding.is_plain:
+        if fetched_rows and not self._deserializers.is_plain:
             fetched_rows = self._decode_records(fetched)
         if self._interceptors:
             fetched_rows = {tp: self._interceptors.on_consume(tp, columns) for tp, columns in fetched_rows.items()}
@@ -617,7 +617,7 @@ class Consumer(Generic[K, V]):
         """Return the decoded records. The error of an undecodable one is raised once no record before it is left."""
         given = {}
         for tp, columns in fetched_rows.items():
-            decoded, wrong = self._decoding.decode(columns)
+            decoded, wrong = self._deserializers.decode(columns)
             if decoded is not None:
                 given[tp] = decoded
             if wrong is not None:
@@ -738,7 +738,7 @@ class Consumer(Generic[K, V]):
         # LeaveGroup comes last and has its own time limit.
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
         try:
-            await self._listener.leave(work_ms)
+            await self._invoker.leave(work_ms)
         finally:
             await self._commits.close()
             self._state = "closed"
@@ -768,5 +768,5 @@ class Consumer(Generic[K, V]):
         """Raise unless a call that runs the listener is allowed: not inside the listener, and not during a close."""
         if self._state != "open":
             raise IllegalState(f"the consumer is {self._state}")
-        if self._listener.is_called(current_task()):
+        if self._invoker.is_called(current_task()):
             raise IllegalState(f"{operation}: not inside a rebalance listener")

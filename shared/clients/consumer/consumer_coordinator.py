@@ -1,10 +1,10 @@
 """A consumer's side of the group protocol, with I/O (Java: `ConsumerCoordinator`).
 
-`GroupState` decides the next step; this module takes it and reports the result. There are two tasks. One takes the
-steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the heartbeats, also
-during the calls of the listener, since a call may take longer than a session. The requests are those of every group
-member (`penstock.shared.clients.group.requests`). Without a group there are no tasks: then a subscription reads all
-partitions of its topics.
+`ConsumerMembershipManager` decides the next step; this module takes it and reports the result. There are two tasks.
+One takes the steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the
+heartbeats, also during the calls of the listener, since a call may take longer than a session. The requests are those
+of every group member (`penstock.shared.clients.group.requests`). Without a group there are no tasks: then a
+subscription reads all partitions of its topics.
 
 The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
 Until then the step is due, and the poll returns no records. A call that has begun runs to its end, also if the poll
@@ -24,7 +24,15 @@ from typing import Any, Protocol
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
-from penstock.shared.clients.consumer.group_state import Complete, Gather, GroupState, Leave, Lose, Revoke, Step
+from penstock.shared.clients.consumer.membership_manager import (
+    Complete,
+    ConsumerMembershipManager,
+    Gather,
+    Leave,
+    Lose,
+    Revoke,
+    Step,
+)
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
 from penstock.shared.clients.group.member_states import MemberState
 from penstock.shared.clients.group.requests import GroupRequests
@@ -60,7 +68,7 @@ class ConsumerCoordinator:
     def __init__(
         self,
         connection: Connection,
-        state: GroupState,
+        state: ConsumerMembershipManager,
         subscription: SubscriptionState,
         fetches: FetchRequestManager,
         clock: Clock,

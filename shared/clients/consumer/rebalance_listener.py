@@ -23,6 +23,10 @@ from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeo
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 
+log = get_logger(__name__)
+
+NOT_OWNED = "this member does not own the partitions any more"
+
 
 class RebalanceListener:
     """Base class whose methods do nothing; override those you need.
@@ -52,11 +56,6 @@ class RebalanceListener:
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         """Called with partitions that are lost and may be owned by another member: a commit would be rejected."""
-
-
-log = get_logger(__name__)
-
-NOT_OWNED = "this member does not own the partitions any more"
 
 
 class RebalanceListenerInvoker:

@@ -38,7 +38,7 @@ Parse = Callable[[ConsumerRecord], DeadLetter]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DeadLetterEntry:
     """A record of the topic with its position.
 
     For a record that is no dead letter, `dead_letter` is None and `fault` has the reason.
@@ -53,7 +53,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Replay:
+class ReplayResult:
     """The result of a replay: the number of records sent and failed, of dead letters left out (also those that were
     cut), and of records that are no dead letters."""
 
@@ -117,20 +117,20 @@ class DeadLetterLog:
                 yield columns[: int(columns.offsets.searchsorted(self._ends[partition]))]
             left = {p for p in left if await self._consumer.position(p) < self._ends[p]}
 
-    async def entries(self) -> AsyncGenerator[Entry, None]:
+    async def entries(self) -> AsyncGenerator[DeadLetterEntry, None]:
         """Yield every record as an entry, with whether it was replayed."""
         async for columns in self.batches():
             for record in columns.records():
                 yield self._parse_entry(record, self.replayed(record.topic_partition, record.offset))
 
-    def _parse_entry(self, record: ConsumerRecord, replayed: bool) -> Entry:
+    def _parse_entry(self, record: ConsumerRecord, replayed: bool) -> DeadLetterEntry:
         try:
             dead_letter = self._parse(record)
             fault = ""
         except DataError as e:
             dead_letter = None
             fault = str(e)
-        return Entry(record.topic_partition, record.offset, record.timestamp, dead_letter, replayed, fault)
+        return DeadLetterEntry(record.topic_partition, record.offset, record.timestamp, dead_letter, replayed, fault)
 
     def replayed(self, partition: TopicPartition, offset: int) -> bool:
         """Whether an earlier replay sent the record."""
@@ -141,7 +141,7 @@ class DeadLetterLog:
 
     async def replay(
         self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
-    ) -> Replay:
+    ) -> ReplayResult:
         """Send the wanted dead letters to their source topics, or all to the topic `to`.
 
         Records that were replayed before are sent only with `include_replayed`. In its source topic a record goes to
@@ -151,7 +151,7 @@ class DeadLetterLog:
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
             scheduler.assign(partition, None if include_replayed else committed)
-        result = Replay()
+        result = ReplayResult()
         try:
             async for columns in self.batches():
                 position = self.committed[columns.topic_partition]
@@ -176,7 +176,7 @@ class DeadLetterLog:
         return result
 
     def _choose_dead_letters(
-        self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: Replay
+        self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: ReplayResult
     ) -> list[tuple[Execution, Work, DeadLetter]]:
         """Take the dead letters to send. The others keep their state, so that a later replay finds them."""
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
@@ -203,7 +203,7 @@ class DeadLetterLog:
         producer: Producer,
         scheduler: KeyScheduler,
         chosen: list[tuple[Execution, Work, DeadLetter]],
-        result: Replay,
+        result: ReplayResult,
         to: str | None,
     ) -> None:
         topics = {to or dead_letter.record.topic for _, _, dead_letter in chosen}

@@ -30,7 +30,7 @@ from penstock.shared.clients.protocol.errors import (
     codes_of,
     error_for_code,
 )
-from penstock.shared.clients.protocol.produce import ProduceAnswer
+from penstock.shared.clients.protocol.produce import PartitionProduceResponse
 from penstock.shared.clients.protocol.record_batches import SealedBatch
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import (
@@ -150,7 +150,7 @@ class BatchCompletion:
             return NO_STATE
         return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
 
-    def answered(self, batch: ProducerBatch, answer: ProduceAnswer, now_ms: int) -> None:
+    def answered(self, batch: ProducerBatch, answer: PartitionProduceResponse, now_ms: int) -> None:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = answer.error_code
@@ -278,7 +278,7 @@ class BatchCompletion:
         self._metrics.failed(batch.tp.topic, batch.count)
         self._finish_batch(batch)
 
-    def _complete_acknowledged_batch(self, batch: ProducerBatch, answer: ProduceAnswer, now_ms: int) -> None:
+    def _complete_acknowledged_batch(self, batch: ProducerBatch, answer: PartitionProduceResponse, now_ms: int) -> None:
         queue = self._accumulator.queue(batch.tp)
         queue.batches_at_ack = queue.batches
         # First the ledger, also for a batch that has failed: its numbers are used, and the next batch must not repeat

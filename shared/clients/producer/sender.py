@@ -25,7 +25,7 @@ from penstock.shared.clients.producer.record_accumulator import RecordAccumulato
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState
 from penstock.shared.clients.protocol.errors import NO_ERROR
-from penstock.shared.clients.protocol.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse
 from penstock.shared.clients.protocol.record_batches import SealedBatch, produce_request
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import Clock
@@ -47,7 +47,7 @@ CLOCK_GRAIN_MS = 1
 
 ACKS_ALL = -1
 """The number that stands for acks=all in a Produce request."""
-ACKNOWLEDGED_UNSEEN = ProduceAnswer(NO_ERROR)
+ACKNOWLEDGED_UNSEEN = PartitionProduceResponse(NO_ERROR)
 """Used as the response with acks=0: the request was written to the socket."""
 
 

@@ -40,7 +40,7 @@ Topics = list[tuple[str, list[tuple[int, bytes | bytearray | memoryview]]]]
 """`[(topic, [(partition, record batch)])]`."""
 
 
-class ProduceAnswer(NamedTuple):
+class PartitionProduceResponse(NamedTuple):
     """A broker's answer for one batch: Kafka's error code, and the batch's offset in the log."""
 
     error_code: int
@@ -59,7 +59,10 @@ class ProduceResponse:
     __slots__ = ("answers", "endpoints", "throttle_ms")
 
     def __init__(
-        self, answers: dict[tuple[str, int], ProduceAnswer], throttle_ms: int, endpoints: Sequence[Endpoint] = ()
+        self,
+        answers: dict[tuple[str, int], PartitionProduceResponse],
+        throttle_ms: int,
+        endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self.answers = answers
         self.throttle_ms = throttle_ms
@@ -72,7 +75,7 @@ class ProduceResponse:
     def decode(cls, data: BytesIO) -> ProduceResponse:
         """Decode the bytes after the header."""
         reader = Reader(memoryview(data.getvalue()), data.tell())
-        answers: dict[tuple[str, int], ProduceAnswer] = {}
+        answers: dict[tuple[str, int], PartitionProduceResponse] = {}
         for _ in range(reader.uvarint() - 1):
             topic = reader.text()
             for _ in range(reader.uvarint() - 1):
@@ -83,7 +86,7 @@ class ProduceResponse:
         return cls(answers, throttle_ms, endpoints_in(reader.tags(), ENDPOINTS_TAG))
 
 
-def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:
+def _read_partition(reader: Reader) -> tuple[int, PartitionProduceResponse]:
     partition, code, offset, append_time, log_start = reader.take(_partition)
     rejected = []
     for _ in range(reader.uvarint() - 1):
@@ -97,7 +100,7 @@ def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:
     leader = leader_in(tags, LEADER_TAG) if code else None
     # The message is about the batch, the others about single records of it (KIP-467).
     detail = "; ".join([*([message] if message else []), *rejected])
-    return partition, ProduceAnswer(code, offset, append_time, log_start, detail, leader)
+    return partition, PartitionProduceResponse(code, offset, append_time, log_start, detail, leader)
 
 
 class ProduceStruct(FlexibleStruct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.assignors import ASSIGNORS
-from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.membership_manager import GroupState
 from penstock.shared.clients.group.member_states import GroupConfig
 from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.clients.group.steps import Join

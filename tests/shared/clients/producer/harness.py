@@ -17,7 +17,7 @@ from penstock.shared.clients.producer.producer_batch import Callback, ProducerBa
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import SequenceLedger, Transaction, TxnState
-from penstock.shared.clients.protocol.produce import ProduceAnswer
+from penstock.shared.clients.protocol.produce import PartitionProduceResponse
 from penstock.shared.clients.protocol.record_batches import read_batches, record_size
 from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
 from penstock.shared.common.records import RecordMetadata, TopicPartition
@@ -165,7 +165,7 @@ class Harness:
     def answer(self, batch: ProducerBatch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
         """Responds to a batch, by default with offset 0 for a success and none for an error."""
         at = offset if offset is not None else -1 if code else 0
-        self.completion.answered(batch, ProduceAnswer(code, at, detail=detail), self.now_ms)
+        self.completion.answered(batch, PartitionProduceResponse(code, at, detail=detail), self.now_ms)
 
     def lose(self, batch: ProducerBatch, error: PenstockError | None = None) -> None:
         """Closes the connection or times the request out without a response."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.protocol.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse
 from penstock.shared.clients.protocol.record_batches import produce_request
 from penstock.shared.common.errors import UnsupportedVersion
 from penstock.shared.testing.fake_broker.codec import Message, Schema
@@ -102,7 +102,10 @@ def test_a_response() -> None:
     for version in (9, 10):
         response = decoded(body, version)
         assert response.throttle_ms == 250
-        assert response.answers == {("a", 3): ProduceAnswer(0, 70, 900, 5), ("a", 4): ProduceAnswer(19)}
+        assert response.answers == {
+            ("a", 3): PartitionProduceResponse(0, 70, 900, 5),
+            ("a", 4): PartitionProduceResponse(19),
+        }
         assert repr(response).startswith("<ProduceResponse {('a', 3)")
 
 
@@ -159,7 +162,7 @@ def test_a_response_by_hand() -> None:
         "01 05 01 ff"
     )
     response = ProduceResponse.decode(BytesIO(data))
-    assert response.answers == {("a", 3): ProduceAnswer(6, leader=2)}
+    assert response.answers == {("a", 3): PartitionProduceResponse(6, leader=2)}
     assert response.throttle_ms == 10
 
 

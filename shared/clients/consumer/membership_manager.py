@@ -1,4 +1,4 @@
-"""A consumer's membership in its group: the next step, and the handling of every answer.
+"""A consumer's membership in its group (Java: `ConsumerMembershipManager`): the next step, and every answer.
 
 Nothing here waits or sends. `next_step` returns the next step. The caller awaits it, reports the outcome (`on_join`,
 `on_sync`, ...) and calls `next_step` again. A step that calls the listener may have to wait for a poll. Until its
@@ -78,7 +78,7 @@ Step = Wait | Revoke | Lose | Join | Gather | Sync | Complete | Leave
 
 
 @dataclass(slots=True)
-class GroupState(Member):
+class ConsumerMembershipManager(Member):
     """One consumer. All times are of one monotonic clock."""
 
     assignor: Assignor
@@ -100,7 +100,7 @@ class GroupState(Member):
     _sticky: tuple[frozenset[TopicPartition], int] = (frozenset(), NO_GENERATION)
 
     def __repr__(self) -> str:
-        return f"<GroupState {self.state}, {self.where()}, owns {len(self.owned)}>"
+        return f"<ConsumerMembershipManager {self.state}, {self.where()}, owns {len(self.owned)}>"
 
     def where(self) -> str:
         """Return the start of every message about this member."""

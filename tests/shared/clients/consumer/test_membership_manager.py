@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
-from penstock.shared.clients.consumer.group_state import Complete, Gather, GroupState, Leave, Lose, Revoke, Step
+from penstock.shared.clients.consumer.membership_manager import (
+    Complete,
+    ConsumerMembershipManager,
+    Gather,
+    Leave,
+    Lose,
+    Revoke,
+    Step,
+)
 from penstock.shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
 from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
 from penstock.shared.clients.protocol.consumer_protocol import (
@@ -41,7 +49,7 @@ class Member:
     def __init__(
         self, assignor: str = EAGER, instance_id: str | None = None, topics: frozenset[str] = frozenset("a")
     ) -> None:
-        self.state = GroupState(GroupConfig("g", "c", instance_id), ASSIGNORS[assignor])
+        self.state = ConsumerMembershipManager(GroupConfig("g", "c", instance_id), ASSIGNORS[assignor])
         self.state.subscribe(topics)
         self.now = 1_000
 
@@ -97,7 +105,7 @@ def test_a_member_that_follows() -> None:
     assert member.complete() == Complete(frozenset({A0, A1}), frozenset({A0, A1}))
     assert (member.state.owned, member.state.generation) == (frozenset({A0, A1}), 4)
     assert member.step(idle_ms=1_000) == Wait(299_000)
-    assert repr(member.state) == "<GroupState stable, client c, group g, generation 4, member m, owns 2>"
+    assert repr(member.state) == "<ConsumerMembershipManager stable, client c, group g, generation 4, member m, owns 2>"
 
 
 def test_a_member_that_leads() -> None:
