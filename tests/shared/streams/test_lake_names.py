@@ -56,6 +56,6 @@ def test_names_that_differ_in_case_alone_are_refused() -> None:
         require_lake_names(stores("banks", "Banks"))
 
 
-def test_other_names_do() -> None:
+def test_names_that_delta_accepts_are_valid() -> None:
     """Columns of the other table are valid names, and so is every character that Delta accepts."""
     require_lake_names(stores("day", "clicks-session", "a.b", result="run"))

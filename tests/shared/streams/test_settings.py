@@ -22,7 +22,7 @@ def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
     assert StreamsSettings().on_missing_source_offsets == "fail"
 
 
-def test_a_guarantee_that_is_raised_is_said_once() -> None:
+def test_a_raised_guarantee_is_logged_once() -> None:
     """Repartition topics raise at_least_once to exactly_once, with one log line that names them. Otherwise nothing
     changes and nothing is logged."""
     settings = StreamsSettings(processing_guarantee="at_least_once")

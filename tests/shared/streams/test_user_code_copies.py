@@ -17,13 +17,13 @@ class Point(msgspec.Struct):
 
 
 @pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", b"bytes"])
-def test_what_cannot_be_changed_is_itself(value: Any) -> None:
+def test_immutable_values_are_not_copied(value: Any) -> None:
     """Numbers, text and bytes are not copied."""
     assert detached(value) is value
 
 
 @pytest.mark.parametrize("value", [[1, [2]], {"a": {"b": [1]}}, {1, 2}, Point([1]), (1, [2]), [Point([1])]])
-def test_what_can_be_changed_is_copied_to_its_depth(value: Any) -> None:
+def test_mutable_values_are_copied_deeply(value: Any) -> None:
     """A copy is equal and of the same type, and shares nothing that can be changed."""
     copied, before = detached(value), repr(value)
     assert (copied, type(copied)) == (value, type(value))

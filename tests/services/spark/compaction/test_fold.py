@@ -279,7 +279,7 @@ def test_a_progress_row_says_how_far_the_tables_are() -> None:
     assert (third["rewritten_rows"], third["added_rows"], third["added_files"]) == (3, 3, 2)
 
 
-def test_a_table_gets_only_what_it_has_not() -> None:
+def test_each_table_continues_from_its_own_position() -> None:
     """A restored table is behind, and a table of a failed compaction is ahead. Each continues from its own position."""
     entries = [takeover(), final(b"a", 1, 2, 1), final(b"b", 1, 2, 1), live(b"c", 1, 2, 1), progress()]
     ahead = row_sets(folded(entries, range_of(5, s=1)).rows(options()))

@@ -169,7 +169,7 @@ def test_late_records_are_no_changes_of_windows() -> None:
     assert list(confirmed.of_windows().keys) == [b"a", b"b"]
 
 
-def test_a_torn_commit_leaves_no_trace() -> None:
+def test_an_incomplete_commit_is_not_applied() -> None:
     """Entries without a following progress record are not applied, not even when the next owner commits."""
     torn = (takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), live(1, 2, b"a", end=9), deleted(1, 2, b"b"))
     assert read(*torn).state == {(b"a", 0): b"1/1"}
@@ -178,7 +178,7 @@ def test_a_torn_commit_leaves_no_trace() -> None:
     assert (got.at, got.reader.entries_ignored) == (2, 2)
 
 
-def test_a_zombies_entries_after_a_takeover() -> None:
+def test_entries_of_an_old_owner_after_a_takeover_are_ignored() -> None:
     """All records that a previous owner writes after a takeover are ignored, also within a commit of the new owner."""
     got = read(
         takeover(1),
@@ -237,7 +237,7 @@ def test_commits_without_a_takeover_are_invalid() -> None:
         read(progress(1, 1))
 
 
-def test_what_says_to_be_of_no_epoch_never_counts() -> None:
+def test_entries_of_epoch_0_are_ignored() -> None:
     """Entries and progress records of epoch 0 are ignored, with or without a takeover."""
     for log in ([], [takeover(0)], [takeover(1)]):
         got = read(*log, live(0, 1, b"a"), progress(0, 1, at=1))
@@ -395,7 +395,7 @@ def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
         (changed(aggregations=(AggregationSchema.of("m", Count()), TOP)), "changed: m, n"),
     ],
 )
-def test_what_may_not_change(own: StoreSchema, message: str) -> None:
+def test_incompatible_schema_changes_are_rejected(own: StoreSchema, message: str) -> None:
     """A store's name, key and source, and its aggregations' names, functions, fields and columns, are named."""
     with pytest.raises(SchemaMismatch, match=message):
         check_schema((STORE,), (own,))
@@ -457,7 +457,7 @@ plans = st.lists(st.lists(entries, max_size=3), max_size=4)
 
 
 @given(plans, plans, st.integers(0, 20), st.data())
-def test_a_zombie_leaves_no_trace(
+def test_only_valid_commits_define_the_state(
     old_plan: list[list[tuple[str, bytes, int]]],
     new_plan: list[list[tuple[str, bytes, int]]],
     before: int,

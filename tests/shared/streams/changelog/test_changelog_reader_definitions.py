@@ -76,7 +76,7 @@ def test_every_field_of_a_store_is_listed_here() -> None:
 
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("what", MAY_CHANGE)
-def test_what_happens_from_now_on_may_change(kind: str, what: str) -> None:
+def test_grace_emission_and_output_topics_may_change(kind: str, what: str) -> None:
     """The grace, the emission, the topics that are written to and the functions before a window."""
     changed = msgspec.structs.replace(STORES[kind], **{what: MAY_CHANGE[what]})
     check_schema((STORES[kind],), (changed,))
@@ -84,7 +84,7 @@ def test_what_happens_from_now_on_may_change(kind: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
-def test_a_reader_applies_nothing_of_other_windows(kind: str, what: str, now: Any) -> None:
+def test_a_commit_with_another_window_definition_is_rejected(kind: str, what: str, now: Any) -> None:
     """A commit that was written with another definition of a window is rejected as a whole."""
     was, changes = STORES[kind], list[Confirmed]()
     reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))

@@ -176,7 +176,7 @@ def test_mixed_values() -> None:
     builder.build()
 
 
-def test_an_aggregate_that_says_nothing() -> None:
+def test_an_aggregate_needs_one_emission() -> None:
     """An aggregate needs exactly one of on_close() and on_update()."""
     builder = StreamsBuilder()
     windows = counted(builder)
@@ -219,7 +219,7 @@ def looped(late: str | None = None, dead_letters: str | None = None, to: str = "
 
 @pytest.mark.parametrize("rekeyed", [False, True])
 @pytest.mark.parametrize("argument", ["late", "dead_letters"])
-def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
+def test_late_records_and_dead_letters_may_not_return(argument: str, rekeyed: bool) -> None:
     """Late records and dead letters may not return to their own stream, also not through another stream of the
     topology."""
     with pytest.raises(ConfigError, match=rf"{argument}='a'"):
@@ -228,7 +228,7 @@ def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
         looped(**{argument: "b"}, to="a", rekeyed=rekeyed)
 
 
-def test_what_another_stream_takes_up_is_no_loop() -> None:
+def test_another_stream_may_read_dead_letters() -> None:
     """Another stream may read a stream's dead letters. A stream without windows has no late records, so its late topic
     may be its source."""
     assert "b" in looped(dead_letters="b").output_topics()

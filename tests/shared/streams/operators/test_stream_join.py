@@ -148,7 +148,7 @@ def test_a_left_join_waits_for_the_window_and_the_grace() -> None:
     assert out(driver) == []
 
 
-def test_what_went_on_alone_is_joined_with_nothing() -> None:
+def test_a_forwarded_left_record_is_joined_no_more() -> None:
     """A left record that was forwarded unmatched is not joined with a later right record that is in time."""
     driver = driver_of(JoinWindows(10, 0), left=True)
     pipe(driver, ("left", "k", 15), ("left", "x", 20), ("right", "k", 15))
@@ -177,7 +177,7 @@ def test_null_keys_and_values_are_skipped() -> None:
     assert (out(driver), driver.task.metrics.skipped_total) == ([], 2)
 
 
-def test_time_moved_by_hand_lets_them_go() -> None:
+def test_advanced_time_forwards_unmatched_left_records() -> None:
     """Advancing time without a record forwards unmatched left records and deletes the stored records of both sides."""
     driver = driver_of(JoinWindows.of(5), left=True)
     pipe(driver, ("left", "k", 0), ("right", "x", 0))
@@ -204,7 +204,7 @@ def test_what_a_joiner_raises_is_a_dead_letter() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "grace"), [(-5, 4, 0), (1, 1, -1)])
-def test_windows_refuse_what_is_none(before: int, after: int, grace: int) -> None:
+def test_invalid_join_windows_are_rejected(before: int, after: int, grace: int) -> None:
     """JoinWindows rejects a window that ends before it starts, and a negative grace. A window of one instant is
     valid."""
     with pytest.raises(ConfigError, match="join"):
@@ -212,7 +212,7 @@ def test_windows_refuse_what_is_none(before: int, after: int, grace: int) -> Non
     assert JoinWindows(-5, 5).reach(0) == (-5, 5)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_joins_of_incompatible_sides_are_rejected() -> None:
     """A stream-stream join requires windows, a table join rejects them, and both sides need the same key type."""
     builder = StreamsBuilder()
     stream, other, bytes_ = builder.stream("a"), builder.stream("b"), builder.stream("c", key="bytes")
@@ -310,7 +310,7 @@ def test_a_left_record_without_a_key_goes_on_alone() -> None:
 
 
 @pytest.mark.parametrize("mutates", ["joiner", "branch"])
-def test_what_is_remembered_is_not_changed_by_user_code(mutates: str) -> None:
+def test_user_code_cannot_change_stored_records(mutates: str) -> None:
     """A joiner or branch that mutates a value does not change the stored record, in memory or after a restore."""
 
     def change(value: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_changes_of_a_table_are_a_stream() -> None:
     assert driver.topology.output_topics() == ["out", "users-dlq"]
 
 
-def test_a_table_is_no_other() -> None:
+def test_a_table_rejects_state_of_another_topic() -> None:
     """A table rejects state that was written for another source topic."""
 
     def schemas(topic: str) -> Any:

@@ -19,7 +19,7 @@ def rows() -> GlobalTableRows:
     return GlobalTableRows(builder._topology.global_tables["a"])
 
 
-def test_the_last_value_counts_and_none_deletes() -> None:
+def test_the_last_value_wins_and_a_tombstone_deletes() -> None:
     """A row is the last value of its key, and a record without a value deletes it."""
     table = rows()
     for key, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None), (b"c", None)):
@@ -27,7 +27,7 @@ def test_the_last_value_counts_and_none_deletes() -> None:
     assert (table.get("a"), table.get("b"), len(table), dict(table.items())) == (3, None, 1, {"a": 3})
 
 
-def test_what_cannot_be_read_is_left_out_and_said() -> None:
+def test_invalid_records_are_skipped_and_counted() -> None:
     """A record without a key, with no text as key or with an ill value changes nothing and is counted."""
     table = rows()
     table.apply(b"a", b"1")

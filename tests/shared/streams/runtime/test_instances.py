@@ -22,7 +22,7 @@ def table(*entries: tuple[str, Registration | None]) -> Instances:
     return made
 
 
-def test_the_higher_epoch_has_a_partition_whoever_spoke_last() -> None:
+def test_the_highest_epoch_owns_a_partition() -> None:
     """A zombie that repeats its old claim does not become the owner again."""
     made = table(
         (A, Registration("a", {0: 3})),
@@ -44,14 +44,14 @@ def test_a_partition_that_is_being_restored_is_missing_until_it_runs() -> None:
     assert partition_owners(table(), A, Registration("a", {}, 1, [0])).missing == {0: f"being restored by {A}"}
 
 
-def test_what_left_has_nothing() -> None:
+def test_an_instance_that_left_owns_no_partition() -> None:
     """An instance that has sent its tombstone is not listed, and its partitions are missing until another instance has
     them."""
     made = table((A, Registration("a", {0: 3}, 1)), (A, None))
     assert (made.urls(), partition_owners(made, B, Registration("b", {}, 1)).missing) == ([], {0: "no instance has it"})
 
 
-def test_the_others_say_how_many_partitions_there_are() -> None:
+def test_the_number_of_partitions_is_learned_from_others() -> None:
     """An instance that has not seen the topics yet learns from others how many partitions it lacks. Without others it
     knows none."""
     parts = partition_owners(table((B, Registration("b", {0: 1}, 3))), A, Registration("a"))

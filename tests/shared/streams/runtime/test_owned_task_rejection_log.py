@@ -22,7 +22,7 @@ def metrics() -> TaskMetrics:
     return TaskMetrics(None, 3)
 
 
-def test_nothing_is_said_of_nothing(logged: list[Any]) -> None:
+def test_without_rejections_nothing_is_logged(logged: list[Any]) -> None:
     """Without a rejected record there is no line, also not at the end."""
     log = RejectionLog(3)
     assert not log.report(metrics(), 0)
@@ -30,7 +30,7 @@ def test_nothing_is_said_of_nothing(logged: list[Any]) -> None:
     assert logged == []
 
 
-def test_a_burst_is_two_lines_and_none_is_kept_back(logged: list[Any]) -> None:
+def test_a_burst_of_rejections_is_logged_in_two_lines(logged: list[Any]) -> None:
     """The first rejection is logged at once, the others after the interval, with the coordinates of the last one."""
     log, task = RejectionLog(3), metrics()
     task.skipped("null key")
@@ -47,7 +47,7 @@ def test_a_burst_is_two_lines_and_none_is_kept_back(logged: list[Any]) -> None:
     assert second == {"partition": 3, "late": 4, "dead_letters": 0, "skipped": 0, "last_late": "in-3@4"}
 
 
-def test_the_end_waits_for_no_interval(logged: list[Any]) -> None:
+def test_pending_rejections_are_logged_at_the_end(logged: list[Any]) -> None:
     """Rejections that are not logged yet are logged when the task ends."""
     log, task = RejectionLog(3), metrics()
     task.dead_letter("in", "process")

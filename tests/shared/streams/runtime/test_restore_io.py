@@ -24,7 +24,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 AT = TopicPartition("app-changelog", 2)
 
 
-def test_a_log_that_is_whole() -> None:
+def test_a_restore_begins_at_the_covered_offset() -> None:
     """It is read from its beginning without a snapshot, from the covered offset with one."""
     assert [checked_start(AT, None, 0, 9), checked_start(AT, 5, 0, 9), checked_start(AT, 9, 9, 9)] == [0, 5, 9]
 
@@ -37,7 +37,7 @@ def test_a_log_that_is_whole() -> None:
         (12, 6, 9, "app-changelog-2: .*ends at 9.* 12"),
     ],
 )
-def test_a_hole_is_named(covered: int | None, first: int, end: int, message: str) -> None:
+def test_missing_changelog_offsets_are_in_the_error(covered: int | None, first: int, end: int, message: str) -> None:
     """The offsets that are missing between a snapshot and the log are in the error."""
     with pytest.raises(ChangelogHole, match=message):
         checked_start(AT, covered, first, end)
@@ -77,7 +77,7 @@ async def test_a_restore_shows_how_far_it_is() -> None:
     assert owned.describe(2)["remaining_records"] == 0
 
 
-async def test_the_loop_goes_on_within_a_restore() -> None:
+async def test_a_restore_yields_to_the_event_loop() -> None:
     """The changelog is processed in slices, so that other tasks of the event loop run in between."""
     turns: list[int] = []
 
@@ -122,7 +122,7 @@ class Whole:
         return dict.fromkeys(partitions, 10)
 
 
-async def test_a_restore_knows_nothing_of_a_disk_that_it_threw_away(tmp_path: Path) -> None:
+async def test_discarded_state_on_disk_leaves_no_epoch_or_progress(tmp_path: Path) -> None:
     """After discarding a state on disk, a restore keeps neither its epoch nor its progress."""
     builder, consumer = StreamsBuilder(), Whole()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")

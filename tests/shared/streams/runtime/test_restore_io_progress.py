@@ -9,7 +9,7 @@ from penstock.shared.streams.runtime.restore_io import LOG_INTERVAL_MS, RestoreP
 from penstock.shared.streams.task.metrics import RestoreMetrics
 
 
-def test_what_is_left_and_how_long_it_takes() -> None:
+def test_remaining_records_rate_and_time_are_estimated() -> None:
     """It has the remaining records, the rate since the beginning and the remaining time.
 
     These are unknown before the first record.
@@ -45,7 +45,7 @@ def test_gauges_while_it_runs() -> None:
     assert (shown("remaining_records"), shown("records_per_second"), shown("eta_seconds")) == (750, 500, 1.5)
 
 
-def test_a_line_now_and_then() -> None:
+def test_a_long_restore_logs_once_an_interval() -> None:
     """A long restore logs its progress once an interval. A short restore and the end of a restore log nothing."""
     progress = RestoreProgress(3)
     with capture_logs() as lines:

@@ -40,7 +40,7 @@ offsets = st.integers(0, 1_000)
         (5, 3, True, 5),
     ],
 )
-def test_the_changelog_says_where(
+def test_the_position_in_the_changelog_counts(
     known: int | None, committed: int | None, from_group: bool, position: int | None
 ) -> None:
     """The position in the changelog counts. The group's committed offset counts only if there is none, and only if

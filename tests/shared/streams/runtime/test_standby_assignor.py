@@ -29,7 +29,7 @@ def member(own: StreamsAssignor, owned: tuple[int, ...] = (), generation: int = 
     return GroupMember(Subscription(("t",), own.user_data(at, generation), at, generation))
 
 
-def test_what_is_said_lies_behind_the_assignors_own() -> None:
+def test_standbys_follow_the_assignors_user_data() -> None:
     """The standbys follow the assignor's own user data: a member without standbys reads its generation as before, and
     sends none."""
     data = assignor("cooperative-sticky", 1, 4, 2).user_data((), 7)
@@ -50,7 +50,7 @@ def test_each_strategy_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy: str) -> None:
+def test_without_replicas_assignments_have_empty_user_data(strategy: str) -> None:
     """Members send no standbys and are assigned none, but each assignment has user data: a broker then rejects
     consumers of KIP-848."""
     own = assignor(strategy, 0)
@@ -87,7 +87,7 @@ def test_an_assignment_that_no_instance_made_is_refused() -> None:
             assignor("range", 1).on_assignment(data)
 
 
-def test_who_stood_by_becomes_the_owner() -> None:
+def test_a_member_with_a_standby_becomes_the_owner() -> None:
     """Among the members with the fewest partitions, one with a standby of an unowned partition becomes its owner."""
     order = {"a": (assignor(), (0,)), "b": (assignor("cooperative-sticky", 1, 3), (1,)), "c": (assignor(), (2,))}
     members = {name: member(own, owned) for name, (own, owned) in order.items()}
@@ -138,6 +138,6 @@ def test_standbys_are_even_and_stay(count: int, members: int) -> None:
     assert assign_standbys(owners, order, {name: set(given) for name, given in standbys.items()}, 1) == standbys
 
 
-def test_bytes_come_back() -> None:
+def test_encoded_standbys_round_trip() -> None:
     """Encoded standbys are decoded unchanged, also without user data before them."""
     assert standing_partitions_of(append_standing_partitions(None, [3])) == {3}

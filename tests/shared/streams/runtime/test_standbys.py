@@ -99,7 +99,7 @@ async def test_it_follows_the_owner_and_hands_over_what_it_has() -> None:
         assert await one.standbys.hand_over(1) is None
 
 
-async def test_it_stands_by_for_what_it_is_told_alone() -> None:
+async def test_unassigned_standbys_are_ended() -> None:
     """Other standbys are ended, except those of partitions owned here, which the hand-over ends. No owned partition
     gets a standby."""
     async with instance() as one:
@@ -113,7 +113,7 @@ async def test_it_stands_by_for_what_it_is_told_alone() -> None:
         assert repr(one.standbys) == "Standbys([])"
 
 
-async def test_one_that_fails_keeps_nobody_from_anything() -> None:
+async def test_a_failed_standby_stops_no_other() -> None:
     """An unreadable changelog is logged, other standbys continue, and nothing is handed over for it."""
     async with instance() as one:
         await one.write(0, (b"k", b"\x01L and no more of an entry"))
@@ -124,7 +124,7 @@ async def test_one_that_fails_keeps_nobody_from_anything() -> None:
         assert one.shown() == [(1, "current", 1)]
 
 
-async def test_it_is_given_up_while_it_begins() -> None:
+async def test_a_standby_that_read_nothing_hands_over_nothing() -> None:
     """A standby that has not read anything hands over nothing."""
     async with instance() as one:
         await one.standbys.stand_by([2])

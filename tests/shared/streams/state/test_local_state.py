@@ -38,7 +38,7 @@ def take(task: StreamTask, key: bytes, at: int) -> None:
     task.process(Columns.of([ConsumerRecord("in", 0, offset, at, key, b"{}")]), 0)
 
 
-def test_only_what_holds_is_on_disk(state: LocalState) -> None:
+def test_only_confirmed_commits_are_on_disk(state: LocalState) -> None:
     """Changes and prepared commits are written to disk only when the commit is confirmed."""
     task = task_on(state)
     take(task, b"a", 5)
@@ -54,7 +54,7 @@ def test_only_what_holds_is_on_disk(state: LocalState) -> None:
     assert [s.key for s in task.stores["s"].rows()] == ["b", "a"]  # what is not committed yet stays in memory
 
 
-def test_a_commit_without_a_place_costs_the_task_its_memory(state: LocalState) -> None:
+def test_a_commit_without_an_offset_is_restored_from_the_log(state: LocalState) -> None:
     """If the broker has not returned a commit's offset, nothing is written, and the state is restored from the log."""
     task = task_on(state)
     take(task, b"a", 5)

@@ -190,7 +190,7 @@ MOVES_NO_TIME = {
 
 @pytest.mark.parametrize("moves", MOVES_NO_TIME)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_that_moves_no_time_puts_no_result_out_of_sight(kind: str, moves: str) -> None:
+def test_prefetched_windows_close_after_a_rejected_record(kind: str, moves: str) -> None:
     """If the record with a batch's highest time is left out, the prefetched windows for that time still close later."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", value=Number).group_by_key()

@@ -49,7 +49,7 @@ def test_rows_and_checkpoint_outlive_the_process(tmp_path: Path) -> None:
     again.close()
 
 
-def test_another_format_is_as_nothing(tmp_path: Path) -> None:
+def test_rows_of_an_unknown_format_are_not_used(tmp_path: Path) -> None:
     """Rows in an unknown format have no valid checkpoint, so they are not used."""
     db = RocksDb(tmp_path / "0", MEMORY)
     db.write({}, AT)
@@ -73,7 +73,7 @@ def test_damaged_files_are_thrown_away(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_the_disk_refuses_is_said_with_the_folder(tmp_path: Path) -> None:
+def test_errors_of_the_disk_name_the_folder(tmp_path: Path) -> None:
     """A folder that is already open and one that is closed raise errors that name it."""
     db = RocksDb(tmp_path / "0", MEMORY)
     with pytest.raises(StateStoreFailed, match=rf"{tmp_path}/0.*lock"):

@@ -61,7 +61,7 @@ def test_another_thread() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", ["create_task", "call_soon"])
-async def test_what_runs_later_is_not_of_the_work(how: str) -> None:
+async def test_an_asyncio_task_of_process_is_outside_of_callbacks(how: str) -> None:
     """An asyncio task or a callback made in process() runs after it: its context forwards and schedules nothing."""
     messages: list[str] = []
 

@@ -131,7 +131,7 @@ def left(times: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("turns", [[0, 0, 0], [1, 0, 2], [2, 30, 0], [5, 1, 1]])
-def test_where_time_is_out_each_is_still_called_once(turns: list[int]) -> None:
+def test_an_interrupted_batch_calls_functions_once_a_record(turns: list[int]) -> None:
     """If a batch is interrupted for time, functions are called once for each record, and the results equal record-by-
     record processing."""
     called: list[Calls] = [Counter(), Counter()]
@@ -154,7 +154,7 @@ def test_where_time_is_out_each_is_still_called_once(turns: list[int]) -> None:
     assert seen(by_columns) == seen(by_records)
 
 
-def test_what_there_was_no_time_for_is_not_taken() -> None:
+def test_records_beyond_the_time_slice_are_not_processed() -> None:
     """If time runs out, only the records that a function was called for count as processed."""
     calls: list[int] = []
 

@@ -185,7 +185,7 @@ def test_only_watermarks_of_tasks_without_records() -> None:
     assert task.times.watermarks(100) == {topic: 100}
 
 
-def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
+def test_a_forwarding_task_waits_for_all_watermarks() -> None:
     """A task that only forwards records of a repartition topic forwards their watermarks, once it has all of them."""
     builder = StreamsBuilder()
     first = builder.stream("in").key_by(lambda record: "a", name="one").repartition()

@@ -352,7 +352,7 @@ def gone_on_with(
 
 @pytest.mark.parametrize("kind", ["tumbling", "grace"])
 @pytest.mark.parametrize("by_column", [False, True])
-def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: bool) -> None:
+def test_a_longer_grace_reopens_no_closed_window(kind: str, by_column: bool) -> None:
     """Records of closed windows stay late and records of open windows stay in time. The new grace applies once the
     stream time has advanced by it. After a change back, nothing is late that was not."""
 
@@ -412,7 +412,7 @@ def quiet_until_closed(driver: TopologyTestDriver, key: str, step_ms: int) -> in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -> None:
+def test_an_idle_topic_keeps_its_time_under_a_new_grace(kind: str) -> None:
     """An idle topic's time continues from its last value under any grace. New windows use the new grace. Windows that
     were open under a longer grace close with the next advance."""
     first = kinds_driver(kind, SHORT_MS)
@@ -429,7 +429,7 @@ def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by_column", [False, True])
-def test_what_was_closed_is_told_by_true_times(kind: str, by_column: bool) -> None:
+def test_a_late_record_after_a_shorter_grace_has_the_missed_close_time(kind: str, by_column: bool) -> None:
     """A record that is late because of a shorter grace before reports the newest stream time and the close time that it
     missed. The closed window reports when it was closed."""
     first = kinds_driver(kind, SHORT_MS)
@@ -547,7 +547,7 @@ def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> 
     assert kind != "tumbling" or late[0] == wanted
 
 
-def test_files_that_were_not_read_to_their_end_are_said() -> None:
+def test_a_batch_over_files_must_be_complete_before_a_restart() -> None:
     """A batch's input is restored with the progress record and stays in later ones. Nothing else may start before the
     files are read completely."""
     for is_done in (False, True):

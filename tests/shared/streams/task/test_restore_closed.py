@@ -62,7 +62,7 @@ def ended(driver: TopologyTestDriver, pipe: Pipe) -> tuple[Any, Any]:
 @PIPES
 @pytest.mark.parametrize("commit", [no_record, no_key, no_value])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_shorter_patience_that_is_taken_back_has_closed_nothing(
+def test_a_shorter_grace_that_is_reverted_closes_no_window(
     kind: str, pipe: Pipe, commit: Callable[[TopologyTestDriver], None], on_disk: bool
 ) -> None:
     """If only commits without a keyed record were made under a shorter grace, later records are in time and in the same
@@ -83,7 +83,7 @@ def test_a_shorter_patience_that_is_taken_back_has_closed_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 @PIPES
-def test_what_is_due_by_a_shorter_patience_is_closed_by_what_comes_next(kind: str, pipe: Pipe) -> None:
+def test_a_window_due_under_a_shorter_grace_closes_with_the_next_record(kind: str, pipe: Pipe) -> None:
     """A window that is due under a shorter grace is closed by the first keyed record, even if that does not advance the
     time, or by an advance. It stays closed when the grace is changed back."""
     for by_record in (True, False):

@@ -23,7 +23,7 @@ def test_equal_shares() -> None:
     assert turn.share().ms == (PROCESSING_MS_MAX - 10) // 3
 
 
-def test_who_comes_after_a_slow_one_has_its_part() -> None:
+def test_a_slow_task_does_not_reduce_the_next_share() -> None:
     """A task that exceeds its share does not reduce the share of the next task."""
     clock = ManualClock()
     turn = TurnTime(clock)
@@ -34,7 +34,7 @@ def test_who_comes_after_a_slow_one_has_its_part() -> None:
     assert turn.share().ms == PROCESSING_MS_MAX // 2
 
 
-def test_many_sharers_have_some_time() -> None:
+def test_each_share_is_at_least_1_ms() -> None:
     """With very many tasks each share is at least 1 ms. A turn without tasks can begin."""
     turn = TurnTime(ManualClock())
     turn.begin(10 * PROCESSING_MS_MAX)
