@@ -118,7 +118,7 @@ def test_an_element_over_the_limit_fails_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "place"),
+    ("body", "code", "coordinates"),
     [
         (b"17", "NOT_AN_OBJECT_OR_ARRAY", (None, None)),
         (b"[1,\n 2,]", "MALFORMED_JSON", (2, 4)),

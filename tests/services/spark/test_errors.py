@@ -57,7 +57,7 @@ def test_a_task_that_failed_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         (
             "Traceback …\npenstock.shared.common.errors.CorruptRecord: log-3 at offset 7: 9 bytes",

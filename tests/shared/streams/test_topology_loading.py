@@ -46,7 +46,7 @@ def test_a_function_of_the_current_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("no_such_module:build", {}, "no_such_module:build: No module named 'no_such_module'"),
         ("my_topologies:biuld", {}, "my_topologies:biuld: module 'my_topologies' has no attribute 'biuld'"),

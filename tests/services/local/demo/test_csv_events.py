@@ -91,7 +91,7 @@ def test_an_error_of_the_ingest_names_the_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "says"),
+    ("text", "options", "message"),
     [
         (
             "user,at\nann,yesterday\n",
@@ -120,7 +120,7 @@ def test_errors_of_every_row_are_reported_before_sending(
 
 
 @pytest.mark.parametrize(
-    ("key", "time", "text", "says"),
+    ("key", "time", "text", "message"),
     [
         ("who", "at", TEXT, "--key: .*'who'.*user, at, what"),
         ("user", "when", TEXT, "--time: .*no column 'when'"),

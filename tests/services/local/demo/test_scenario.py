@@ -9,7 +9,7 @@ from penstock.services.local.demo.scenario import Outcome
 
 
 @pytest.mark.parametrize(
-    ("audit_ok", "dead_letters", "unfit", "refused", "ok"),
+    ("audit_ok", "dead_letters", "unfit", "rejected", "ok"),
     [
         (True, 17, 17, 0, True),
         (True, 0, 0, 0, True),

@@ -81,7 +81,7 @@ def test_a_late_topic_is_checked_without_being_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "level", "mend"),
+    ("changed", "level", "fix"),
     [
         ({"message_timestamp_type": "LogAppendTime"}, "problem", "message.timestamp.type=CreateTime"),
         ({"message_timestamp_before_max_ms": "1000"}, "problem", "message.timestamp.before.max.ms="),

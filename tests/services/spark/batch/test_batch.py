@@ -99,7 +99,7 @@ def test_topics_wait_for_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "named"),
     [
         ("0:1", r"partitions \[1\]"),
         ("0:1,1:1,2:1", r"no other \(partitions \[2\]\)"),

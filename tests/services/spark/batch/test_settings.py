@@ -16,7 +16,7 @@ def load(*flags: str) -> BatchSettings:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "named"),
     [
         (["--until=2026-02-30"], "until: .*'2026-02-30'"),
         (["--every=often"], "every: .*'often'"),

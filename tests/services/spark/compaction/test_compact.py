@@ -63,7 +63,7 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
 
 
 @pytest.mark.parametrize(
-    ("rows", "there", "held", "said"),
+    ("rows", "there", "held", "message"),
     [
         ([row(5)], {}, offsets(6, 9), "log-0: offsets 5 to 5 .*offset 5"),
         ([row(5)], {}, offsets(0, 4), "log-0: .*ends at 4.* 5"),
@@ -168,7 +168,7 @@ def test_the_tables_have_what_the_widest_partition_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         ((), "store"),
         ((STORE, STORE), "store"),

@@ -199,7 +199,7 @@ def test_stores_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "said"),
+    ("later", "message"),
     [
         (TWO_STORES, "stores"),
         ((msgspec.structs.replace(STORES[0], name="t"),), "name .*'s'.*'t'"),

@@ -23,7 +23,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 @pytest.mark.parametrize(
-    ("offsets", "error", "says"),
+    ("offsets", "error", "message"),
     [
         ({A: -5}, ValueError, "t-0: offset -5"),
         ({A: 1.5}, TypeError, "t-0: 1.5"),

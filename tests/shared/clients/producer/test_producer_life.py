@@ -322,7 +322,7 @@ async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (({"bootstrap_servers": "host:9092"},), "a client needs KafkaSettings.*dict"),
         ((KafkaSettings(), {"linger_ms": 5}), "a client needs ProducerSettings.*dict"),

@@ -52,7 +52,7 @@ def test_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "named"),
     [
         (5, "topic t: headers .*int"),
         ({"a": b"1"}, "topic t, header 0:.*pair"),

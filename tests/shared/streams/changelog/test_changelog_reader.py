@@ -278,7 +278,7 @@ def test_repr_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    ("entries", "message"),
     [
         ([(b"a", b"\x01L")], "offset 1: .* no envelope"),
         ([(b"a", b"\x02L of a layout to come")], "offset 1: .*version 2"),
@@ -382,7 +382,7 @@ def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         (changed(name="t"), "store 0: name .*'s'.*'t'"),
         (changed(key="string"), "store 0: key .*'bytes'.*'string'"),
@@ -402,7 +402,7 @@ def test_incompatible_schema_changes_are_rejected(own: StoreSchema, message: str
 
 
 @pytest.mark.parametrize(
-    ("stored", "own", "said"),
+    ("stored", "own", "message"),
     [
         ("s", "", "the state has the stores 's', the topology has none: 's' is gone"),
         ("s", "st", "the state has the stores 's', the topology has 's', 't': 't' is new"),

@@ -165,7 +165,7 @@ def test_state_columns_are_named_by_their_aggregation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "0 bytes has no envelope"),
         (b"", "0 bytes has no envelope"),

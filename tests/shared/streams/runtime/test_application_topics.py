@@ -39,7 +39,7 @@ def test_a_changelog_that_keeps_everything_is_taken(configs: dict[str, str | Non
 
 
 @pytest.mark.parametrize(
-    ("given", "has", "mended"),
+    ("given", "has", "fixed"),
     [
         ({"cleanup_policy": "compact"}, "cleanup.policy=compact", "cleanup.policy=delete"),
         ({"cleanup_policy": "compact,delete"}, "cleanup.policy=compact,delete", "cleanup.policy=delete"),

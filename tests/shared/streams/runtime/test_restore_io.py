@@ -30,7 +30,7 @@ def test_a_restore_begins_at_the_covered_offset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("covered", "first", "end", "says"),
+    ("covered", "first", "end", "message"),
     [
         (None, 3, 9, "app-changelog-2: offsets 0 to 2"),
         (4, 6, 9, "app-changelog-2: offsets 4 to 5"),

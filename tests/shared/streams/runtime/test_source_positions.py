@@ -69,7 +69,7 @@ COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
 
 
 @pytest.mark.parametrize(
-    ("ahead", "said", "not_said"),
+    ("ahead", "named", "not_named"),
     [
         ([FOREIGN], ["flights-0 (committed 7, changelog 5)", "not lost state", f"{COMMAND}`"], ["lost the", "empty"]),
         ([LOST], ["flights-1 (committed 8, changelog 6)", "has lost the commits", f"{COMMAND}`"], ["not lost"]),

@@ -41,7 +41,7 @@ def windows_of_an_unbroken_run(chain: Chain, kind: str) -> set[Window]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "api", "code", "refused", "before"),
+    ("kind", "api", "code", "partition", "before"),
     [
         ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 300),
         ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, CHANGELOG, 300),

@@ -106,7 +106,7 @@ def test_before_the_first_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "timestamp", "said"),
+    ("key", "value", "timestamp", "message"),
     [
         (b"k", b"{", 5, "in: not JSON"),
         (b"\xff", b"{}", 5, "in: not UTF-8: invalid start byte at byte 0"),
