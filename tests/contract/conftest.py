@@ -100,6 +100,10 @@ def error_of(answer: Message) -> int:
     return 0
 
 
+def code_name(code: int) -> str:
+    return ErrorCode(code).name
+
+
 @asynccontextmanager
 async def connected(broker: Broker) -> AsyncIterator[Wire]:
     host, port = broker.bootstrap_servers.split(":")

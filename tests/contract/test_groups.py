@@ -6,14 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
-from tests.contract.conftest import Broker, Log, Wire, connected, until
+from penstock.shared.testing.fake_broker import Api, Message
+from tests.contract.conftest import Broker, Log, Wire, code_name, connected, until
 
 SESSION_MS = 10_000
-
-
-def code_name(code: int) -> str:
-    return ErrorCode(code).name
 
 
 @dataclass

@@ -5,14 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
-from tests.contract.conftest import Wire, created
+from penstock.shared.testing.fake_broker import Api, Message
+from tests.contract.conftest import Wire, code_name, created
 
 TOPIC = 2
-
-
-def code_name(code: int) -> str:
-    return ErrorCode(code).name
 
 
 async def create(wire: Wire, name: str, partitions: int = 1, replicas: int = 1, **configs: str | None) -> str:

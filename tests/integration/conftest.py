@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,11 @@ from penstock.services.local import broker_config as config
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka, new_cluster_id
 from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.services.local.stack import Stack
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import Environments
+from tests.integration.s3_server import s3_server
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +67,18 @@ async def own_kafka(
 def topic_name(request: pytest.FixtureRequest) -> str:
     """A topic name that is unique and contains the test's name."""
     return f"{re.sub(r'[^a-zA-Z0-9._-]', '-', request.node.name)[:80]}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    """The services of one machine, which a test starts."""
+    stack = Stack(tmp_path, hermetic=True)
+    yield stack
+    await stack.stop()
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """The address of a new S3 server with a bucket `lake`."""
+    with s3_server(tmp_path, "lake") as url:
+        yield url

@@ -8,7 +8,6 @@ quote Java, and the status of malformed bodies, which is 400 here.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,16 +19,11 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
+from tests.shared.connect.recordings import recorded_requests
 
-RECORDING = Path(__file__).parents[1] / "data" / "kafka_connect_rest.jsonl.gz"
 POLL_S, WAIT_S, SETTLE_S = 0.05, 30, 30
 FREE = ("worker_id", "commit", "kafka_cluster_id", "documentation", "recommended_values")
 JAVA = ("org.apache.kafka", "java.util", "Unexpected character", "Unrecognized field", "Cannot construct")
-
-
-def recorded() -> list[dict[str, Any]]:
-    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def comparable(value: Any) -> Any:
@@ -80,7 +74,7 @@ class Replay:
         self.differences: list[str] = []
 
     async def run(self) -> None:
-        for number, line in enumerate(recorded()):
+        for number, line in enumerate(recorded_requests()):
             if "wait" in line:
                 await self._wait(number, line["wait"], line["until"])
             elif line["method"] == "GET":

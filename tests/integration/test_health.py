@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ from tests import lake_tables
 
 SILENCE_MAX_MS = 1_500
 WAIT_S = 90
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    stack = Stack(tmp_path, hermetic=True)
-    yield stack
-    await stack.stop()
 
 
 async def health(http: httpx.AsyncClient, service: Service) -> tuple[int, dict[str, Any]]:

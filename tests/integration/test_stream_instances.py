@@ -7,14 +7,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
@@ -68,13 +67,6 @@ async def until(done: Callable[[], Awaitable[Any]]) -> Any:
 
 def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10, trust_env=False)
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    stack = Stack(tmp_path, hermetic=True)
-    yield stack
-    await stack.stop()
 
 
 async def test_any_instance_answers_for_all_and_reports_missing_partitions(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,6 @@ def expected(chain: Chain) -> dict[bytes, dict[str, Any]]:
         own = rows.setdefault(b"%d-%s" % (partition, key), {"key": key.decode(), "n": 0, "sum": 0.0})
         own["n"], own["sum"] = own["n"] + 1, own["sum"] + number
     return rows
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    stack = Stack(tmp_path, hermetic=True)
-    yield stack
-    await stack.stop()
 
 
 @pytest.mark.parametrize("store", STORES)

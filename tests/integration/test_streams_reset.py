@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,10 @@ from penstock.services.aggregator.reset import main
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.append_once import append_once
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.integration.s3_server import MOTO, s3_server
+from tests.integration.s3_server import MOTO
 
 pytestmark = pytest.mark.skipif(MOTO is None, reason="needs moto_server on the PATH: pip install 'moto[server]'")
 AWS = {"AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[str]:
-    """The address of a new S3 server with a bucket `lake`."""
-    with s3_server(tmp_path, "lake") as url:
-        yield url
 
 
 async def test_a_snapshot_on_s3(

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
-from tests.integration.s3_server import MOTO, s3_server
+from tests.integration.s3_server import MOTO
 
 pytestmark = [
     pytest.mark.soak,  # the connector is a download of half a gigabyte
@@ -37,13 +37,6 @@ def build(topic):
     builder.stream(topic).group_by_key().session_window(100, 50).aggregate("s", n=Count()).on_close().to(f"{topic}-out")
     return builder.build()
 """
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[str]:
-    """The address of a fresh S3 server with a bucket `lake`."""
-    with s3_server(tmp_path, "lake") as url:
-        yield url
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, K
 from penstock.shared.common.errors import DataError, KafkaTimeout, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer
+from tests.consumed import as_consumed
 
 TP = TopicPartition("clicks", 2)
 
@@ -96,7 +97,7 @@ async def test_a_failure_is_retried_and_becomes_a_dead_letter() -> None:
     bench = Bench(fail, [b"a"], max_attempts=3)
     waits = [(await bench.turn())[1].after_ms for _ in range(3)]
     assert waits == [100, 200, 0]
-    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    dead_letter = parse_dead_letter(as_consumed(bench.dead_letters[0]))
     assert (bench.dead_letters[0].topic, dead_letter.record) == (
         "clicks-dlq",
         ConsumerRecord(*TP, 0, 1_000, b"ann", b"a", (("h", b"1"),)),
@@ -115,7 +116,7 @@ async def test_an_exception_that_is_not_retriable_becomes_a_dead_letter_at_once(
 
     bench = Bench(handle, [b"a"])
     await bench.turn()
-    assert [parse_dead_letter(stored(record)).attempts for record in bench.dead_letters] == [1]
+    assert [parse_dead_letter(as_consumed(record)).attempts for record in bench.dead_letters] == [1]
 
 
 async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished() -> None:
@@ -149,7 +150,7 @@ async def test_an_undecodable_record_becomes_a_dead_letter() -> None:
     bench = Bench(handle, [b"{", b'{"a":1}'], decode=json_deserializer)
     await bench.turn()
     await bench.turn()
-    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    dead_letter = parse_dead_letter(as_consumed(bench.dead_letters[0]))
     assert (dead_letter.record.value, dead_letter.stage) == (b"{", "deserialize")
     assert dead_letter.exception == "penstock.errors.SerializationError"
     assert seen == [{"a": 1}]
@@ -179,7 +180,7 @@ async def test_any_exception_of_a_decoder_is_a_dead_letter(error: Exception, exc
     bench = Bench(succeed, [b"poison", b"good"], decode=decode)
     await bench.turn()
     await bench.turn()
-    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    dead_letter = parse_dead_letter(as_consumed(bench.dead_letters[0]))
     assert (dead_letter.record.value, dead_letter.stage, dead_letter.exception) == (b"poison", "deserialize", exception)
     assert (len(bench.dead_letters), bench.position) == (1, 2)
 
@@ -195,7 +196,7 @@ async def test_any_exception_of_a_handler_is_retried(error: BaseException) -> No
     await bench.turn()
     assert not bench.dead_letters
     await bench.turn()
-    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    dead_letter = parse_dead_letter(as_consumed(bench.dead_letters[0]))
     assert (dead_letter.stage, dead_letter.attempts, bench.position) == ("process", 2, 1)
 
 
@@ -228,7 +229,7 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
         await bench.turn()
     assert calls == [[b"a", b"bad", b"c"], [b"a"], [b"bad"], [b"bad"], [b"c"]]
     assert [record.value for record in bench.dead_letters] == [b"bad"]
-    assert parse_dead_letter(stored(bench.dead_letters[0])).attempts == 2
+    assert parse_dead_letter(as_consumed(bench.dead_letters[0])).attempts == 2
 
 
 async def test_a_hanging_handler_is_counted_as_failed() -> None:
@@ -241,7 +242,7 @@ async def test_a_hanging_handler_is_counted_as_failed() -> None:
     await bench.turn()
     await bench.turn()
     assert bench.count("handler_timeouts") == 2
-    assert parse_dead_letter(stored(bench.dead_letters[0])).exception == "penstock.errors.HandlerTimeout"
+    assert parse_dead_letter(as_consumed(bench.dead_letters[0])).exception == "penstock.errors.HandlerTimeout"
 
 
 async def test_a_cancelled_execution_has_no_outcome() -> None:
@@ -261,10 +262,6 @@ async def test_a_cancelled_execution_has_no_outcome() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert bench.dead_letters == []
-
-
-def stored(record: ProducerRecord) -> ConsumerRecord:
-    return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)
 
 
 async def test_output_is_written_before_its_record_is_finished() -> None:
@@ -288,7 +285,7 @@ async def test_output_is_written_before_its_record_is_finished() -> None:
     await bench.turn()
     bench.refusing = None
     await bench.turn()
-    assert [parse_dead_letter(stored(record)).stage for record in bench.dead_letters] == ["produce"]
+    assert [parse_dead_letter(as_consumed(record)).stage for record in bench.dead_letters] == ["produce"]
 
 
 async def test_without_a_writer_output_is_in_the_outcome() -> None:
@@ -317,7 +314,7 @@ async def test_a_dead_letter_that_is_too_large_is_shortened() -> None:
     bench = Bench(fail, [b"x" * 1_000_000], max_attempts=1)
     bench.bytes_max = 20_000
     await bench.turn()
-    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    dead_letter = parse_dead_letter(as_consumed(bench.dead_letters[0]))
     assert (dead_letter.cut, bench.position, bench.executor.unwritten) == ("value=1000000", 1, {})
 
 
@@ -352,7 +349,7 @@ async def test_only_written_outputs_are_counted() -> None:
     assert (bench.count("produced_records"), bench.count("produce_failures"), bench.position) == (2, 1, 1)
     await bench.turn()
     assert (bench.count("produced_records"), bench.count("produce_failures"), bench.position) == (2, 2, 2)
-    rejected = [parse_dead_letter(stored(record)) for record in bench.dead_letters if record.topic == "clicks-dlq"]
+    rejected = [parse_dead_letter(as_consumed(record)) for record in bench.dead_letters if record.topic == "clicks-dlq"]
     assert [(dead_letter.stage, dead_letter.record.value) for dead_letter in rejected] == [
         ("produce", b"a"),
         ("produce", b"bad"),
@@ -411,7 +408,7 @@ async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
     execution, _ = await bench.turn()
     assert [work.offset for work in execution.works] == [0, 3]
     assert (handled, bench.position) == ([2, 3, 4], 4)
-    assert parse_dead_letter(stored(bench.dead_letters[0])).attempts == 1
+    assert parse_dead_letter(as_consumed(bench.dead_letters[0])).attempts == 1
 
 
 async def test_the_latency_of_every_call_is_measured() -> None:
@@ -437,7 +434,7 @@ async def test_records_whose_output_kafka_rejects_are_dead_letters() -> None:
     second.attempts = 3
     rejected = bench.executor.dead_letters_of_rejected([first, second], RecordTooLarge("no"))
     assert [dead_letter.topic for dead_letter in rejected] == ["clicks-dlq", "clicks-dlq"]
-    found = [parse_dead_letter(stored(dead_letter)) for dead_letter in rejected]
+    found = [parse_dead_letter(as_consumed(dead_letter)) for dead_letter in rejected]
     assert [(dead_letter.stage, dead_letter.attempts, dead_letter.record.value) for dead_letter in found] == [
         ("produce", 1, b"a"),
         ("produce", 4, b"b"),

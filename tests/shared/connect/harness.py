@@ -61,6 +61,20 @@ class StatusRecorder:
         self.topics.add(topic)
 
 
+class PassesSettings:
+    """A connector without settings of its own, whose tasks get its config."""
+
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return ConfigDef()
+
+    async def start(self, props: Mapping[str, str]) -> None:
+        self._props = dict(props)
+
+    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        return [self._props] * max_tasks
+
+
 class RecordingSinkTask(SinkTask):
     """Records each call, and raises the exceptions in `raising` for the call's name, once each."""
 
@@ -107,20 +121,10 @@ class RecordingSinkTask(SinkTask):
         self._record("stop")
 
 
-class RecordingSink(SinkConnector):
+class RecordingSink(PassesSettings, SinkConnector):
     """A sink whose tasks record their calls."""
 
     task_class = RecordingSinkTask
-
-    @classmethod
-    def config(cls) -> ConfigDef:
-        return ConfigDef()
-
-    async def start(self, props: Mapping[str, str]) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props] * max_tasks
 
 
 class RecordingSourceTask(SourceTask):
@@ -156,20 +160,10 @@ class RecordingSourceTask(SourceTask):
         self.calls.append("stop")
 
 
-class RecordingSource(SourceConnector):
+class RecordingSource(PassesSettings, SourceConnector):
     """A source whose tasks return what the test puts into `batches`."""
 
     task_class = RecordingSourceTask
-
-    @classmethod
-    def config(cls) -> ConfigDef:
-        return ConfigDef()
-
-    async def start(self, props: Mapping[str, str]) -> None:
-        self._props = dict(props)
-
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        return [self._props] * max_tasks
 
 
 def source_record(value: Any, position: int, topic: str = "t", file: str = "a", **more: Any) -> SourceRecord:

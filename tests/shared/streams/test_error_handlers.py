@@ -8,12 +8,12 @@ import pytest
 
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import ProcessingFailed
-from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.consumed import as_consumed
 
 BAD = {"deserialize": b"{", "process": b'{"n":0}', "produce": b'{"n":1}'}
 SETTINGS = {
@@ -51,7 +51,7 @@ def test_dead_letter(stage: str) -> None:
     assert pipe(driver, b'{"n":2}', BAD[stage], b'{"n":3}') == [b"2", b"3"]
     (dead,) = driver.read("in-dlq")
     assert dead.headers[-1] == ("penstock.dlq.changelog_id", b"an id")
-    dead_letter = parse_dead_letter(ConsumerRecord("in-dlq", 0, 0, 0, dead.key, dead.value, dead.headers))
+    dead_letter = parse_dead_letter(as_consumed(dead))
     assert (dead_letter.stage, dead_letter.record.offset) == (stage, 1)
 
 

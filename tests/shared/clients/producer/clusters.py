@@ -1,4 +1,4 @@
-"""A real connection without sockets whose metadata a test sets, and a producer for a fake cluster."""
+"""A real connection without sockets whose metadata a test sets, a producer for a fake cluster, and its records."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ async def producing(
         given = {"linger_ms": 0, "retry_backoff_max_ms": 20, **settings}
         async with Producer(kafka, ProducerSettings.model_validate(given)) as producer:
             yield cluster, producer
+
+
+def values(cluster: FakeCluster) -> list[bytes | None]:
+    """The values of the topic `t`."""
+    return [record.value for record in cluster.records("t")]

@@ -24,6 +24,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
+from tests.shared.clients.producer.clusters import values
 
 
 @asynccontextmanager
@@ -36,10 +37,6 @@ async def producing(
     given = ProducerSettings(linger_ms=0, delivery_timeout_ms=5_000, **settings)
     async with Producer(kafka, given, interceptors=interceptors) as producer:
         yield producer
-
-
-def values(cluster: FakeCluster) -> list[bytes | None]:
-    return [record.value for record in cluster.records("t")]
 
 
 @pytest.mark.parametrize("timestamp", [-1, 2**63, 1.5, "now"])

@@ -26,7 +26,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Headers, ProducerRecord, RecordColumns, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
-from tests.shared.clients.producer.clusters import producing
+from tests.shared.clients.producer.clusters import producing, values
 
 PATIENCE_SECONDS = 30
 
@@ -37,10 +37,6 @@ INVALID: dict[type[Exception], dict[str, Any]] = {
     DataError: {"value": b"v", "partition": -1},
     UnknownTopicOrPartition: {"value": b"v", "partition": 9},
 }
-
-
-def values(cluster: FakeCluster) -> list[bytes | None]:
-    return [record.value for record in cluster.records("t")]
 
 
 async def bulk_in_a_transaction(producer: Producer, *records: Any) -> Deliveries:

@@ -30,13 +30,12 @@ from penstock.shared.testing.fake_broker import (
     Delay,
     ErrorCode,
     Fail,
-    FakeCluster,
     Message,
     Request,
     Respond,
 )
 from penstock.shared.testing.manual_clock import ManualClock
-from tests.shared.clients.producer.clusters import NO_LEADER, connection, know, producing
+from tests.shared.clients.producer.clusters import NO_LEADER, connection, know, producing, values
 
 PATIENCE_SECONDS = 30
 TP = TopicPartition("t", 0)
@@ -120,10 +119,6 @@ async def outcome(delivery: Delivery) -> object:
         return (await delivery).offset
     except Exception as e:
         return type(e)
-
-
-def values(cluster: FakeCluster) -> list[bytes | None]:
-    return [record.value for record in cluster.records("t")]
 
 
 async def test_a_producer_id_is_requested_until_there_is_one() -> None:

@@ -23,7 +23,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Message, Request, Respond
-from tests.shared.clients.producer.clusters import producing
+from tests.shared.clients.producer.clusters import producing, values
 
 TP = TopicPartition("t", 0)
 
@@ -92,10 +92,6 @@ async def time_out(cluster: FakeCluster, producer: Producer) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while cluster.end_offset("t") < 2:  # noqa: ASYNC110 - the marker has no event
             await asyncio.sleep(0)
-
-
-def values(cluster: FakeCluster) -> list[bytes | None]:
-    return [record.value for record in cluster.records("t")]
 
 
 @pytest.mark.parametrize(

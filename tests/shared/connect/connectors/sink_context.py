@@ -1,16 +1,31 @@
-"""A sink task's context without a worker, which records its calls and reports."""
+"""Records and settings of sinks, and a task's context without a worker, which records its calls and reports."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.record import SinkRecord
+from tests.shared.connect.harness import Running
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+JSON = {
+    "value_converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value_converter_schemas_enable": "false",
+}
+
+
+async def produce(run: Running, *values: Any) -> None:
+    """Send each value to the topic `t` as JSON."""
+    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+        for value in values:
+            await producer.send("t", json.dumps(value).encode())
 
 
 class Reporter:

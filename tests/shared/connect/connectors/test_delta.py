@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import WriterFenced
 from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError, RetriableError
-from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
-from tests.shared.connect.harness import Running, running
-
-JSON = {
-    "value_converter": "org.apache.kafka.connect.json.JsonConverter",
-    "value_converter_schemas_enable": "false",
-    "topics": "t",
-}
-
-
-async def produce(run: Running, *values: Any) -> None:
-    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
-        for value in values:
-            await producer.send("t", json.dumps(value).encode())
+from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
+from tests.shared.connect.harness import running
 
 
 def rows(uri: Path) -> list[int]:
@@ -44,11 +28,11 @@ async def test_each_record_is_appended_once(tmp_path: Path) -> None:
     uri = tmp_path / "table"
     async with running() as run:
         await produce(run, *[{"n": n} for n in range(50)])
-        id = await run.run(DeltaSinkConnector, table_uri=str(uri), **JSON)
+        id = await run.run(DeltaSinkConnector, topics="t", table_uri=str(uri), **JSON)
         await run.until(lambda: rows(uri) == list(range(50)))
         await run.worker.stop_tasks([id])
         await produce(run, {"n": 50, "more": "x"})
-        await run.run(DeltaSinkConnector, table_uri=str(uri), consumer_override_group_id="another", **JSON)
+        await run.run(DeltaSinkConnector, topics="t", table_uri=str(uri), consumer_override_group_id="another", **JSON)
         await run.until(lambda: len(rows(uri)) >= 51)
         assert rows(uri) == list(range(51))
         assert table_versions(str(uri), ["c/t/0"], {}) == {"c/t/0": 51}

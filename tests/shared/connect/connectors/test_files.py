@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
 from penstock.shared.connect.errors import ConnectError, RetriableError
-from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
-from tests.shared.connect.harness import TP, Running, running
-
-JSON = {
-    "value_converter": "org.apache.kafka.connect.json.JsonConverter",
-    "value_converter_schemas_enable": "false",
-    "topics": "t",
-}
-
-
-async def produce(run: Running, *values: Any) -> None:
-    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
-        for value in values:
-            await producer.send("t", json.dumps(value).encode())
+from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
+from tests.shared.connect.harness import TP, running
 
 
 def names(folder: Path) -> list[str]:
@@ -40,7 +25,7 @@ async def test_only_offsets_of_complete_files_are_committed(tmp_path: Path) -> N
     """Records in no complete file are not committed, and the next task writes them into the same files."""
     async with running() as run:
         await produce(run, *[{"n": n, "name": f"x{n}"} for n in range(25)])
-        settings = {"url": str(tmp_path), "flush_size": "10", **JSON}
+        settings = {"url": str(tmp_path), "flush_size": "10", "topics": "t", **JSON}
         id = await run.run(FilesSinkConnector, **settings)
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(20))
         await run.worker.stop_tasks([id])
@@ -61,7 +46,7 @@ async def test_json_lines_and_rotation_by_time(tmp_path: Path) -> None:
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, {"n": 1}, {"n": 2})
         url = f"file://{tmp_path}/deep"
-        settings = {"url": url, "format": "json", "rotate_interval_ms": "20", **JSON}
+        settings = {"url": url, "format": "json", "rotate_interval_ms": "20", "topics": "t", **JSON}
         id = await run.run(FilesSinkConnector, **settings)
         await run.until(lambda: names(tmp_path))  # long before the next commit
         await run.worker.stop_tasks([id])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.http import (
     HttpSinkConnector,
@@ -23,20 +20,10 @@ from penstock.shared.connect.errors import RetriableError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_storage_reader import StoredOffsetReader
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
-from tests.shared.connect.connectors.sink_context import A, B, Context, records
-from tests.shared.connect.harness import Running, Store, running
+from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, produce, records
+from tests.shared.connect.harness import Store, running
 
-JSON = {
-    "value_converter": "org.apache.kafka.connect.json.JsonConverter",
-    "value_converter_schemas_enable": "false",
-}
 OK: Answer = (200, {}, b"")
-
-
-async def produce(run: Running, *values: Any) -> None:
-    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
-        for value in values:
-            await producer.send("t", json.dumps(value).encode())
 
 
 def numbers(requests: list[Request]) -> list[int]:

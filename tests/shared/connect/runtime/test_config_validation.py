@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,10 @@ from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.runtime.config_validation import plugin_definitions, validate_connector
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.worker_config import WORKER_ONLY
+from tests.shared.connect.recordings import recorded_requests
 
-RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_rest.jsonl.gz"
 WORKER = {"connect.files.allowed": ["/"]}
 FREE = ("documentation", "recommended_values")  # our own texts, and lists of plugins
-
-
-def recorded() -> list[dict[str, Any]]:
-    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def without_free_members(value: Any) -> Any:
@@ -38,7 +31,9 @@ def plugins() -> Plugins:
 
 def test_validation_equals_the_recording(plugins: Plugins) -> None:
     """Every recorded validation has the same settings, values, errors, groups and order."""
-    cases = [line for line in recorded() if line.get("path", "").endswith("/validate") and line["status"] == 200]
+    cases = [
+        line for line in recorded_requests() if line.get("path", "").endswith("/validate") and line["status"] == 200
+    ]
     assert len(cases) == 2
     for case in cases:
         found = validate_connector(plugins, case["body"], WORKER).as_json()
@@ -47,7 +42,7 @@ def test_validation_equals_the_recording(plugins: Plugins) -> None:
 
 def test_definitions_equal_the_recording(plugins: Plugins) -> None:
     """A connector's settings are listed as in Kafka Connect: its own, and then the common ones."""
-    (case,) = [line for line in recorded() if line.get("path") == "/connector-plugins/FileStreamSink/config"]
+    (case,) = [line for line in recorded_requests() if line.get("path") == "/connector-plugins/FileStreamSink/config"]
     assert without_free_members(plugin_definitions(*plugins.config_of("FileStreamSink"))) == without_free_members(
         case["response"]
     )
@@ -57,7 +52,7 @@ def test_validation_errors_equal_the_recording(plugins: Plugins) -> None:
     """An invalid connector config has Kafka Connect's error message."""
     cases = [
         line
-        for line in recorded()
+        for line in recorded_requests()
         if line.get("path") == "/connectors" and str(line.get("response", {})).count("contains the following")
     ]
     assert len(cases) == 4

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,15 +23,10 @@ from penstock.shared.connect.runtime.error_handling import Failure, Stage
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.task import Offsets
 from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, running, source_record
+from tests.shared.connect.recordings import recorded_dead_letters
 
-RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_dead_letters.jsonl.gz"
 HOIST = "org.apache.kafka.connect.transforms.HoistField$Key"
 ID = ConnectorTaskId("dlq", 0)
-
-
-def recorded() -> list[dict[str, Any]]:
-    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 async def test_dead_letters_equal_the_recording() -> None:
@@ -54,7 +46,7 @@ async def test_dead_letters_equal_the_recording() -> None:
         run.cluster.create_topic("dlq-in")
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("dlq-in", b'{"ok":true}', key=b'{"id":0}')
-            for dead_letter in recorded():
+            for dead_letter in recorded_dead_letters():
                 originals = [
                     (name, value.encode()) for name, value in dead_letter["headers"] if not name.startswith("__")
                 ]
@@ -63,7 +55,7 @@ async def test_dead_letters_equal_the_recording() -> None:
         await run.run(RecordingSink, topics="dlq-in", **settings)
         await run.until(lambda: RecordingSinkTask.made and len(RecordingSinkTask.made[0].values) == 1)
         await run.until(lambda: len(run.cluster.records("dlq")) == 2)
-        for found, dead_letter in zip(run.cluster.records("dlq"), recorded(), strict=True):
+        for found, dead_letter in zip(run.cluster.records("dlq"), recorded_dead_letters(), strict=True):
             assert (found.key, found.value) == (dead_letter["key"].encode(), dead_letter["value"].encode())
             expected = [
                 [name, "c" if name.endswith("connector.name") else value] for name, value in dead_letter["headers"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +14,7 @@ from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnect
 from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, class_name, connector_type
 from tests.documents import ROOT
+from tests.shared.connect.recordings import recorded_requests
 
 PATH = "penstock.connect.connectors.FileStreamSinkConnector"
 
@@ -66,8 +64,7 @@ def test_plugins_are_listed_under_kafkas_names() -> None:
 
 def test_all_of_kafka_connects_plugins_are_listed() -> None:
     """Every plugin that a real worker lists is listed with the same name and type."""
-    with gzip.open(Path(__file__).parents[3] / "data" / "kafka_connect_rest.jsonl.gz", "rt", encoding="utf-8") as lines:
-        (case,) = [one for one in map(json.loads, lines) if one.get("path", "").endswith("?connectorsOnly=false")]
+    (case,) = [one for one in recorded_requests() if one.get("path", "").endswith("?connectorsOnly=false")]
     listed = Plugins.installed().listed(connectors_only=False)
     assert [plugin for plugin in case["response"] if plugin not in listed] == []
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +25,7 @@ from penstock.shared.connect.storage.config_records import (
     TaskRecord,
     decode,
 )
-
-RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_topics.jsonl.gz"
+from tests.shared.connect.recordings import recorded_records
 
 
 def task(number: int, connector: str = "c") -> ConnectorTaskId:
@@ -45,8 +40,7 @@ def read(*records: object) -> tuple[ConfigState, list[ConfigChange | None]]:
 def test_the_recording_ends_without_connectors() -> None:
     """The recorded topic ends without connectors, and has the recorded task counts on the way."""
     state, counts = ConfigState(), []
-    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
-        rows = [row for row in map(json.loads, lines) if row["topic"] == "connect-configs"]
+    rows = recorded_records("connect-configs")
     for offset, row in enumerate(rows):
         record = (
             None if row["key"] == "session-key" else decode(row["key"].encode(), row["value"] and row["value"].encode())

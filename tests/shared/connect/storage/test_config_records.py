@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,13 +22,7 @@ from penstock.shared.connect.storage.config_records import (
     encode,
     parse_task,
 )
-
-RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_topics.jsonl.gz"
-
-
-def recorded(topic: str) -> list[dict[str, Any]]:
-    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
-        return [row for row in map(json.loads, lines) if row["topic"] == topic]
+from tests.shared.connect.recordings import recorded_records
 
 
 def as_bytes(text: str | None) -> bytes | None:
@@ -40,7 +31,7 @@ def as_bytes(text: str | None) -> bytes | None:
 
 def test_recorded_configs_are_read_and_written_alike() -> None:
     """Every recorded config record is decoded and encoded to the same bytes."""
-    rows = [row for row in recorded("connect-configs") if row["key"] != "session-key"]
+    rows = [row for row in recorded_records("connect-configs") if row["key"] != "session-key"]
     assert len(rows) > 35
     for row in rows:
         key, value = row["key"].encode(), as_bytes(row["value"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 from penstock.shared.common.errors import SerializationError
@@ -19,14 +15,12 @@ from penstock.shared.connect.storage.status_records import (
     decode,
     encode,
 )
-
-RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_topics.jsonl.gz"
+from tests.shared.connect.recordings import recorded_records
 
 
 def test_recorded_statuses_are_read_and_written_alike() -> None:
     """Every recorded status record is decoded and encoded to the same bytes."""
-    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
-        rows = [row for row in map(json.loads, lines) if row["topic"] == "connect-status"]
+    rows = recorded_records("connect-status")
     assert len(rows) > 70
     for row in rows:
         key, value = row["key"].encode(), row["value"] and row["value"].encode()

@@ -77,7 +77,10 @@ def test_every_field_of_a_store_is_listed_here() -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("what", MAY_CHANGE)
 def test_grace_emission_and_output_topics_may_change(kind: str, what: str) -> None:
-    """The grace, the emission, the topics that are written to and the functions before a window."""
+    """They determine what happens from now on, not how existing windows were made.
+
+    So do the functions before a window.
+    """
     changed = msgspec.structs.replace(STORES[kind], **{what: MAY_CHANGE[what]})
     check_schema((STORES[kind],), (changed,))
     check_schema((changed,), (STORES[kind],))

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
@@ -19,6 +19,7 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.time_slices import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
 from penstock.shared.streams.task.watermarks import Watermark, watermark_record
 from penstock.shared.testing.manual_clock import ManualClock
+from tests.consumed import as_consumed
 
 
 def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[TaskInputs, StreamTask]:
@@ -38,10 +39,6 @@ def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[T
 def records(topic: str, *timestamps: int) -> Columns:
     key = topic.encode()
     return Columns.of([ConsumerRecord(topic, 0, i, at, key, b"{}") for i, at in enumerate(timestamps)])
-
-
-def as_read(record: ProducerRecord) -> ConsumerRecord:
-    return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)
 
 
 def test_each_part_has_its_own_order() -> None:
@@ -92,7 +89,7 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     inputs.process(2_000, {})
     assert seen == [("c", 50), ("c", 2_100), ("c", 60)]
     assert (task.stream_time_ms, task.sources["c"], task.metrics.dead_letters_total) == (2_100, 6, 3)
-    dead_letters = [parse_dead_letter(as_read(record)) for record in task.prepare_commit(0).outputs]
+    dead_letters = [parse_dead_letter(as_consumed(record)) for record in task.prepare_commit(0).outputs]
     assert [(dead_letter.record.offset, dead_letter.stage) for dead_letter in dead_letters] == [
         (i, "deserialize") for i in (0, 3, 4)
     ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
@@ -33,6 +33,7 @@ from penstock.shared.streams.task.late_records import (
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.consumed import as_consumed
 
 WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
 
@@ -217,16 +218,11 @@ def test_late_records_in_columns_are_those_one_by_one(
     assert sorted(map(repr, in_columns.outputs)) == sorted(map(repr, one_by_one.outputs))
     assert len({task.metrics.late_total for task in tasks} | {len(late[0])}) == 1
     assert [task.metrics.rejected_at for task in tasks[1:]] == [tasks[0].metrics.rejected_at] * 2
-    assert all(parse_late_record(as_read(record)).record.topic == "clicks" for record in late[0])
+    assert all(parse_late_record(as_consumed(record)).record.topic == "clicks" for record in late[0])
     for item in in_columns.produced.items:
         if item.topic == "clicks-late":
             assert isinstance(item, OutputColumns)
             assert len(item.values.data) == item.values.sizes().sum()
-
-
-def as_read(record: ProducerRecord) -> ConsumerRecord:
-    assert record.timestamp is not None
-    return ConsumerRecord(record.topic, 0, 0, record.timestamp, record.key, record.value, record.headers)
 
 
 def test_a_late_record_is_read_back_as_its_source_record() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.common.errors import DataError, ProcessingFailed
-from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
@@ -18,6 +18,7 @@ from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.consumed import as_consumed
 
 
 def headers_of(record: ProducerRecord) -> dict[str, str]:
@@ -108,7 +109,7 @@ def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
     record."""
     (dead_letter,) = closed_by_one_record("dead_letter").read("in-dlq")
     with pytest.raises(DataError, match="'map_values-2'"):
-        parse_dead_letter(ConsumerRecord("in-dlq", 0, 7, 0, dead_letter.key, dead_letter.value, dead_letter.headers))
+        parse_dead_letter(as_consumed(dead_letter))
 
 
 @pytest.mark.parametrize("deduplicate", [True, False])

@@ -22,6 +22,7 @@ from penstock.shared.streams.task.processor_nodes import ProcessorNodes, SinkWri
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import SinkNode
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.consumed import as_consumed
 
 
 @pytest.mark.parametrize(("value", "node"), [(b"null", "filter-2"), (b"{}", "map_values-3"), (b'{"x":1}', "sink-4")])
@@ -88,7 +89,7 @@ def test_a_time_whose_window_would_leave_64_bits_is_a_dead_letter(kind: str, col
     """A record near the end of time is rejected before a window has it: it closes no window, and its task continues."""
     driver = windowed(kind, None, columns_min=columns_min)
     driver.pipe_columns("in", [(b"a", b"{}", 5), (b"a", b"{}", 2**63 - 1), (b"a", b"{}", 2**63 - 2), (b"a", b"{}", 6)])
-    dead_letters = [parse_dead_letter(_consumed(record)) for record in driver.read("in-dlq")]
+    dead_letters = [parse_dead_letter(as_consumed(record)) for record in driver.read("in-dlq")]
     assert [(dead_letter.stage, dead_letter.record.offset) for dead_letter in dead_letters] == [
         ("process", 1),
         ("process", 2),
@@ -106,7 +107,7 @@ def test_the_limit_on_the_future_is_of_the_time_that_a_window_meets(kind: str) -
     driver = windowed(kind, Timed, now_ms=1_000, max_future_ms=100)
     for at in (990, 1_100, 1_101, 2**41, 995):
         driver.pipe("in", key=b"a", value=b'{"at":%d}' % at, timestamp=1_000)
-    dead_letters = [parse_dead_letter(_consumed(record)) for record in driver.read("in-dlq")]
+    dead_letters = [parse_dead_letter(as_consumed(record)) for record in driver.read("in-dlq")]
     assert [dead_letter.record.offset for dead_letter in dead_letters] == [2, 3]
     assert "in the future; max_future_ms=100" in dead_letters[0].message
     assert driver.task.operators()[0].stream_time_ms == 1_100
@@ -138,11 +139,7 @@ def test_a_time_that_is_none_is_refused_where_it_is_forwarded(at: str) -> None:
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for time in (at, "0", "9223372036854775807"):
         driver.pipe("in", key=b"a", value=b'{"at":%s}' % time.encode(), timestamp=5)
-    (dead_letter,) = [parse_dead_letter(_consumed(record)) for record in driver.read("in-dlq")]
+    (dead_letter,) = [parse_dead_letter(as_consumed(record)) for record in driver.read("in-dlq")]
     assert (dead_letter.stage, dead_letter.record.offset) == ("process", 0)
     assert dead_letter.message.startswith("a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got ")
     assert [record.timestamp for record in driver.read("out")] == [0, 2**63 - 1]
-
-
-def _consumed(record: ProducerRecord) -> ConsumerRecord:
-    return ConsumerRecord(record.topic, 0, 0, record.timestamp or 0, record.key, record.value, record.headers)

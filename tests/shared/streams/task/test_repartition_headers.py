@@ -22,6 +22,7 @@ from penstock.shared.streams.task.repartition_headers import (
 from penstock.shared.streams.task.repartition_headers import OFFSET as ORIGIN_OFFSET
 from penstock.shared.streams.task.repartition_headers import TOPIC as ORIGIN_TOPIC
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
+from tests.consumed import as_consumed
 
 TRACE = (("trace", b"a1"),)
 
@@ -88,7 +89,7 @@ def test_a_dead_letter_can_be_replayed_and_found() -> None:
     driver = driver_of(1)
     driver.pipe("orders", key=b"order-1", value=b'{"user":"ann","x":"bad"}', timestamp=5, headers=TRACE)
     (dead,) = driver.read("orders-dlq")
-    dead_letter = parse_dead_letter(ConsumerRecord(dead.topic, 0, 0, 0, dead.key, dead.value, dead.headers))
+    dead_letter = parse_dead_letter(as_consumed(dead))
     origin = dict(dead_letter.record.headers)
     assert (dead_letter.record.topic, dead_letter.record.key) == (f"{APPLICATION}-by-0-repartition", b"ann")
     assert (origin[ORIGIN_TOPIC], origin[ORIGIN_OFFSET], origin[KEY]) == (b"orders", b"0", b"order-1")

@@ -18,7 +18,7 @@ from penstock.shared.common.errors import (
     ProcessingFailed,
     SchemaMismatch,
 )
-from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean, Sum
 from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode_entry, decode_progress
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
@@ -30,6 +30,7 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.stream_task import StreamTask, progress_of
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.consumed import as_consumed
 
 
 def columns(topic: str, *records: tuple[int, bytes | None, bytes | None, int]) -> Columns:
@@ -52,10 +53,6 @@ def sessions(gap: int = 10, grace: int = 0) -> Topology:
 def plain() -> tuple[StreamsBuilder, Stream]:
     builder = StreamsBuilder()
     return builder, builder.stream("in")
-
-
-def as_consumed(record: ProducerRecord) -> ConsumerRecord:
-    return ConsumerRecord(record.topic, 0, 0, record.timestamp or 0, record.key, record.value, record.headers)
 
 
 # --- taking records ---

@@ -13,11 +13,7 @@ from penstock.shared.streams.task.watermarks import (
     watermark_record,
     watermarks_in,
 )
-
-
-def as_read(record: ProducerRecord, offset: int) -> ConsumerRecord:
-    at = record.timestamp or 0
-    return ConsumerRecord(record.topic, record.partition or 0, offset, at, record.key, record.value, record.headers)
+from tests.consumed import as_consumed
 
 
 @pytest.mark.parametrize(("time_ms", "timestamp"), [(70, 70), (-5, 0), (NO_LIMIT, 0)])
@@ -39,7 +35,7 @@ def test_watermarks_among_records() -> None:
         ProducerRecord("t", None, None, (), 0, 1),
         watermark_record("t", 0, watermark),
     ]
-    columns = Columns.of([as_read(record, i) for i, record in enumerate(rows)])
+    columns = Columns.of([as_consumed(record, i) for i, record in enumerate(rows)])
     assert list(watermarks_in(columns)) == [(1, watermark), (3, watermark)]
     assert [holds_records(part) for part in (columns, columns[1:2], columns[2:3])] == [True, False, True]
     assert list(watermarks_in(Columns.of([ConsumerRecord("t", 0, 0, 1, None, None)]))) == []

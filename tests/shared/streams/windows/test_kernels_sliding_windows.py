@@ -13,14 +13,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.kinds import Emit, WindowRule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-
-Window = tuple[str, int, int]
-
-
-class Value(msgspec.Struct):
-    """An input value: a number that identifies its record."""
-
-    id: int
+from tests.shared.streams.windows.numbered_records import Value, Window, pipe, rows
 
 
 def topology_of(difference: int, grace: int = 0, emit: Emit = "on_close") -> Topology:
@@ -37,13 +30,6 @@ def driver_of(difference: int, grace: int = 0, emit: Emit = "on_close") -> Topol
     return TopologyTestDriver(topology_of(difference, grace, emit))
 
 
-def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
-    """Pipe (key, timestamp) records; each record's id is its offset."""
-    for key, timestamp in records:
-        value = msgspec.json.encode({"id": len(driver.source_log["in"])})
-        driver.pipe("in", key=None if key is None else key.encode(), value=value, timestamp=timestamp)
-
-
 def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
     """The outputs since the last call: window, ids of its records, timestamp."""
     found = []
@@ -52,11 +38,6 @@ def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
         assert result["n"] == len(result["ids"]) == result["who"]
         found.append(((result["key"], result["start"], result["end"]), result["ids"], record.timestamp or 0))
     return found
-
-
-def rows(driver: TopologyTestDriver) -> dict[Window, list[int]]:
-    """All windows of the store, open and closed ones."""
-    return {(w.key, w.start, w.end): w.states[1] for w in driver.task.stores["w"].rows()}
 
 
 def test_a_window_ends_at_each_record_and_one_starts_after_it() -> None:

@@ -17,14 +17,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
 from penstock.shared.streams.windows.kinds import WINDOWS_MAX, Emit, hopping_windows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-
-Window = tuple[str, int, int]
-
-
-class Value(msgspec.Struct):
-    """An input value: a number that identifies its record."""
-
-    id: int
+from tests.shared.streams.windows.numbered_records import Value, Window, pipe, rows
 
 
 def driver_of(
@@ -41,13 +34,6 @@ def driver_of(
     )
 
 
-def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
-    """Pipe (key, timestamp) records; each record's id is its offset."""
-    for key, timestamp in records:
-        value = msgspec.json.encode({"id": len(driver.source_log["in"])})
-        driver.pipe("in", key=None if key is None else key.encode(), value=value, timestamp=timestamp)
-
-
 def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
     """The outputs since the last call: window, ids of its records, timestamp."""
     found = []
@@ -59,10 +45,6 @@ def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
     return found
 
 
-def live(driver: TopologyTestDriver) -> dict[Window, list[int]]:
-    return {(w.key, w.start, w.end): w.states[1] for w in driver.task.stores["w"].rows()}
-
-
 def late(driver: TopologyTestDriver) -> int:
     return len(driver.read("in-late"))
 
@@ -71,14 +53,14 @@ def test_the_end_is_not_in_the_window() -> None:
     """A record at a window's end belongs to the next one, one at its start to it."""
     driver = driver_of(10, 10, grace=100)
     pipe(driver, ("a", 9), ("a", 10), ("a", 19))
-    assert live(driver) == {("a", 0, 10): [0], ("a", 10, 20): [1, 2]}
+    assert rows(driver) == {("a", 0, 10): [0], ("a", 10, 20): [1, 2]}
 
 
 def test_hopping_windows_overlap() -> None:
     """A record belongs to each window that contains its timestamp. No window starts below 0."""
     driver = driver_of(10, 4, grace=100)
     pipe(driver, ("a", 9), ("a", 1))
-    assert live(driver) == {("a", 0, 10): [0, 1], ("a", 4, 14): [0], ("a", 8, 18): [0]}
+    assert rows(driver) == {("a", 0, 10): [0, 1], ("a", 4, 14): [0], ("a", 8, 18): [0]}
 
 
 def test_an_advance_that_does_not_divide_the_size() -> None:
@@ -87,7 +69,7 @@ def test_an_advance_that_does_not_divide_the_size() -> None:
     for at in (0, 3, 10, 11, 12):
         driver = driver_of(10, 4, grace=100)
         pipe(driver, ("a", at))
-        starts.append([start for _, start, _ in sorted(live(driver))])
+        starts.append([start for _, start, _ in sorted(rows(driver))])
     assert starts == [[0], [0], [4, 8], [4, 8], [4, 8, 12]]
 
 
@@ -111,7 +93,7 @@ def test_a_record_too_late_for_some_counts_in_the_others() -> None:
     """A record that misses only some of its windows is not late. Each missed window is counted."""
     driver = driver_of(10, 5, grace=0)
     pipe(driver, ("a", 12), ("a", 8))
-    assert live(driver) == {("a", 5, 15): [0, 1], ("a", 10, 20): [0]}
+    assert rows(driver) == {("a", 5, 15): [0, 1], ("a", 10, 20): [0]}
     assert (late(driver), driver.task.metrics.missed_windows_total, driver.task.metrics.late_total) == (0, 1, 0)
     pipe(driver, ("a", 20), ("a", 9))
     assert (late(driver), driver.task.metrics.missed_windows_total, driver.task.metrics.late_total) == (1, 3, 1)
@@ -132,7 +114,7 @@ def test_null_keys_are_skipped_and_counted() -> None:
     """A record without a key moves no time and is in no window."""
     driver = driver_of(10, 10)
     pipe(driver, ("a", 0), (None, 100), ("a", 1))
-    assert (out(driver), live(driver)) == ([], {("a", 0, 10): [0, 2]})
+    assert (out(driver), rows(driver)) == ([], {("a", 0, 10): [0, 2]})
     assert driver.task.metrics.skipped_total == 1
 
 
@@ -158,9 +140,9 @@ def test_advance_time_closes_without_a_record() -> None:
     (operator,) = driver.task.operators()
     operator.advance_time(9)
     operator.advance_time(3)
-    assert (len(live(driver)), operator.stream_time_ms) == (1, 9)
+    assert (len(rows(driver)), operator.stream_time_ms) == (1, 9)
     driver.task.advance_time(1)
-    assert (len(live(driver)), operator.stream_time_ms) == (0, 10)
+    assert (len(rows(driver)), operator.stream_time_ms) == (0, 10)
 
 
 def test_a_refused_record_is_in_no_window() -> None:
@@ -234,7 +216,7 @@ def test_equals_brute_force_over_crashes(
             pipe(driver, record)
         late_counted = late(driver)
         assert (counted + driver.task.metrics.missed_windows_total, late_counted) == (missed, late_)
-        assert live(driver) == {w: ids for w, ids in windows.items() if w not in closed}
+        assert rows(driver) == {w: ids for w, ids in windows.items() if w not in closed}
     results = out(on_close)
     assert sorted(w for w, _, _ in results) == sorted(closed)
     assert all(windows[w] == ids and timestamp == max(given_[i][1] for i in ids) for w, ids, timestamp in results)
