@@ -165,7 +165,9 @@ def test_dependencies_can_be_met() -> None:
 def test_every_variable_is_a_setting(service: str) -> None:
     """Each PENSTOCK_ variable is a setting of its service."""
     settings = settings_of(service)
-    for variable in filter(lambda name: name.startswith(ENV_PREFIX), environment(service)):
+    variables = [name for name in environment(service) if name.startswith(ENV_PREFIX)]
+    assert variables
+    for variable in variables:
         at: Any = settings
         for part in variable.removeprefix(ENV_PREFIX).lower().split("__"):
             assert part in type(at).model_fields, variable

@@ -1,4 +1,4 @@
-"""The contents of the stores, as plain values."""
+"""Windows of live stores are counted, ordered, paged and found by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in a separate event loop."""
+"""Work in a separate event loop does not block its caller, and is cancelled with it."""
 
 from __future__ import annotations
 

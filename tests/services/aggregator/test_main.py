@@ -1,4 +1,4 @@
-"""The aggregator as a service."""
+"""The aggregator's exit statuses and health: failures at start-up, missing topics, idle instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's command line and files."""
+"""A Connect worker's command line and files: precedence, errors, listeners and credentials."""
 
 from __future__ import annotations
 

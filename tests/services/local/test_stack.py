@@ -1,4 +1,4 @@
-"""Starting the services of one machine."""
+"""The services of one machine: their commands, their health and their shutdown timeout."""
 
 from __future__ import annotations
 

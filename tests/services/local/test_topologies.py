@@ -1,4 +1,4 @@
-"""The topology for any topic of JSON events."""
+"""The topology for any topic of JSON events counts each session's events."""
 
 from __future__ import annotations
 

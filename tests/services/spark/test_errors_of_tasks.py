@@ -1,4 +1,4 @@
-"""Errors of tasks as results."""
+"""An error of a Spark task is returned as its own class, with its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of the jobs."""
+"""The settings of the jobs: masters, retentions, defaults and Java client properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions of settings."""
+"""Definitions of settings: defaults, errors, secrets and recommended values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Punctuation schedules on their grids."""
+"""Punctuation schedules are called on their grids, also after gaps and restores."""
 
 from __future__ import annotations
 

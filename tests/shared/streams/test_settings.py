@@ -1,4 +1,4 @@
-"""The stream worker's settings."""
+"""The stream worker's settings: the limit of keys, missing source offsets and the guarantee."""
 
 from __future__ import annotations
 

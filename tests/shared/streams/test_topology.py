@@ -1,4 +1,4 @@
-"""A topology as a graph."""
+"""A topology's nodes, stores and topics: how they are described, and which are rejected."""
 
 from __future__ import annotations
 

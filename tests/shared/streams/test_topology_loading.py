@@ -1,4 +1,4 @@
-"""Loading a topology by name."""
+"""A topology is loaded by the name of its function, and the error names what is wrong."""
 
 from __future__ import annotations
 

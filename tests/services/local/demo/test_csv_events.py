@@ -1,4 +1,4 @@
-"""A user's CSV file as events."""
+"""A user's CSV file becomes events, and invalid rows and options are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's flights as events."""
+"""The demo's flights as events: their times, their order and cancelled flights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's verdict."""
+"""The demo fails if dead letters or the batch's results differ from what was expected."""
 
 from __future__ import annotations
 

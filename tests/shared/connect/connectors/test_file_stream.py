@@ -1,4 +1,4 @@
-"""The file connectors, without a worker."""
+"""The file sink writes immediately, and a file that cannot be written is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a task."""
+"""A task's metrics: rates, ratios, and sizes with their mean and limits."""
 
 from __future__ import annotations
 

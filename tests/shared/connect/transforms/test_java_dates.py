@@ -1,4 +1,4 @@
-"""Java's date patterns."""
+"""Times are formatted and parsed by Java's date patterns as in Java."""
 
 from __future__ import annotations
 

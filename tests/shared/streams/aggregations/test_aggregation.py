@@ -1,4 +1,4 @@
-"""Aggregations, each tested separately."""
+"""Aggregations: results, merging, types from annotations, and the values that each rejects."""
 
 from __future__ import annotations
 

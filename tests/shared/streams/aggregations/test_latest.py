@@ -1,4 +1,4 @@
-"""A window's highest timestamp."""
+"""The latest timestamp of a window is merged and kept."""
 
 from __future__ import annotations
 

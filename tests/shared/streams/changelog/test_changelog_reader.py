@@ -1,4 +1,4 @@
-"""The reader's rule: the changelog entries that are valid."""
+"""A changelog reader applies valid commits, and reports corrupt entries and incompatible stores."""
 
 from __future__ import annotations
 

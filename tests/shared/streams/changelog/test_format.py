@@ -1,4 +1,4 @@
-"""The changelog's bytes."""
+"""The changelog's entries: their exact bytes, and the errors of corrupt ones."""
 
 from __future__ import annotations
 

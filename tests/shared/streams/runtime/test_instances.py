@@ -1,4 +1,4 @@
-"""Which instance has which partitions."""
+"""The owner of each partition, from the records that instances write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log lines about records that were left out."""
+"""Rejected records are logged at once, then once an interval, and when the task ends."""
 
 from __future__ import annotations
 

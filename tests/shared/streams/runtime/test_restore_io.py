@@ -1,4 +1,4 @@
-"""The offset at which a restore begins to read."""
+"""A restore begins at the covered offset, reports missing offsets and yields to the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress of a restore."""
+"""The progress of a restore: estimates, metrics and log lines."""
 
 from __future__ import annotations
 

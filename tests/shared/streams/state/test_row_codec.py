@@ -1,4 +1,4 @@
-"""A row's key and states as bytes."""
+"""Rows of stores are decoded unchanged, and their keys have the store's type."""
 
 from __future__ import annotations
 

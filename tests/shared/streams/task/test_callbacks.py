@@ -1,4 +1,4 @@
-"""Whether a task is at work."""
+"""A task is inside a callback only while its own method runs."""
 
 from __future__ import annotations
 

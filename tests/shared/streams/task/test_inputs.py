@@ -1,4 +1,4 @@
-"""The records that a task's inputs pass on, and when."""
+"""A task's inputs: the order over partitions, idle partitions, limits and the time of a turn."""
 
 from __future__ import annotations
 

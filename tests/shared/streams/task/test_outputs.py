@@ -1,4 +1,4 @@
-"""The records that a commit writes."""
+"""A commit writes its records in order, each with its own headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting a task's state back."""
+"""A restore gives back a task's state, from changelog and snapshot, also under another grace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a turn's time is dealt out, and how long a run may be."""
+"""Each task gets a share of a turn's time, and runs grow while they are cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys as numbers: against a dict, with keys that go and come again."""
+"""Keys as numbers: a key keeps its number while it exists, and space is used again."""
 
 from __future__ import annotations
 

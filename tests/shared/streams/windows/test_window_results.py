@@ -1,4 +1,4 @@
-"""Results of many windows, encoded at once, against one by one."""
+"""Results that are encoded together equal those encoded one by one, and their order is defined."""
 
 from __future__ import annotations
 
