@@ -53,18 +53,18 @@ def report(
     ratios, missed = {}, False
     for ours, theirs, least in wanted:
         if absent := [name for name in (ours, theirs) if name not in figures]:
-            print(f"  {ours} / {theirs}: not measured: {' and '.join(absent)} (asked for: {least})")
+            print(f"  {ours} / {theirs}: not measured: {' and '.join(absent)} (target: {least})")
             continue
         ratio = figures[ours]["records_per_second"] / figures[theirs]["records_per_second"]
         ratios[f"{ours} / {theirs}"] = ratio
         missed |= ratio < least
-        print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {least})")
+        print(f"  {ours} / {theirs}: {ratio:.2f} (target: {least})")
     for name, least in (rates or {}).items():
         if name not in figures:
-            print(f"  {name}: not measured (asked for: {least:,.0f} records/s)")
+            print(f"  {name}: not measured (target: {least:,.0f} records/s)")
             continue
         missed |= figures[name]["records_per_second"] < least
-        print(f"  {name}: {figures[name]['records_per_second']:,.0f} records/s (asked for: {least:,.0f})")
+        print(f"  {name}: {figures[name]['records_per_second']:,.0f} records/s (target: {least:,.0f})")
     if as_json:
         print(json.dumps({"figures": figures, "ratios": ratios, **(more or {})}))
     return int(missed)

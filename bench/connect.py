@@ -180,7 +180,7 @@ def too_slow(figures: dict[str, Figures]) -> bool:
         print(f"  {POSTGRES}: left out, because there is no Postgres on this machine")
         return False
     rate = figures[POSTGRES]["records_per_second"]
-    print(f"  {POSTGRES}: {rate:,.0f} rows/s (asked for: {POSTGRES_ROWS_MIN:,})")
+    print(f"  {POSTGRES}: {rate:,.0f} rows/s (target: {POSTGRES_ROWS_MIN:,})")
     return rate < POSTGRES_ROWS_MIN
 
 

@@ -3,7 +3,7 @@
 It uses one real embedded broker and one distributed worker, each in its own process. Half of the connectors are file
 sources, half file sinks, with one task each. They are created one after another by `PUT /connectors/NAME/config`.
 Meanwhile a second client requests the list with statuses and single statuses, ten times a second. `create` is the time
-of the PUTs, which wait for the previous rebalance to end. `asked` is the time of all other requests. `rest` is both
+of the PUTs, which wait for the previous rebalance to end. `read` is the time of all other requests. `rest` is both
 together; the limit applies to it.
 """
 

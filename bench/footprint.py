@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
     seen = ratio(figures)
     print(f"{given.runs} runs of each in turns: {', '.join(f'{name} {text}' for name, text in versions.items())}")
     print(table(figures))
-    print(f"{PRODUCER} / its dependencies: {seen:.2f} (asked for: {RATIO_MAX})")
+    print(f"{PRODUCER} / its dependencies: {seen:.2f} (target: {RATIO_MAX})")
     if given.json:
         print(json.dumps({"figures": figures, "ratio": seen, "versions": versions}))
     return 1 if seen > RATIO_MAX else 0

@@ -456,12 +456,12 @@ def main() -> int:
     figures, latencies = asyncio.run(run(given.records, given.rounds, SESSION, laws, beside))
     size = bytes_per_session(SESSIONS)
     missed = size > SESSION_BYTES_MAX
-    print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (asked for: at most {SESSION_BYTES_MAX})")
+    print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (target: at most {SESSION_BYTES_MAX})")
     for guarantee, of in latencies.items():
         missed |= not latency_holds(guarantee, of)
         rate, p50, p99 = f"{of['offered_per_second']:,.0f}", of["p50_ms"], of["p99_ms"]
         print(
-            f"{guarantee}: at {rate} records/s (asked for: {RECORDS_PER_SECOND:,}) result after {p50:.0f} ms, "
+            f"{guarantee}: at {rate} records/s (target: {RECORDS_PER_SECOND:,}) result after {p50:.0f} ms, "
             f"p99 {p99:.0f} ms (at most {P99_MS_MAX[guarantee]})"
         )
     if given.peers:

@@ -48,7 +48,7 @@ java._LINUX_FOLDER, java._BREW_PREFIXES, java._MAC_JAVA_HOME = place / "jvm", (p
 raise SystemExit(java.main(os.environ["PLATFORM"]))
 """
 PYTHON = """#!/bin/sh
-echo "python $*" >>"$PLACES/asked"
+echo "python $*" >>"$PLACES/calls"
 case "$*" in
   *"sys.version_info <"*) [ ! -e "$PLACES/old_python" ] ;;
   *"import ensurepip, venv"*) [ ! -e "$PLACES/no_venv" ] ;;
@@ -79,7 +79,7 @@ case "$1" in -XshowSettings*) echo "    java.home = {home}" >&2 ;; esac
 APT_INSTALL = "apt-get install -y --no-install-recommends"
 APT = f"apt-get update && {{ {APT_INSTALL} openjdk-17-jre-headless || {APT_INSTALL} openjdk-21-jre-headless; }}"
 INSTALLER = """#!/bin/sh
-echo "{name} $*" >>"$PLACES/asked"
+echo "{name} $*" >>"$PLACES/calls"
 case "$*" in *"{missing}"*) exit 100 ;; *install*) mkdir -p "{to}" && cp -R "$PLACES/spare/." "{to}" ;; esac
 """
 
@@ -169,7 +169,7 @@ class Machine:
 
     def calls(self, *of: str) -> list[str]:
         """The calls of stand-ins since the last time that start with one of these."""
-        path = self.folder / "asked"
+        path = self.folder / "calls"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
         return [line for line in lines if line.startswith(of)]
@@ -318,9 +318,9 @@ def test_brew_installs_a_missing_java(machine: Machine) -> None:
 
 
 def machine_without_means(machine: Machine, means: str) -> Mapping[str, str]:
-    if means in ("apt", "told not to"):
+    if means in ("apt", "switched off"):
         machine.has_installer("apt-get", machine.folder / "jvm" / "java-17")
-    if means == "told not to":
+    if means == "switched off":
         machine.is_user(0)
         return {"PENSTOCK_NO_INSTALL": "1"}
     if means == "dnf":
@@ -332,7 +332,7 @@ def machine_without_means(machine: Machine, means: str) -> Mapping[str, str]:
     ("means", "command"),
     [
         ("apt", f"  sudo sh -c '{APT}'"),
-        ("told not to", f"  {APT}"),
+        ("switched off", f"  {APT}"),
         ("dnf", "sudo dnf install java-17-openjdk-headless"),
         ("none", "there is neither apt nor brew to install it with. Install it, then try again."),
     ],

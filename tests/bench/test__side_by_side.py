@@ -44,7 +44,7 @@ def test_a_ratio_that_is_missed_is_status_one(least: float, status: int, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "title"
     assert "p99     7.0 ms" in lines[2]
-    assert lines[3] == f"  ours / theirs: 2.00 (asked for: {least})"
+    assert lines[3] == f"  ours / theirs: 2.00 (target: {least})"
     assert json.loads(lines[-1]) == {"figures": figures, "ratios": {"ours / theirs": 2.0}}
 
 
@@ -53,7 +53,7 @@ def test_a_rate_that_is_missed_is_status_one(least: float, status: int, capsys: 
     """A rate below its own limit gives status 1."""
     figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
     assert report("title", figures, (), rates={"ours": least}, as_json=False) == status
-    assert capsys.readouterr().out.splitlines()[-1].startswith("  ours: 200 records/s (asked for:")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("  ours: 200 records/s (target:")
 
 
 def test_what_was_not_measured_is_reported_and_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +61,6 @@ def test_what_was_not_measured_is_reported_and_not_missed(capsys: pytest.Capture
     figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
     assert report("title", figures, [("ours", "theirs", 9.0)], rates={"others": 1.0}, as_json=True) == 0
     *_, ratio, rate, as_json = capsys.readouterr().out.splitlines()
-    assert ratio == "  ours / theirs: not measured: theirs (asked for: 9.0)"
-    assert rate == "  others: not measured (asked for: 1 records/s)"
+    assert ratio == "  ours / theirs: not measured: theirs (target: 9.0)"
+    assert rate == "  others: not measured (target: 1 records/s)"
     assert json.loads(as_json)["ratios"] == {}

@@ -48,7 +48,7 @@ async def test_two_processes_at_once_both_succeed(tmp_path: Path) -> None:
 
 
 class Silent:
-    """A repository that never answers; `asked` is set by the first request, and `gone` when the client disconnects."""
+    """A repository that never answers; `requested` is set by the first request, `gone` by the end."""
 
     def __init__(self) -> None:
         self.requested, self.gone = asyncio.Event(), asyncio.Event()

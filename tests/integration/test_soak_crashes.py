@@ -99,7 +99,7 @@ class Crew:
         self._chain, self._guarantee, self.random, self._given = chain, guarantee, random.Random(seed), given
         self._stack = contextlib.AsyncExitStack()
         self._processes: list[asyncio.subprocess.Process] = []
-        self._at_work: set[int] = set()
+        self._running: set[int] = set()
         self.done: Counter[str] = Counter()
 
     async def __aenter__(self) -> Crew:
@@ -134,10 +134,10 @@ class Crew:
         async def stopped() -> bool:
             return _is_stopped(process)
 
-        if process.pid not in self._at_work:
+        if process.pid not in self._running:
             assert process.stdout is not None
             assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
-            self._at_work.add(process.pid)
+            self._running.add(process.pid)
         process.send_signal(signal.SIGUSR1)
         await until(stopped)
         before = await self._takeovers()

@@ -28,7 +28,7 @@ def totals(topic: str) -> Topology:
     builder = StreamsBuilder()
     table = builder.stream(topic).group_by_key().aggregate("totals", n=Count(), sum=Sum("id"))
     table.to_stream().to(f"{topic}-out")
-    builder.stream(f"{topic}-asked").left_join(table, lambda value, row: row).to(f"{topic}-told")
+    builder.stream(f"{topic}-requests").left_join(table, lambda value, row: row).to(f"{topic}-answers")
     return builder.build()
 
 
@@ -52,7 +52,7 @@ async def test_rows_survive_restarts(
     given = {"processing_guarantee": guarantee, "default_dsl_store": store, "state_dir": str(tmp_path)}
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         async with Admin(chain.kafka) as admin:
-            await admin.create_topics([event_time_topic(f"{topic_name}-asked", 1)])
+            await admin.create_topics([event_time_topic(f"{topic_name}-requests", 1)])
         for turn in range(3):
             await chain.send(200)
             if turn == 2:  # only the changelog has the state
@@ -61,12 +61,12 @@ async def test_rows_survive_restarts(
             async with running(worker):
                 await chain.wait_processed(worker)
                 if turn == 2:
-                    trigger = ProducerRecord(f"{topic_name}-asked", b"{}", chain.sent[0][1], (), 0, 10_000_000)
+                    trigger = ProducerRecord(f"{topic_name}-requests", b"{}", chain.sent[0][1], (), 0, 10_000_000)
                     async with Producer(chain.kafka) as producer:
                         assert await (await producer.send_many([trigger])).first_error() is None
 
                     async def is_joined() -> bool:
-                        return bool(await chain.values("told"))
+                        return bool(await chain.values("answers"))
 
                     await until(is_joined)
         rows = expected(chain)
@@ -75,7 +75,9 @@ async def test_rows_survive_restarts(
         assert {b"0-%s" % key: msgspec.json.decode(r.value or b"") for key, r in last.items() if key} == rows
         latest = {key: max(at for _, k, at, _ in chain.sent if k == key) for key in last}
         assert {key: record.timestamp for key, record in last.items()} == latest
-        assert [msgspec.json.decode(value) for value in await chain.values("told")] == [rows[b"0-" + chain.sent[0][1]]]
+        assert [msgspec.json.decode(value) for value in await chain.values("answers")] == [
+            rows[b"0-" + chain.sent[0][1]]
+        ]
         counts = [msgspec.json.decode(r.value or b"")["n"] for r in out if r.key == chain.sent[0][1]]
         assert counts == sorted(set(counts)), "an update was written twice, or out of order"
         assert await chain.values("dlq") == []
@@ -85,7 +87,7 @@ async def test_rows_are_read_over_http(kafka: EmbeddedKafka, topic_name: str, st
     """Rows of all partitions are read over HTTP by key and page by page; they have key and results, and no windows."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:
-            await admin.create_topics([event_time_topic(f"{topic_name}-asked", PARTITIONS)])
+            await admin.create_topics([event_time_topic(f"{topic_name}-requests", PARTITIONS)])
         await chain.send(300)
         settings = settings_of(kafka, topic_name) | {
             "TOPOLOGY": "tests.integration.test_stream_worker_aggregates:totals",

@@ -37,7 +37,7 @@ class Bench:
     ) -> None:
         self.registry = CollectorRegistry()
         self.dead_letters: list[ProducerRecord] = []
-        self.refusing: Exception | None = None
+        self.failure: Exception | None = None
         self.bytes_max = 2**31
         self.executor = Executor(
             Handler("app:handle", handle, batch),
@@ -54,8 +54,8 @@ class Bench:
         self.now_ms = 0
 
     async def write(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]:
-        if self.refusing is not None:
-            return [self.refusing] * len(records)
+        if self.failure is not None:
+            return [self.failure] * len(records)
         errors = [RecordTooLarge("no") if len(r.value or b"") > self.bytes_max else None for r in records]
         self.dead_letters += [record for record, error in zip(records, errors, strict=True) if error is None]
         return errors
@@ -130,10 +130,10 @@ async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished
         raise DataError("no")
 
     bench = Bench(handle, [b"a"])
-    bench.refusing = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no answer")
     assert [(await bench.turn())[1].after_ms for _ in range(3)] == [100, 200, 400]
     assert bench.position == 0
-    bench.refusing = None
+    bench.failure = None
     await bench.turn()
     assert bench.position == 1
     assert len(bench.dead_letters) == len(calls) == 1
@@ -272,18 +272,18 @@ async def test_output_is_written_before_its_record_is_finished() -> None:
         return out
 
     bench = Bench(handle, [b"a"], max_attempts=2)
-    bench.refusing = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no answer")
     await bench.turn()
     assert (bench.position, bench.dead_letters) == (0, [])
-    bench.refusing = None
+    bench.failure = None
     await bench.turn()
     assert (bench.position, bench.dead_letters) == (1, out)
     assert (bench.count("produced_records"), bench.count("produce_failures")) == (2, 2)
 
     bench = Bench(handle, [b"a"], max_attempts=1)
-    bench.refusing = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no answer")
     await bench.turn()
-    bench.refusing = None
+    bench.failure = None
     await bench.turn()
     assert [parse_dead_letter(as_consumed(record)).stage for record in bench.dead_letters] == ["produce"]
 
@@ -321,15 +321,15 @@ async def test_a_dead_letter_that_is_too_large_is_shortened() -> None:
 async def test_an_unwritten_dead_letter_is_reported() -> None:
     """A dead letter is reported after some failed writes, until it is written."""
     bench = Bench(fail, [b"1"], max_attempts=1)
-    bench.refusing = OSError("away")
+    bench.failure = OSError("away")
     for _ in range(UNWRITTEN_TRIES):
         assert bench.executor.unwritten == {}
         await bench.turn()
     assert "away" in bench.executor.unwritten[TP]
-    bench.refusing = OSError("refused")
+    bench.failure = OSError("refused")
     await bench.turn()
     assert "refused" in bench.executor.unwritten[TP]
-    bench.refusing = None
+    bench.failure = None
     await bench.turn()
     assert bench.executor.unwritten == {}
 
@@ -364,7 +364,7 @@ async def test_a_handler_that_returns_no_record_writes_nothing() -> None:
         return []
 
     bench = Bench(handle, [b"a"])
-    bench.refusing = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no answer")
     await bench.turn()
     assert (bench.position, bench.count("handled_records"), bench.count("produced_records")) == (1, 1, None)
 
@@ -399,11 +399,11 @@ async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
         handled.extend(record.value for record in records)  # type: ignore[attr-defined]
 
     bench = Bench(handle, [b"{", b"2", b"3"], batch=True, decode=json_deserializer)
-    bench.refusing = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no answer")
     _, outcome = await bench.turn()
     assert ([work.offset for work in outcome.retry], outcome.after_ms) == ([0], 100)
     assert ([work.offset for work in outcome.finished], bench.position) == ([1, 2], 0)
-    bench.refusing = None
+    bench.failure = None
     bench.scheduler.deliver(Columns.of([ConsumerRecord(*TP, 3, 0, b"ann", b"4")]))
     execution, _ = await bench.turn()
     assert [work.offset for work in execution.works] == [0, 3]

@@ -85,7 +85,7 @@ class RecordingSinkTask(SinkTask):
         self.values: list[Any] = []
         self.records: list[SinkRecord] = []
         self.raising: dict[str, list[Exception]] = {}
-        self.gives: Callable[[Offsets], Offsets] = lambda offsets: offsets
+        self.committable: Callable[[Offsets], Offsets] = lambda offsets: offsets
         self.on_put: Callable[[RecordingSinkTask, list[SinkRecord]], None] = lambda _task, _records: None
         RecordingSinkTask.made.append(self)
         type(self).prepare(self)
@@ -112,7 +112,7 @@ class RecordingSinkTask(SinkTask):
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
         self._record("pre_commit", {tp.partition: offset.offset for tp, offset in offsets.items()})
-        return self.gives(offsets)
+        return self.committable(offsets)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
         self._record("close", sorted(tp.partition for tp in partitions))

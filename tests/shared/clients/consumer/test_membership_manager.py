@@ -206,7 +206,7 @@ def test_cooperative_revokes_after_the_assignment() -> None:
 def test_cooperative_without_a_change_does_not_join_again() -> None:
     """If nothing is revoked, one round is enough."""
     member = Member(COOPERATIVE).stable(A0)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.stable(A0, A1, generation=2)
     assert isinstance(member.step(), Wait)
 
@@ -238,7 +238,7 @@ def test_unknown_member_while_joining(code: int) -> None:
     """A cooperative member whose join or sync fails with an unknown member id loses its partitions."""
     for api in ("join", "sync"):
         member = Member(COOPERATIVE).stable(A0)
-        member.state.rejoin("asked")
+        member.state.rejoin("requested")
         if api == "join":
             member.step()
             member.state.on_join(JoinAnswer(code), member.now)
@@ -251,7 +251,7 @@ def test_unknown_member_while_joining(code: int) -> None:
 def test_unknown_member_during_a_revocation() -> None:
     """If the group forgets a cooperative member during a revocation, its kept partitions are lost too."""
     member = Member(COOPERATIVE).stable(A0, A1)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.join(2)
     member.sync(A1, A2)
     assert member.step() == Revoke(frozenset({A0}))
@@ -277,7 +277,7 @@ def test_unknown_member_during_on_assigned() -> None:
 def test_a_rebalance_before_the_assignment_came() -> None:
     """After REBALANCE_IN_PROGRESS in a sync the member joins again at once, with its id and owned partitions."""
     member = Member(COOPERATIVE).stable(A0)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.join(2)
     member.state.on_sync(SyncAnswer(REBALANCING), member.now)
     assert isinstance(step := member.step(), Join)
@@ -288,7 +288,7 @@ def test_a_rebalance_before_the_assignment_came() -> None:
 def test_join_and_sync_are_retried_on_coordinator_errors(code: int) -> None:
     """Join and sync are retried with backoff at the new coordinator. No partition is lost."""
     member = Member(COOPERATIVE).stable(A0)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.step()
     member.state.on_join(JoinAnswer(code), member.now)
     assert member.state.forget_coordinator == (code != LOADING)
@@ -313,7 +313,7 @@ def test_back_off_has_an_end() -> None:
         member.now += int(waited.ms)
     assert waited == Wait(1_000)
     member.stable(A0)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.step()
     member.state.on_revoked(frozenset({A0}))
     member.step()
@@ -427,7 +427,7 @@ def test_a_heartbeat_response_of_an_old_generation() -> None:
     """A heartbeat response of an old generation is ignored."""
     member = Member(COOPERATIVE).stable(A0)
     sent_as = member.state.on_heartbeat_sent(member.now)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.step()
     member.state.on_heartbeat(sent_as, UNKNOWN_MEMBER, member.now)
     member.state.on_join(JoinAnswer(0, 2, COOPERATIVE, "other", "m"), member.now)
@@ -533,7 +533,7 @@ def test_bytes_that_are_none() -> None:
 def test_sticky_remembers_its_last_assignment() -> None:
     """The eager sticky assignor gets the member's last assignment and its generation."""
     member = Member("sticky").stable(A0, A2, generation=5)
-    member.state.rejoin("asked")
+    member.state.rejoin("requested")
     member.step()
     member.state.on_revoked(frozenset({A0, A2}))
     subscription = sent(member.step())

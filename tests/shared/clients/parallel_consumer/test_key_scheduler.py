@@ -366,7 +366,7 @@ def test_positions_without_a_record_are_committable() -> None:
     assert scheduler.pass_over(TP, 5)
     assert scheduler.committable() == {TP: OffsetAndMetadata(5)}
     scheduler.deliver(columns([7]))
-    assert not scheduler.pass_over(TP, 8), "told once"
+    assert not scheduler.pass_over(TP, 8), "reported once"
     assert scheduler.committable() == {TP: OffsetAndMetadata(7)}
     execution = scheduler.take(0)
     assert execution is not None

@@ -56,7 +56,7 @@ class Sent:
 
     @property
     def fate(self) -> RecordMetadata | Exception | None:
-        assert len(self.fates) <= 1, f"told more than once: {self.fates}"
+        assert len(self.fates) <= 1, f"reported more than once: {self.fates}"
         return self.fates[0] if self.fates else None
 
     @property

@@ -84,7 +84,7 @@ async def test_a_partition_without_a_leader_is_asked_about_again() -> None:
     alone.send()
     assert alone.connection._client._topics == set()
     assert alone.sender.run_once(10) == 100
-    assert not alone.sender.completion.metadata_is_stale, "asked"
+    assert not alone.sender.completion.metadata_is_stale, "metadata was requested"
     assert alone.connection._client._topics == {"t"}, "of what has records waiting, metadata is asked for"
     assert alone.sender.run_once(50) == 100
     assert alone.sender.completion.metadata_is_stale, "too early to ask again"

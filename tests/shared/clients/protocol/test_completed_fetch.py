@@ -372,16 +372,16 @@ def test_any_offset_deltas_are_read_as_by_aiokafka(
     aborted=st.none() | st.lists(st.tuples(st.sampled_from([5, 6]), st.integers(0, 60)), max_size=2),
     limit=st.none() | st.integers(1, 5),
     noise=st.lists(st.tuples(st.integers(0, 2_000), st.binary(min_size=1, max_size=3)), max_size=3),
-    mends=st.booleans(),
+    fixes=st.booleans(),
 )
 def test_both_readers_accept_and_refuse_the_same(
-    data: bytes, start: int, aborted: Any, limit: int | None, noise: list[tuple[int, bytes]], mends: bool
+    data: bytes, start: int, aborted: Any, limit: int | None, noise: list[tuple[int, bytes]], fixes: bool
 ) -> None:
     """For any bytes, valid or damaged, records and errors equal those of aiokafka's decoder."""
     broken = bytearray(data)
     for at, bytes_ in noise:
         broken[at % len(data) : at % len(data) + len(bytes_)] = bytes_
-    if mends:
+    if fixes:
         fix_checksum(broken)
     packed = outcome(bytes(broken), start, aborted, limit, packed=True)
     assert packed == outcome(bytes(broken), start, aborted, limit, packed=False)

@@ -63,16 +63,16 @@ class Context:
         self.rewinds[tp] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:
-        raise AssertionError("not asked for")
+        raise AssertionError("not expected")
 
     def resume(self, *partitions: TopicPartition) -> None:
-        raise AssertionError("not asked for")
+        raise AssertionError("not expected")
 
     def timeout(self, timeout_ms: int) -> None:
         self.timeouts.append(timeout_ms)
 
     def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        raise AssertionError("not asked for")
+        raise AssertionError("not expected")
 
     def request_commit(self) -> None:
         self.commit_requests += 1

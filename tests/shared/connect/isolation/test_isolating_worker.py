@@ -307,11 +307,11 @@ async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -
 
 async def test_a_task_that_fails_is_restarted_in_its_process(tmp_path: Path) -> None:
     """A failed task is restarted in its process."""
-    props = config(BlockingSource, tmp_path / "none", fails="as it was told")
+    props = config(BlockingSource, tmp_path / "none", fails="as it was configured")
     async with isolating() as run:
         await run.start_task(props)
         await run.until(lambda: run.listener.of(FIRST)[:3] == ["failure", "restart", "failure"])
-        assert "ValueError: as it was told" in run.listener.traces[0]
+        assert "ValueError: as it was configured" in run.listener.traces[0]
 
 
 async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

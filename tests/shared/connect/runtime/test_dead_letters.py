@@ -98,7 +98,7 @@ async def test_a_record_reported_late_is_not_committed(when: str) -> None:
         if when == "put":
             made.on_put = report
         else:
-            made.gives = lambda offsets: report(made, made.records[:1]) or offsets  # type: ignore[func-returns-value]
+            made.committable = lambda offsets: report(made, made.records[:1]) or offsets  # type: ignore[func-returns-value]
 
     async with running() as run:
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
@@ -121,14 +121,14 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
     """
 
     def prepare(made: RecordingSinkTask) -> None:
-        def gives(offsets: Offsets) -> Offsets:
+        def committable(offsets: Offsets) -> Offsets:
             reporter = made.context.errant_record_reporter
             assert reporter is not None
             while made.records:
                 reporter.report(made.records.pop(), ValueError("refused"))
             return offsets
 
-        made.gives = gives
+        made.committable = committable
 
     monkeypatch.setattr(RecordingSinkTask, "prepare", staticmethod(prepare))
     if not kept:

@@ -159,7 +159,7 @@ async def test_only_offsets_that_the_task_returns_are_committed() -> None:
         limit = {"offset": 1}
 
         def prepare(made: RecordingSinkTask) -> None:
-            made.gives = lambda _offsets: {TP: OffsetAndMetadata(limit["offset"])}
+            made.committable = lambda _offsets: {TP: OffsetAndMetadata(limit["offset"])}
 
         with prepared(prepare):
             await produce(run, b"a", b"b", b"c")

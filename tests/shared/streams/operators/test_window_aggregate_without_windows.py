@@ -286,11 +286,11 @@ def test_keys_of_bytes(is_on_disk: bool) -> None:
     builder = StreamsBuilder()
     table = builder.stream("in", key="bytes").group_by_key().aggregate("s", n=Count())
     table.to_stream().to("out")
-    builder.stream("asked", key="bytes").process(Reads, table.store).to("answers")
+    builder.stream("requests", key="bytes").process(Reads, table.store).to("answers")
     with folder(is_on_disk) as state:
         driver = TopologyTestDriver(builder.build(), state=state)
         driver.pipe("in", key=b"\xff\x00", value=b"{}", timestamp=4)
-        driver.pipe("asked", key=b"\xff\x00", value=b"{}", timestamp=5)
+        driver.pipe("requests", key=b"\xff\x00", value=b"{}", timestamp=5)
         row = {"key": "/wA=", "n": 1}
         assert written(driver) == [(b"\xff\x00", row, 4)]
         assert [msgspec.json.decode(r.value or b"") for r in driver.read("answers")] == [[row, [["/wA=", 1]], None]]
