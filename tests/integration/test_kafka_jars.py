@@ -48,7 +48,7 @@ async def test_two_processes_at_once_both_succeed(tmp_path: Path) -> None:
 
 
 class Silent:
-    """A repository that never answers; `requested` is set by the first request, `gone` by the end."""
+    """A repository that never answers. `requested` is set by the first request, `gone` when its client disconnects."""
 
     def __init__(self) -> None:
         self.requested, self.gone = asyncio.Event(), asyncio.Event()
