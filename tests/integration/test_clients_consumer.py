@@ -281,7 +281,7 @@ async def test_no_offset_reset(kafka: EmbeddedKafka, topic_name: str) -> None:
         await admin.delete_records({tp: 4})
     async with Consumer(settings_of(kafka), member(topic_name, auto_offset_reset="none")) as consumer:
         consumer.subscribe([topic_name])
-        with pytest.raises(NoOffsetForPartition, match=f"{topic_name}-0 holds 4 to 10"):
+        with pytest.raises(NoOffsetForPartition, match=f"{topic_name}-0 .*4 to 10"):
             await poll_until(consumer, until=lambda: False)
         consumer.seek(tp, 2)
         with pytest.raises(OffsetOutOfRange, match=r"2.*holds 4 to 10"):

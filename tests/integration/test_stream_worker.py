@@ -826,7 +826,7 @@ async def test_a_missing_source_topic_is_named(kafka: EmbeddedKafka, topic_name:
     """A source topic that is missing after `topic_wait_ms` ends the start with its name, and no topic is created."""
     settings = settings_of(topic_name, topic_wait_ms=300)
     worker = StreamWorker(kafka_of(kafka), settings, topology(topic_name))
-    with pytest.raises(UnknownTopicOrPartition, match=f"no topic {topic_name} after 300 ms"):
+    with pytest.raises(UnknownTopicOrPartition, match=f"{topic_name} .*300 ms"):
         await worker.startup()
     async with Admin(kafka_of(kafka)) as admin:
         assert not [name for name in await admin.list_topics() if name.startswith(topic_name)]

@@ -118,7 +118,7 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
         while await reader.next():
             reader.chunk_parsed(ended=0, unfinished=True)
 
-    with pytest.raises(BodyStalled, match="did not end within body_timeout_ms=30"):
+    with pytest.raises(BodyStalled, match="body_timeout_ms=30"):
         await read()
     lines = BodyReader(dripping(b"x\n", 0.02), Drain(), 400)
     for _ in range(30):
@@ -133,7 +133,7 @@ async def test_a_lines_time_excludes_the_services_own_time() -> None:
     reader.chunk_parsed(ended=0, unfinished=True)
     await after(0.06)
     assert await reader.next() == b"y"
-    with pytest.raises(BodyStalled, match="did not end within body_timeout_ms=30"):
+    with pytest.raises(BodyStalled, match="body_timeout_ms=30"):
         await reader.next()
 
 

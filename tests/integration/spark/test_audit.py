@@ -238,7 +238,7 @@ def test_what_spark_cannot_know_is_not_compared(lake: Lake) -> None:
     played = [play(lake.topic, "session", 0, records=30, filtered=True)]
     lake.send(played)
     lake.write(played)
-    with pytest.raises(NotAuditable, match="'s' cannot be audited: filter"):
+    with pytest.raises(NotAuditable, match=r"'s' .*: filter"):
         lake.audit()
 
 

@@ -41,7 +41,7 @@ def test_windows_in_nanoseconds_are_rejected(
     finals = [at for at, (_, value) in enumerate(driver.changelog) if decode_entry(value).operation == FINAL]
     common: dict[str, Any] = {"kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), "lake": str(tmp_path)}
     settings = CompactSettings(application=topic_name, **common)
-    with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {finals[1]}: .*{first * NS_PER_MS}"):
+    with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 .*{finals[1]}: .*{first * NS_PER_MS}"):
         Compaction(spark, settings, print).run()
 
 

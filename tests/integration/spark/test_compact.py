@@ -157,7 +157,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     progress = log.Progress(simulation.name, "exactly_once", {}, 1, {}, {}, (changed,), 0)
     owner.changelog.append((None, log.encode_progress(2, owner.commit_number + 2, progress)))
     topics.write(simulation)
-    with pytest.raises(SchemaMismatch, match="store 'banks': the aggregations changed"):
+    with pytest.raises(SchemaMismatch, match=r"'banks'.* aggregations"):
         job(simulation).run()
     assert live_in_lake(tmp_path, simulation) == live_before
     topics.delete_before(f"{simulation.name}-changelog", {0: second.to_offsets[0] + 1})

@@ -29,9 +29,9 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_unknown_exception_is_an_error_at_start_up(arguments: list[str]) -> None:
     """An unknown exception name is a ConfigError, while one of the handler's own module is known."""
     ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "Away,OSError"], environ={}))
-    with pytest.raises(ConfigError, match=r"retry\.retriable: no exception class 'Nonsense'"):
+    with pytest.raises(ConfigError, match=r"retry\.retriable: .*'Nonsense'"):
         ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "OSError,Nonsense"], environ={}))
-    with pytest.raises(ConfigError, match=r"retry\.not_retriable: no exception class 'Nonsense'"):
+    with pytest.raises(ConfigError, match=r"retry\.not_retriable: .*'Nonsense'"):
         ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.not-retriable", "Nonsense"], environ={}))
 
 

@@ -26,7 +26,7 @@ def test_an_unknown_topic_is_an_error_with_the_existing_ones() -> None:
     """The error names the expected topic, asks for a source, and lists the existing dead-letter topics."""
     with pytest.raises(UnknownTopicOrPartition, match=r"click-dlq.*clicks-dlq"):
         find_dead_letter_topic("click", ["clicks", "clicks-dlq"])
-    with pytest.raises(UnknownTopicOrPartition, match=r"no topic ends in -dlq"):
+    with pytest.raises(UnknownTopicOrPartition, match="ends in -dlq"):
         find_dead_letter_topic("clicks-dlq", ["clicks"])
     many = [f"t{n:02}-dlq" for n in range(11)]
     with pytest.raises(UnknownTopicOrPartition, match=r"t09-dlq, …\)"):

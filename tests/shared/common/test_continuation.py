@@ -47,7 +47,7 @@ def test_none_is_the_first_page_and_the_last_answer() -> None:
 @pytest.mark.parametrize("wrong", ["", "x", "%%", "é", "a" * 999, "ksQI", "wA", "gqFhAQ"])
 def test_an_invalid_continuation_is_shown(wrong: str) -> None:
     """The error for an invalid continuation contains it or its beginning."""
-    with pytest.raises(WrongContinuation, match=f"^continuation '{re.escape(wrong[:100])}…?' is invalid"):
+    with pytest.raises(WrongContinuation, match=f"^continuation '{re.escape(wrong[:100])}…?'"):
         PAGES.position(wrong)
 
 
@@ -56,7 +56,7 @@ def test_a_continuation_of_another_query_is_rejected() -> None:
     text = PAGES.text(POSITION)
     others: list[Any] = [("app", "store", None, "k"), ("app", "store"), ("app2", "store", None, b"k")]
     for other in others:
-        with pytest.raises(WrongContinuation, match=f"{text}' belongs to another query"):
+        with pytest.raises(WrongContinuation, match=f"{text}'.*another query"):
             Continuations(RowPosition, *other).position(text)
     for kind in (WindowPosition, LivePosition):
         with pytest.raises(WrongContinuation):

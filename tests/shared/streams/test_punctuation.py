@@ -142,7 +142,7 @@ def test_schedule_from_within_a_callback() -> None:
 @pytest.mark.parametrize("interval_ms", [0, -1])
 def test_queue_refuses_an_interval_below_1_ms(interval_ms: int) -> None:
     """An interval below one millisecond is rejected, because it would always be due."""
-    with pytest.raises(ConfigError, match=f"at least 1 ms, got {interval_ms}"):
+    with pytest.raises(ConfigError, match=f"got {interval_ms}"):
         PunctuationQueue().schedule(interval_ms, 0, print)
 
 

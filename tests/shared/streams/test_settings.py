@@ -13,7 +13,7 @@ def test_a_key_must_leave_room_for_the_rest() -> None:
     """`key_bytes_max` must be below `max_request_size`, and is None by default."""
     assert StreamsSettings().key_bytes_max is None
     assert StreamsSettings(key_bytes_max=1_000, max_request_size=1_001).key_bytes_max == 1_000
-    with pytest.raises(ConfigError, match="key_bytes_max=1000 must be below max_request_size=1000"):
+    with pytest.raises(ConfigError, match=r"key_bytes_max=1000 .*max_request_size=1000"):
         StreamsSettings(key_bytes_max=1_000, max_request_size=1_000)
 
 

@@ -80,7 +80,7 @@ def test_schemas_are_in_the_order_of_the_stores() -> None:
 def test_a_name_is_taken_once() -> None:
     """A second node or store of the same name is rejected."""
     topology = small()
-    with pytest.raises(ConfigError, match="the name 'work' is taken"):
+    with pytest.raises(ConfigError, match="name 'work'"):
         topology.add(ProcessorNode("work", Processor), "from")
     with pytest.raises(ConfigError, match="'s'"):
         topology.add_store(store("s"))
@@ -98,9 +98,9 @@ def test_a_parent_must_be_there_and_feed() -> None:
 def test_sources_alone_have_no_parent() -> None:
     """A source with a parent and a processor without one are rejected."""
     topology = small()
-    with pytest.raises(ConfigError, match="'x' must have no parent"):
+    with pytest.raises(ConfigError, match=r"'x' .*no parent"):
         topology.add(source("x", "t"), "from")
-    with pytest.raises(ConfigError, match="'x' must have a parent"):
+    with pytest.raises(ConfigError, match=r"'x' .*a parent"):
         topology.add(ProcessorNode("x", Processor))
 
 

@@ -179,7 +179,7 @@ def test_a_data_error_raises_too() -> None:
     for value, message in messages.items():
         with pytest.raises(ProcessingFailed, match=message):
             TopologyTestDriver(builder.build()).pipe("in", key=b"a", value=value)
-    with pytest.raises(ProcessingFailed, match=r"global table 'rates'.*without a key"):
+    with pytest.raises(ProcessingFailed, match=r"'rates'.*without a key"):
         TopologyTestDriver(builder.build()).pipe("rates", value=b"1")
 
 

@@ -348,7 +348,7 @@ def test_a_drain_and_a_commit_end_in_time() -> None:
             await member.commits.drain(timeout_ms)
             found.append(round(1_000 * (loop.time() - started)))
         started = loop.time()
-        with pytest.raises(KafkaTimeout, match="not committed within 500 ms"):
+        with pytest.raises(KafkaTimeout, match="within 500 ms"):
             await member.commits.commit({A: at(2)}, 500)
         found.append(round(1_000 * (loop.time() - started)))
         loop.call_later(0.3, coordinator.gate.set)
@@ -459,7 +459,7 @@ async def test_an_empty_commit_waits_for_pending_commits() -> None:
     assert member.outcomes == [(1, "NoneType")]
     coordinator.gate = asyncio.Event()
     member.later(2)
-    with pytest.raises(KafkaTimeout, match="not committed within 5 ms"):
+    with pytest.raises(KafkaTimeout, match="within 5 ms"):
         await member.commits.commit({}, 5)
     await member.commits.close()
 
@@ -515,7 +515,7 @@ async def test_a_commit_of_lost_partitions_ends_at_once() -> None:
     waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 60_000))
     await turns()
     member.commits.keep([B])
-    with pytest.raises(CommitFailed, match="the partitions were taken away"):
+    with pytest.raises(CommitFailed, match=r"partitions .*taken away"):
         await asyncio.wait_for(waiting, 5)
     await member.commits.close()
 

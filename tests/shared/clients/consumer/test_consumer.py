@@ -237,7 +237,7 @@ async def test_a_commit_with_timeout_0_does_not_wait(cluster: FakeCluster) -> No
     """A commit with a timeout of 0 raises KafkaTimeout. It may still be applied."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
-        with pytest.raises(KafkaTimeout, match="not committed within 0 ms"):
+        with pytest.raises(KafkaTimeout, match="within 0 ms"):
             await consumer.commit({A: 1}, timeout_ms=0)
 
 
@@ -287,7 +287,7 @@ async def test_known_positions_need_no_coordinator(cluster: FakeCluster) -> None
         assert await consumer.position(A) == 0
     async with opened(cluster, auto_offset_reset="none") as consumer:
         consumer.assign([A])
-        with pytest.raises(NoOffsetForPartition, match="t-0 holds 0 to 10"):
+        with pytest.raises(NoOffsetForPartition, match=r"t-0 .*0 to 10"):
             await until(consumer, lambda: False)
 
 

@@ -58,7 +58,7 @@ async def test_wrong_positions_and_limits_are_refused(cluster: FakeCluster) -> N
         with pytest.raises(ValueError, match=r"t-0.*-1"):
             consumer.seek(A, -1)
         for records in (0, -1):
-            with pytest.raises(ValueError, match=f"max_records={records} must be above 0"):
+            with pytest.raises(ValueError, match=f"max_records={records}"):
                 await consumer.poll(10, records)
         assert len((await consumer.poll(1_000))[A]) == RECORDS
 

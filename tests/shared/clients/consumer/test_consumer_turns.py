@@ -77,9 +77,9 @@ async def test_a_concurrent_poll_is_rejected(cluster: FakeCluster) -> None:
         consumer.subscribe(["t"])
         first = asyncio.create_task(consumer.poll(10_000))
         await asyncio.sleep(0)
-        with pytest.raises(IllegalState, match="another task is in poll"):
+        with pytest.raises(IllegalState, match="in poll"):
             await consumer.poll(0)
-        with pytest.raises(IllegalState, match="another task is in poll"):
+        with pytest.raises(IllegalState, match="in poll"):
             await anext(consumer)
         assert await first
         assert await consumer.poll(1_000)

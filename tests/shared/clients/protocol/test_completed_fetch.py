@@ -212,7 +212,7 @@ def test_a_corrupt_batch() -> None:
 )
 def test_a_malformed_batch_is_never_returned_in_part(data: bytes, why: str) -> None:
     """A malformed batch is never returned in part. The error has its topic, partition and offset."""
-    with pytest.raises(Exception, match=f"t-0 at offset 0: .*{why}"):
+    with pytest.raises(Exception, match=f"t-0 .*offset 0: .*{why}"):
         completed_fetch(data).read(None)
 
 

@@ -45,7 +45,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     """An application's folder that is a symbolic link is an error, and the targets of links inside are not removed."""
     fill(tmp_path, "other")
     (tmp_path / "app").symlink_to(tmp_path / "other")
-    with pytest.raises(ConfigError, match="/app is a symbolic link"):
+    with pytest.raises(ConfigError, match=r"/app .*symbolic link"):
         find_files(str(tmp_path), "app")
     with pytest.raises(LakeNotRemoved, match="/app is not removed"):
         remove_files(str(tmp_path), "app")

@@ -82,7 +82,7 @@ def test_invalid_bytes_have_kafka_connects_messages() -> None:
             converter(schemas_enable="false").to_connect_data("t", data)
         assert str(raised.value) == NO_JSON
     for data in (b'{"a":1}', b"5", b'{"schema":null,"payload":1,"more":2}'):
-        with pytest.raises(DataError, match='requires "schema" and "payload" fields'):
+        with pytest.raises(DataError, match='"schema" and "payload"'):
             converter().to_connect_data("t", data)
     for schema in ('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"):
         with pytest.raises(DataError):
@@ -128,7 +128,7 @@ def test_decimals_may_be_numbers() -> None:
         data = b'{"schema":' + numeric._schema_bytes(decimal_schema(2)) + b',"payload":' + bad + b"}"
         with pytest.raises(DataError):
             numeric.to_connect_data("t", data)
-    with pytest.raises(DataError, match="NaN is not a number"):
+    with pytest.raises(DataError, match="NaN"):
         numeric.from_connect_data("t", decimal_schema(2), Decimal("NaN"))
 
 

@@ -48,7 +48,7 @@ async def test_retriable_failures_are_retried() -> None:
 async def test_errors_have_the_registrys_message() -> None:
     """An error of the registry is a DataError with its message and is not retried."""
     async with schema_registry() as server:
-        with pytest.raises(DataError, match="Invalid schema; error code: 42201"):
+        with pytest.raises(DataError, match=r"Invalid schema.*42201"):
             await RegistryClient(Access((server.url,))).register("t", "AVRO", '{"type": "nonsense"}')
         assert len(server.requested) == 1
         server.failing.append((404, {}, b"<html>"))

@@ -53,7 +53,7 @@ async def test_schemas_of_another_type_are_an_error() -> None:
     async with schema_registry() as server:
         registry = registry_of(server)
         id = server.add("t-value", {"type": "string"}, "JSON")
-        with pytest.raises(DataError, match="of type JSON, not AVRO"):
+        with pytest.raises(DataError, match="JSON, not AVRO"):
             await fetching(lambda: registry.schema(id))
         with pytest.raises(DataError, match="Schema not found"):
             await fetching(lambda: registry.schema(99))

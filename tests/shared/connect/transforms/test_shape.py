@@ -87,5 +87,5 @@ def test_the_key_is_made_of_fields_of_the_value() -> None:
     assert applied(ValueToKey, {"a": 1, "b": 2}, fields="b,z").key == {"b": 2, "z": None}
     found = applied(ValueToKey, {"id": "x", "inner": None}, OUTER, fields="id")
     assert (found.key, found.key_schema) == ({"id": "x"}, Schema.struct(None, Field("id", STRING)))
-    with pytest.raises(DataError, match="Field does not exist: z"):
+    with pytest.raises(DataError, match="exist: z"):
         applied(ValueToKey, {"id": "x"}, OUTER, fields="z")

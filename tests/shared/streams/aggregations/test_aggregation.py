@@ -165,7 +165,7 @@ def test_a_tombstone_in_a_typed_stream_is_refused(aggregation: Aggregation[Any])
 def test_a_fraction_in_an_integer_field_is_refused() -> None:
     """An int64 aggregation does not round."""
     bound = Sum("delay").bind(Flight)
-    with pytest.raises(DataError, match=r"1\.5 is not an integer"):
+    with pytest.raises(DataError, match=r"1\.5 .*integer"):
         bound.add(bound.initial(), Flight(1.5, 0.0, ""))  # type: ignore[arg-type]
 
 

@@ -409,7 +409,7 @@ def test_a_reader_rejects_commits_of_other_stores() -> None:
     got.reader = ChangelogReader(apply_one_by_one(got._apply), stores=(changed(aggregations=(N,)),))
     got.reader.feed_record(0, *takeover(1))
     got.reader.feed_record(1, *live(1, 1, b"a"))
-    with pytest.raises(SchemaMismatch, match="'s': the aggregations changed: top"):
+    with pytest.raises(SchemaMismatch, match=r"'s': .*aggregations.*top"):
         got.reader.feed_record(2, *progress(1, 1))
     assert got.changes == []
 

@@ -60,7 +60,7 @@ def test_map_values_says_what_comes_out() -> None:
     mapped = builder.stream("in").map_values(lambda value: Click(value["x"]), value=Click)
     mapped.group_by_key().session_window(10).aggregate("s", sum=Sum("ms")).on_update().to("out")
     assert builder.build().stores["s"].schema.aggregations[0].result == "int64"
-    with pytest.raises(ConfigError, match="Click has no such field"):
+    with pytest.raises(ConfigError, match=r"Click .*field"):
         mapped.group_by_key().session_window(10).aggregate("t", sum=Sum("x"))
 
 
@@ -361,7 +361,7 @@ def test_a_processor_name_is_taken_once() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in")
     stream.process(lambda: _never(), name="mine")
-    with pytest.raises(ConfigError, match="the name 'mine' is taken"):
+    with pytest.raises(ConfigError, match="name 'mine'"):
         stream.process(lambda: _never(), name="mine")
 
 

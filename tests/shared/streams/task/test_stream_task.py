@@ -261,7 +261,7 @@ def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
     task = task_of(builder.build(), handlers=ErrorHandlers(process="fail"))
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert task.needs_commit
-    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@1, .* AttributeError: "):
+    with pytest.raises(ProcessingFailed, match=r"'peek-2': in-0@1, .*AttributeError"):
         task.process(columns("in", (1, b"k", b"{}", 100)), 0)
     assert not task.needs_commit
 
@@ -659,7 +659,7 @@ def test_a_processor_without_process() -> None:
     """A processor that does not implement `process` fails with its own name."""
     builder, stream = plain()
     stream.process(Processor)
-    with pytest.raises(ConfigError, match="Processor does not define process"):
+    with pytest.raises(ConfigError, match=r"Processor .*process"):
         task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
 
 
