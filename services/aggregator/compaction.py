@@ -32,8 +32,8 @@ from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.child_process import ChildProcess, describe_status
 from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.child_process import ChildProcess, describe_status
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.delta_tables import Compaction

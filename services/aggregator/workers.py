@@ -3,7 +3,7 @@
 A Python process uses one core. N workers share the partitions as instances on N machines would, and more machines can
 join the same group. A worker's number is in its log lines and a label of its metrics. A worker that ends is restarted
 after a pause that doubles. A worker that ends because of an invalid setting ends all of them, since no restart fixes
-it. Workers end with this process, however it ends (`penstock.services.child_process`).
+it. Workers end with this process, however it ends (`penstock.shared.common.child_process`).
 
 One address serves all. `/health` fails while any worker does, and `/metrics` has the samples of all. Requests about
 streams go to one worker, which knows the others. Other machines reach a worker by `/workers/NUMBER/`. The supervisor
@@ -35,8 +35,9 @@ from penstock.api.http.server import HttpServer
 from penstock.services import daemon
 from penstock.services.aggregator.application_view import advertised, tokens_of
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.child_process import ChildProcess, Restarts, describe_status
 from penstock.shared.common import metrics
+from penstock.shared.common.backoff import RestartBackoff
+from penstock.shared.common.child_process import RESTART_BACKOFF, ChildProcess, describe_status
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
@@ -213,7 +214,7 @@ class Workers:
     async def _keep_worker_running(self, worker: Worker) -> None:
         limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)
         command = self._worker_command(worker)
-        restarts = Restarts()
+        restarts = RestartBackoff(RESTART_BACKOFF)
         while True:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
             process = await worker.start(command, limit_ms)

@@ -26,13 +26,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from penstock.services.child_process import ChildProcess, tail
 from penstock.services.local import broker_config as config
 from penstock.services.local import broker_probe, ports
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.local.diagnosis import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, check_no_kafka_runs_in
 from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.shared.common.child_process import ChildProcess, tail
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
 from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import fetch_jars

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from penstock.api.http.server import url_of
-from penstock.services.child_process import ChildDied, ChildProcess
 from penstock.services.local import ports
+from penstock.shared.common.child_process import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.setting_names import ENV_PREFIX

@@ -22,7 +22,6 @@ from rich.markup import escape
 
 from penstock.services import daemon
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
-from penstock.services.child_process import Restarts
 from penstock.services.local import ports
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.example import aggregated_fields, example_event, source_type
@@ -30,6 +29,8 @@ from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import log
+from penstock.shared.common.backoff import RestartBackoff
+from penstock.shared.common.child_process import RESTART_BACKOFF
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
@@ -109,7 +110,7 @@ class Up:
 
     async def _keep_service_running(self, service: Service) -> None:
         logger = log.get_logger(__name__)
-        restarts = Restarts()
+        restarts = RestartBackoff(RESTART_BACKOFF)
         while True:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
             await service.wait()

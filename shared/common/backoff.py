@@ -1,4 +1,4 @@
-"""The one rule for how long to wait before another attempt: Kafka's ExponentialBackoff (KIP-580).
+"""How long to wait before another attempt: Kafka's ExponentialBackoff (KIP-580), and its use for restarts.
 
 The wait after the n-th failure in a row is `initial_ms` times `multiplier` to the power of n - 1. It is spread by
 `jitter` in both directions, so that many clients do not retry at the same moment, and is at most `max_ms`.
@@ -38,3 +38,26 @@ class ExponentialBackoff:
             powers = math.log(self.max_ms / self.initial_ms, self.multiplier)
         wait_ms: float = self.initial_ms * self.multiplier ** min(failures - 1, powers)
         return float(min(wait_ms * (1 + self.jitter * (2 * random - 1)), self.max_ms))
+
+
+class RestartBackoff:
+    """The waits before something that ended is started again.
+
+    If it ran for at least the longest wait, it had started well, and its end counts as the first failure in a row.
+
+    >>> restarts = RestartBackoff(ExponentialBackoff(1_000, 60_000))
+    >>> [restarts.wait_ms(ran_ms) for ran_ms in (100, 100, 100, 3_600_000, 100)]
+    [1000, 2000, 4000, 1000, 2000]
+    """
+
+    def __init__(self, backoff: ExponentialBackoff) -> None:
+        self._backoff = backoff
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<RestartBackoff {self._failures} failures in a row>"
+
+    def wait_ms(self, ran_ms: int) -> int:
+        """Return the wait after the end of one run that took that time."""
+        self._failures = 1 if ran_ms >= self._backoff.max_ms else self._failures + 1
+        return round(self._backoff.wait_ms(self._failures))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.child_process import ChildDied
 from penstock.services.local.stack import KILL_GRACE_MS, Service, ServiceSpec, ServiceStuck, Stack
+from penstock.shared.common.child_process import ChildDied
 
 PROGRAM = """
 import os, signal, sys, time

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.services.child_process import ChildProcess
+from penstock.shared.common.child_process import ChildProcess
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings
 

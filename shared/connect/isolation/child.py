@@ -1,9 +1,9 @@
 """A connector's process: a worker for one connector and its tasks, which another worker commands (an edge).
 
 It has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. The worker starts
-it as `python -m MODULE FD`, where FD is its end of a socket pair. A thread reads the commands, so that the end of the
-worker is noticed even if the event loop is blocked. Tasks and connector then have their graceful time, and the process
-ends. The process ignores SIGINT and SIGTERM: signals to the process group are the worker's to handle.
+it as `python -m MODULE FD`, where FD is its end of a socket pair. When the worker closes the other end or ends, the
+process stops its tasks and its connector, and ends. If that takes too long, it is killed: by the worker, or by its
+guard (`child_guard`) if the worker has ended. The process ignores SIGINT and SIGTERM: the worker handles them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
@@ -45,8 +44,8 @@ from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 
 log = get_logger(__name__)
 
-FAILED, ORPHANED = 1, 70
-"""The exit statuses of a process that failed, and of one whose connector or tasks did not end after the worker."""
+FAILED = 1
+"""The exit status of a process that failed."""
 
 
 class Link:
@@ -66,8 +65,8 @@ class Link:
         except OSError:
             return
 
-    def read(self, on_command: Callable[[Message], None], on_end: Callable[[], None], grace_ms: int) -> None:
-        """Reads commands on a thread until the worker ends. The thread then waits `grace_ms` and ends the process."""
+    def read(self, on_command: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+        """Reads commands on a thread until the worker closes the link or ends."""
         loop = asyncio.get_running_loop()
 
         def read_commands() -> None:
@@ -76,13 +75,8 @@ class Link:
             with contextlib.suppress(DataError, OSError):
                 for line in self._lines:
                     loop.call_soon_threadsafe(on_command, unpack(line))
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
                 loop.call_soon_threadsafe(on_end)
-            except RuntimeError:  # the loop is closed: the process is ending
-                return
-            # The event loop may be blocked by the connector's code, so only this thread can end the process in time.
-            time.sleep(grace_ms / 1000)
-            os._exit(ORPHANED)
 
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
 
@@ -244,7 +238,7 @@ async def serve(start: Message, link: Link) -> None:
     worker = Worker(config, plugins, offsets, TaskFactory(config, plugins, offsets, group_id=config["group.id"]))
     commands = Commands(start["connector"], worker, loggers, link.send)
     over = asyncio.Event()
-    link.read(commands.on_command, over.set, config["task.shutdown.graceful.timeout.ms"])
+    link.read(commands.on_command, over.set)
     spare_the_collector()
     while not over.is_set():
         commands.send_metrics()

@@ -1,20 +1,21 @@
 """The worker's end of a connector's process (an edge): it starts the process, commands it, and closes or kills it.
 
-The process is a child with one end of a socket pair. It ends when the other end is closed, and so with the worker too.
-A process that ends by itself (killed, out of memory, a crash of the interpreter) is an error with its exit status.
+The process is a `ChildProcess` with one end of a socket pair. It ends when the other end is closed, and so with the
+worker too. A process that ends by itself (killed, out of memory, a crash of the interpreter) is an error with its exit
+status.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.shared.common.child_process import ChildProcess, describe_status
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import ConnectError, DataError
 from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, error_of, pack, unpack
@@ -26,36 +27,41 @@ END_MS = 5_000
 """How long a process may take to end after its connector and tasks have ended."""
 
 
-class ProcessEnded(ConnectError):
-    """A process has ended."""
+class ConnectorProcessEnded(ConnectError):
+    """The process of a connector has ended."""
 
 
-class Process:
+class ConnectorProcess:
     """One process for one connector, which starts at once."""
 
     def __init__(
         self,
         connector: str,
         first: Message,
+        orphan_limit_ms: int,
         on_event: Callable[[Message], None] = lambda _event: None,
-        on_end: Callable[[ProcessEnded], None] = lambda _error: None,
+        on_end: Callable[[ConnectorProcessEnded], None] = lambda _error: None,
     ) -> None:
-        """`first` is its first message. `on_end` is called with the error if the process ends before `close`."""
+        """`first` is its first message. `on_end` is called with the error if the process ends before `close`.
+
+        `orphan_limit_ms` is how long the process may take to end after this worker has ended.
+        """
         self._connector = connector
+        self._orphan_limit_ms = orphan_limit_ms
         self._on_event = on_event
         self._on_end = on_end
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._unsent = [first]
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
-        self._error: ProcessEnded | None = None
+        self._error: ConnectorProcessEnded | None = None
         self._is_closed = False
         self._is_killed = False
         self._running = asyncio.create_task(self._supervise_process(), name=f"process of {connector}")
 
     def __repr__(self) -> str:
-        return f"<Process of {self._connector}, pid {self.pid}>"
+        return f"<ConnectorProcess of {self._connector}, pid {self.pid}>"
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +76,7 @@ class Process:
             self._writer.write(pack(command))
 
     async def request(self, command: Mapping[str, Any]) -> Any:
-        """Sends a command and returns its value. Raises the error of the other side, or ProcessEnded."""
+        """Sends a command and returns its value. Raises the error of the other side, or ConnectorProcessEnded."""
         if self._error is not None:
             raise self._error
         self._number += 1
@@ -85,7 +91,7 @@ class Process:
     async def close(self) -> None:
         """Closes the link and waits for the end. A process that takes longer than END_MS is killed."""
         self._is_closed = True
-        self._end_pending(ProcessEnded(f"the process of connector {self._connector} was stopped"))
+        self._end_pending(ConnectorProcessEnded(f"the process of connector {self._connector} was stopped"))
         if self._writer is not None:
             self._writer.close()
         await asyncio.wait([self._running])
@@ -109,22 +115,25 @@ class Process:
             writer.close()
             self._kill_process()
             status = await ending
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            error = ProcessEnded(f"the process of connector {self._connector} (pid {process.pid}) {how}")
-        except OSError as e:
-            error = ProcessEnded(f"the process of connector {self._connector} cannot be started: {e}")
+            ended = f"the process of connector {self._connector} (pid {process.pid}) ended, {describe_status(status)}"
+            error = ConnectorProcessEnded(ended)
+        except (OSError, ConfigError) as e:
+            error = ConnectorProcessEnded(f"the process of connector {self._connector} cannot be started: {e}")
         self._end_pending(error)
         if not self._is_closed:
             self._on_end(error)
 
-    async def _start_process(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _start_process(self) -> tuple[ChildProcess, asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", CHILD, str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, env=environment,
-            )  # fmt: skip
+            process = self._process = await ChildProcess.start(
+                [sys.executable, "-m", CHILD, str(theirs.fileno())],
+                name=f"connector {self._connector}",
+                env=environment,
+                orphan_limit_ms=self._orphan_limit_ms,
+                pass_fds=(theirs.fileno(),),
+            )
             reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
         except BaseException:
             ours.close()  # a process that was started finds the socket closed and ends
@@ -156,7 +165,7 @@ class Process:
         except (ConnectionError, ValueError, DataError) as e:
             log.warning("messages of a process cannot be read", connector=self._connector, pid=self.pid, reason=str(e))
 
-    def _end_pending(self, error: ProcessEnded) -> None:
+    def _end_pending(self, error: ConnectorProcessEnded) -> None:
         """Fails all pending requests, and later ones, with the error."""
         self._error = self._error or error
         for answer in self._pending.values():
@@ -165,5 +174,4 @@ class Process:
 
     def _kill_process(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()

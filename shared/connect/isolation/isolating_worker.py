@@ -27,14 +27,14 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.connector import Props
 from penstock.shared.connect.errors import ConfigError, ConnectorNotFound, trace_of
-from penstock.shared.connect.isolation.connector_process import Process, ProcessEnded
+from penstock.shared.connect.isolation.connector_process import ConnectorProcess, ConnectorProcessEnded
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message
 from penstock.shared.connect.runtime.config_validation import ConfigInfos
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import TRANSITIONS, ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.status_listener import Id, StatusListener
-from penstock.shared.connect.runtime.worker import Restarts, TaskMaker, Worker
+from penstock.shared.connect.runtime.worker import TaskMaker, TaskRestarts, Worker
 from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 
@@ -53,7 +53,7 @@ class Part:
 class IsolatedConnector:
     """One connector and its tasks on this worker, in a process. `first` returns the first message of a process."""
 
-    def __init__(self, name: str, first: Callable[[str], Message], restarts: Restarts, stop_ms: int, clock: Clock):
+    def __init__(self, name: str, first: Callable[[str], Message], restarts: TaskRestarts, stop_ms: int, clock: Clock):
         self.name = name
         self.parts: dict[Id, Part] = {}
         self._first = first
@@ -64,7 +64,7 @@ class IsolatedConnector:
         self._on_reconfiguration: Callable[[str], None]
         self._target = TargetState.STARTED
         self._heard_ms = 0
-        self._process: Process | None = None
+        self._process: ConnectorProcess | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Lock()
 
@@ -85,7 +85,7 @@ class IsolatedConnector:
         process = self._add_part(self.name, command, target, listener)
         try:
             return State(await process.request({**command, "target": target.value}))
-        except ProcessEnded:  # `_on_end` reports the failure and schedules the restart
+        except ConnectorProcessEnded:  # `_on_end` reports the failure and schedules the restart
             return State.FAILED
 
     def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> None:
@@ -106,21 +106,21 @@ class IsolatedConnector:
                 if process is not None:
                     await process.close()
 
-    async def _stop_tasks(self, process: Process, tasks: list[int | None]) -> None:
+    async def _stop_tasks(self, process: ConnectorProcess, tasks: list[int | None]) -> None:
         try:
             async with asyncio.timeout(self._stop_ms / 1000):
                 await process.request({"do": "stop", "tasks": tasks})
         except TimeoutError:
             log.error("a process did not stop its work in time", connector=self.name, tasks=tasks)
             await process.kill()
-        except ProcessEnded:  # nothing runs any more
+        except ConnectorProcessEnded:  # nothing runs any more
             return
 
     async def set_target_state(self, target: TargetState) -> None:
         """Brings all parts to a target state."""
         self._target = target
         if self._process is not None:
-            with contextlib.suppress(ProcessEnded):
+            with contextlib.suppress(ConnectorProcessEnded):
                 await self._process.request({"do": "target", "target": target.value})
 
     async def task_configs(self, config: Props) -> list[dict[str, str]]:
@@ -152,7 +152,7 @@ class IsolatedConnector:
                 beyond = {"call_duration_ms": float(call_ms), "stalled": float(call_ms >= stall_ms)}
                 yield id, part.state, {**part.metrics, **beyond}
 
-    def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> Process:
+    def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> ConnectorProcess:
         """Adds a part. Returns the process that is to start it."""
         self._target = target
         self._listener = listener
@@ -160,13 +160,15 @@ class IsolatedConnector:
         self.parts[id] = Part(command)
         return process
 
-    def _running_process(self) -> Process:
+    def _running_process(self) -> ConnectorProcess:
         """Returns the process. If there is none, starts one, with all parts that the last one ran."""
         if self._process is None:
             self._cancel_restart()
             self._heard_ms = self._clock.monotonic_ms()
             self._restarts.started(self.name, self._heard_ms)
-            self._process = Process(self.name, self._first(self.name), self._on_event, self._on_end)
+            self._process = ConnectorProcess(
+                self.name, self._first(self.name), self._stop_ms, self._on_event, self._on_end
+            )
             for id, part in self.parts.items():
                 part.state = State.RESTARTING
                 part.metrics = {}
@@ -178,7 +180,7 @@ class IsolatedConnector:
         if self._restart is not None:
             self._restart.cancel()
 
-    def _on_end(self, error: ProcessEnded) -> None:
+    def _on_end(self, error: ConnectorProcessEnded) -> None:
         self._process = None
         for id, part in self.parts.items():
             if part.state is not State.FAILED:
@@ -286,7 +288,7 @@ class IsolatingWorker(Worker):
             return await super().connector_task_configs(name, config)
         try:
             return await isolated.task_configs(config)
-        except ProcessEnded:
+        except ConnectorProcessEnded:
             raise ConnectorNotFound(f"Connector {name} was stopped, or its process has ended") from None
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
@@ -350,7 +352,7 @@ class IsolatingWorker(Worker):
     async def _request_once(self, command: Message) -> Any:
         """Returns the answer of a process that ends after it."""
         name = command["config"].get("name", "")
-        process = Process(name, self._first_message_to_child(name))
+        process = ConnectorProcess(name, self._first_message_to_child(name), self.graceful_timeout_ms)
         try:
             return await process.request(command)
         finally:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
@@ -59,7 +59,7 @@ class Worker:
         self._tasks: dict[ConnectorTaskId, WorkerTask] = {}
         self._specs: dict[ConnectorTaskId, tuple[TaskSpec, StatusListener]] = {}
         self._targets: dict[str, TargetState] = {}
-        self._restarts = Restarts(config)
+        self._restarts = TaskRestarts(config)
         self._watchers: dict[ConnectorTaskId, asyncio.Task[None]] = {}
         self._stalled: set[ConnectorTaskId] = set()
         self._stall_watch: asyncio.Task[None] | None = None
@@ -310,11 +310,11 @@ class RestartSettings(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
-class Restarts:
-    """Schedules the restarts of failed tasks: after a backoff that doubles with each failure.
+class TaskRestarts:
+    """The restarts that a worker's `task.restart.*` settings allow, of each of its tasks and isolated connectors.
 
     >>> backoff = {"task.restart.backoff.ms": 10, "task.restart.backoff.max.ms": 35}
-    >>> restarts = Restarts({"task.restart.enable": True, **backoff})
+    >>> restarts = TaskRestarts({"task.restart.enable": True, **backoff})
     >>> task = ConnectorTaskId("src", 0)
     >>> waits = []
     >>> for now_ms in (0, 1, 2, 3):
@@ -330,7 +330,7 @@ class Restarts:
         self._enabled = bool(settings["task.restart.enable"])
         first_ms = int(settings["task.restart.backoff.ms"])
         self._backoff = ExponentialBackoff(first_ms, max(int(settings["task.restart.backoff.max.ms"]), first_ms))
-        self._failures: dict[Id, int] = {}
+        self._backoffs: dict[Id, RestartBackoff] = {}
         self._started_ms: dict[Id, int] = {}
 
     def started(self, id: Id, now_ms: int) -> None:
@@ -341,13 +341,10 @@ class Restarts:
         """Returns the delay in ms before it is started again, or None if it is not restarted."""
         if not self._enabled:
             return None
-        ran_ms = now_ms - self._started_ms.get(id, now_ms)
-        # A task or connector that ran for longer than the longest delay is healthy: the backoff begins again.
-        failures = 0 if ran_ms > self._backoff.max_ms else self._failures.get(id, 0)
-        self._failures[id] = failures + 1
-        return round(self._backoff.wait_ms(failures + 1))
+        backoff = self._backoffs.setdefault(id, RestartBackoff(self._backoff))
+        return backoff.wait_ms(now_ms - self._started_ms.get(id, now_ms))
 
     def forget(self, id: Id) -> None:
         """Removes the state of a connector or task that is no longer on this worker."""
-        self._failures.pop(id, None)
+        self._backoffs.pop(id, None)
         self._started_ms.pop(id, None)

@@ -19,8 +19,6 @@ from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import RecordingSink, RecordingSinkTask, Running, running
 from tests.shared.connect.isolation.blocking import AwkwardSource
 
-GRACE_MS = 3_600_000
-
 
 class Commanded:
     """A worker in this process with its commands, and the messages that they send."""
@@ -161,7 +159,7 @@ async def test_the_end_of_the_worker_is_the_end_of_the_commands() -> None:
         commands: list[Message] = []
         over = asyncio.Event()
         with ours, theirs, theirs.makefile("rb") as lines:
-            Link(theirs, lines).read(commands.append, over.set, GRACE_MS)
+            Link(theirs, lines).read(commands.append, over.set)
             ours.sendall(pack({"do": "stop", "tasks": []}) + cut_off)
             ours.shutdown(socket.SHUT_WR)
             await over.wait()
@@ -179,7 +177,7 @@ async def test_a_killed_worker_that_had_not_read_all_messages_has_ended() -> Non
         link = Link(theirs, lines)
         link.send({"event": "running"})
         ours.close()
-        link.read(commands.append, over.set, GRACE_MS)
+        link.read(commands.append, over.set)
         async with asyncio.timeout(10):
             await over.wait()
     assert commands == []

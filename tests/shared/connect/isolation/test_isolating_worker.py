@@ -241,7 +241,7 @@ async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
     props = config(AwkwardSource, tmp_path / "exit", start_does="exit while")
     async with isolating() as run:
         assert await run.start(props) is State.FAILED
-        assert "ended with status 3" in run.listener.traces[0]
+        assert "ended, exit status 3" in run.listener.traces[0]
         (tmp_path / "exit").unlink()
         await run.is_running("c")
         assert run.listener.of("c")[-1] == "startup"
@@ -252,7 +252,7 @@ async def test_code_that_leaves_the_interpreter_ends_its_process() -> None:
     """SystemExit in a connector ends its process."""
     async with isolating(task_restart_enable="false") as run:
         assert await run.start(config(AwkwardSource, start_does="leave")) is State.FAILED
-        assert "ended with status 1" in run.listener.traces[0]
+        assert "ended, exit status 1" in run.listener.traces[0]
 
 
 async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ async def test_validation_and_offset_changes_run_in_a_process() -> None:
         assert await run.worker.alter_offsets(config(AwkwardSource), rows)
         with pytest.raises(FailedThere, match="alter with None"):
             await run.worker.alter_offsets(config(AwkwardSource, alter_does="fail"), rows)
-        with pytest.raises(ConnectError, match="ended with status 3"):
+        with pytest.raises(ConnectError, match="ended, exit status 3"):
             await run.worker.alter_offsets(config(AwkwardSource, alter_does="exit"), rows)
         with pytest.raises(ConfigError, match="Missing"):
             await run.worker.validate({**config(AwkwardSource), "connector.class": "Missing"})

@@ -1,6 +1,6 @@
 """The guard of a child process: it runs one command, and ends it when the parent ends.
 
-`python -m penstock.services.child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
+`python -m penstock.shared.common.child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
 command in a process group of its own and watches two things: the child, and its own standard input, a pipe whose other
 end the parent holds open. When the pipe closes (the parent has ended, even by SIGKILL) or on SIGTERM, the child gets
 SIGTERM, and after `--limit-ms` the whole group gets SIGKILL. The exit status is the child's (128 + n for a death by

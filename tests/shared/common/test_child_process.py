@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.child_process import LOG_MAX_BYTES, OUTPUT_BYTES_MAX, ChildProcess, tail
+from penstock.shared.common.child_process import LOG_MAX_BYTES, OUTPUT_BYTES_MAX, ChildProcess, tail
 from penstock.shared.common.errors import ConfigError
 
 LIMIT_SECONDS = 20

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services import child_guard
+from penstock.shared.common import child_guard
 
 LIMIT_SECONDS = 20
 READY = "echo ready >$PIPE;"  # Once this is printed, the shell has set its traps.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from penstock.services import child_guard
+from penstock.shared.common import child_guard
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 
@@ -29,34 +29,13 @@ LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one
 LOG_MAX_BYTES = 10 * 1024 * 1024  # a longer log of earlier runs is moved aside (one is kept) when a child starts
 OUTPUT_BYTES_MAX = 256 * 1024  # of the end of each piped output that are kept
 KILL_WAIT_MS = 10_000  # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O
-RESTART_BACKOFF = ExponentialBackoff(1_000, 60_000)
-STEADY_MS = 60_000  # a child that ran this long had started well, so its end is the first failure in a row
+RESTART_BACKOFF = ExponentialBackoff(1_000, 60_000)  # between restarts of a service or of one of its workers
 _READ_BYTES = 65_536
 _GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 
 
 class ChildDied(FatalError):
     """A child process ended unexpectedly. The message has its status and last output."""
-
-
-class Restarts:
-    """Decides how long to wait before a child that ended is started again.
-
-    >>> restarts = Restarts()
-    >>> [restarts.wait_ms(ran_ms) for ran_ms in (100, 100, 100, 3_600_000, 100)]
-    [1000, 2000, 4000, 1000, 2000]
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def __repr__(self) -> str:
-        return f"<Restarts {self._failures} failures in a row>"
-
-    def wait_ms(self, ran_ms: int) -> int:
-        """Return the wait after the end of a child that ran for that time."""
-        self._failures = 1 if ran_ms >= STEADY_MS else self._failures + 1
-        return int(RESTART_BACKOFF.wait_ms(self._failures))
 
 
 class ChildProcess:
