@@ -18,6 +18,7 @@ import base64
 import contextlib
 import shutil
 import signal
+import struct
 import sys
 import time
 import uuid
@@ -27,9 +28,9 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from penstock.services.local import broker_config as config
-from penstock.services.local import broker_probe, ports
+from penstock.services.local import ports
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
-from penstock.services.local.diagnosis import Cause, explain, find_cause
+from penstock.services.local.broker_failure import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, check_no_kafka_runs_in
 from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.child_process import ChildProcess, tail
@@ -38,6 +39,10 @@ from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import LogSettings
+
+PROBE_API_KEY = 18  # ApiVersions
+PROBE_CORRELATION_ID = 1
+PROBE_RESPONSE_BYTES_MAX = 65_536  # a broker lists about a hundred APIs of six bytes; anything larger is not Kafka
 
 log = get_logger(__name__)
 
@@ -263,7 +268,7 @@ class EmbeddedKafka:
             if (now_logged := self._logged_bytes()) != logged:
                 logged = now_logged
                 deadline = time.monotonic() + limit_s
-            if await broker_probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
+            if await broker_answers(self.settings.host, port, PROBE_TIMEOUT_MS):
                 # An answer on the port is this broker's only while its process lives.
                 return child.returncode is None
             if time.monotonic() >= deadline:
@@ -349,6 +354,44 @@ def main(arguments: Sequence[str]) -> int:
         print(f"penstock kafka: {e}", file=sys.stderr)
         return 1
     return 0
+
+
+def probe_request() -> bytes:
+    """Return an ApiVersions request, with its size. It is the smallest request that only a working broker answers.
+
+    Version 0 has size, api key, version, correlation id, null client id.
+
+    >>> len(probe_request())
+    14
+    """
+    body = struct.pack(">hhih", PROBE_API_KEY, 0, PROBE_CORRELATION_ID, -1)
+    return struct.pack(">i", len(body)) + body
+
+
+def is_probe_response(body: bytes) -> bool:
+    """Return whether a response's bytes (without the size) answer the probe without an error.
+
+    It has correlation id, error code, the versions.
+    """
+    return len(body) >= 6 and struct.unpack(">ih", body[:6]) == (PROBE_CORRELATION_ID, 0)
+
+
+async def broker_answers(host: str, port: int, timeout_ms: int) -> bool:
+    """Return whether a Kafka broker there answers a probe within the time.
+
+    A KRaft broker accepts connections before it serves them. It answers the probe only once it is unfenced.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(probe_request())
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                return 0 < size <= PROBE_RESPONSE_BYTES_MAX and is_probe_response(await reader.readexactly(size))
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
 
 
 if __name__ == "__main__":

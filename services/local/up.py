@@ -24,7 +24,7 @@ from penstock.services import daemon
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.local import ports
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.example import aggregated_fields, example_event, source_type
+from penstock.services.local.sample_event import aggregated_fields, example_event, source_type
 from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic

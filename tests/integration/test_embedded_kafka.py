@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local import broker_probe
 from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, QUICK_START, EmbeddedKafkaSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka, KafkaDied
+from penstock.services.local.embedded_kafka import EmbeddedKafka, KafkaDied, broker_answers
 from penstock.services.local.folder_lock import LOCK_FILE, FolderInUse
 from penstock.services.local.ports import PortTaken
 from penstock.shared.clients.admin import Admin, NewTopic
@@ -49,7 +48,7 @@ FILLING_DISK_BYTES = 80 * 1024 * 1024
 
 async def answers(kafka: EmbeddedKafka, timeout_ms: int = ANSWER_MS) -> bool:
     host, port = kafka.bootstrap_servers.split(":")
-    return await broker_probe.answers(host, int(port), timeout_ms)
+    return await broker_answers(host, int(port), timeout_ms)
 
 
 async def create_topic(kafka: EmbeddedKafka, name: str, partitions: int) -> None:
@@ -201,7 +200,7 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
     )
     async with EmbeddedKafka(tmp_path, settings) as kafka:
         host, port = kafka.address("INSIDE").split(":")
-        assert await broker_probe.answers(host, int(port), ANSWER_MS)
+        assert await broker_answers(host, int(port), ANSWER_MS)
         assert kafka.address("INSIDE") != kafka.bootstrap_servers
 
 

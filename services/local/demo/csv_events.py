@@ -4,20 +4,29 @@ Errors that affect every row are reported before anything runs: a wrong column, 
 first rows, an invalid duration. A single row without a key or with an unreadable time is still sent, with the reason
 and the event time of the row before. The topology rejects it, so it becomes a dead letter that names the row and the
 column, and the audit counts it like any other.
+
+The file may be plain, gzip, xz or a zip of one file, detected by its first bytes. It is read more than once, so it must
+be a regular file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import csv
+import gzip
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
 from penstock.api.settings import IngestSettings
-from penstock.services.local.demo.csv_file import HEADER, Row, read_rows
-from penstock.services.local.demo.event_time import POSSIBLE, NoTime, better_unit, formats_that_fit, time_parser
 from penstock.services.local.demo.events import Plan
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.durations import parse_ms
@@ -26,6 +35,18 @@ from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
+
+EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_s": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
+POSSIBLE = "epoch, epoch_ms, epoch_us or a strptime format such as '%d.%m.%Y %H:%M'"
+GUESSED_FROM_MS = 946_684_800_000  # 2000: an earlier time indicates that a guessed format is wrong
+UNLIKELY_BEFORE_MS = 315_532_800_000  # 1980: an epoch read in too small a unit ends before this
+SHOWN_MAX = 40  # characters of an invalid time in an error
+
+TimeParser = Callable[[str], int]
+
+FIELD_BYTES_MAX = 1_000_000  # of one CSV field
+HEADER = 0  # the number of the row with the columns' names
+_UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 TIME_FIELD = "_event_time_ms"
 REFUSED_FIELD = "_refused"
@@ -190,7 +211,7 @@ def _plan_of_csv_replay(key: str, gap: str, grace: str) -> Plan:
         time=f"/{TIME_FIELD}",
         topology="penstock.services.local.demo.csv_events:topology",
         options={"gap": gap, "grace": grace},
-        handler="penstock.services.local.demo.notable:store",
+        handler="penstock.services.local.demo.handler:store",
         unfit="row without a key or a time",
     )
 
@@ -208,3 +229,161 @@ def _checked_columns(path: Path, columns: list[str], key: str, time: str) -> lis
         if name in columns:
             raise ConfigError(f"{path}: the column name {name!r} is taken by the demo itself")
     return columns
+
+
+class Row(NamedTuple):
+    """One row: its number (1 is the first below the header), the line of the file that it ends on, its fields."""
+
+    number: int
+    line: int
+    fields: list[str]
+
+
+def read_rows(path: Path, limit: int | None = None) -> Iterator[Row]:
+    """Yield the header as row 0, then the rows in file order, or the first `limit` of them. Blank lines are skipped.
+
+    Raises ConfigError with the file, the line and the reason if the file cannot be read.
+    """
+    csv.field_size_limit(FIELD_BYTES_MAX)
+    with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+        reader = csv.reader(text)
+        rows = (fields for fields in reader if fields)
+        try:
+            for number, fields in enumerate(islice(rows, None if limit is None else limit + 1)):
+                if number == HEADER and any("\0" in name for name in fields):
+                    raise ConfigError(f"{path} is not a text file")
+                yield Row(number, reader.line_num, fields)
+        except UnicodeDecodeError as e:
+            raise ConfigError(_no_text(path, e)) from None
+        except (csv.Error, *_UNREADABLE) as e:
+            raise ConfigError(f"{path}, line {reader.line_num + 1}: {_reason_of_file_error(e)}") from None
+
+
+@contextlib.contextmanager
+def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.exists() and not path.is_file():
+                kind = "a folder" if path.is_dir() else "no regular file, and the file is read more than once"
+                raise ConfigError(f"{path} is {kind}")
+            raw: IO[bytes] = stack.enter_context(path.open("rb"))
+            magic = raw.read(6)
+            raw.seek(0)
+            if magic.startswith(b"\x1f\x8b"):
+                raw = cast(IO[bytes], stack.enter_context(gzip.open(raw)))
+            elif magic.startswith(b"\xfd7zXZ\x00"):
+                raw = stack.enter_context(lzma.open(raw))
+            elif magic.startswith(b"PK\x03\x04"):
+                archive = stack.enter_context(zipfile.ZipFile(raw))
+                names = [name for name in archive.namelist() if not name.endswith("/")]
+                if len(names) != 1:
+                    raise ConfigError(f"{path}: a zip with one file in it is needed, this one has {len(names)}")
+                raw = stack.enter_context(archive.open(names[0]))
+        except _UNREADABLE as e:
+            raise ConfigError(f"{path}: {_reason_of_file_error(e)}") from None
+        yield raw
+
+
+def _reason_of_file_error(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _no_text(path: Path, error: UnicodeDecodeError) -> str:
+    """Return the error with the line that is not UTF-8. The decoder works in blocks and knows no line numbers."""
+    with _open_bytes(path) as raw:
+        for number, line in enumerate(raw, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as e:
+                if b"\0" in line:
+                    return f"{path} is not a text file (line {number} contains NUL bytes)"
+                byte = line[e.start]
+                column = e.start + 1
+                return (
+                    f"{path}, line {number}: byte {column} (0x{byte:02x}) is not UTF-8; "
+                    f"if the file is Latin-1, convert it: iconv -f LATIN1 -t UTF-8"
+                )
+    return f"{path} is not UTF-8: {error.reason}"
+
+
+class NoTime(ValueError):
+    """A text that is not an event time. The message has the reason."""
+
+
+def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
+    """Return the parser of text to ms since the epoch.
+
+    The format is `epoch`, `epoch_ms`, `epoch_us`, a strptime format, or ISO 8601 by default. A time without zone is
+    UTC. The parser raises NoTime for text that does not fit, and for times that Kafka cannot store (before 1970) or
+    that the ingest rejects (after `latest_ms`).
+
+    >>> parse = time_parser("%d.%m.%Y %H:%M", 2_000_000_000_000)
+    >>> parse("01.01.2013 10:15"), time_parser("epoch", 2_000_000_000_000)("1357035300.25")
+    (1357035300000, 1357035300250)
+    >>> parse("yesterday")
+    Traceback (most recent call last):
+        ...
+    penstock.services.local.demo.csv_events.NoTime: 'yesterday' does not fit --time-format '%d.%m.%Y %H:%M'
+    """
+    read = _event_time_reader(time_format)
+    wanted = "is not an ISO 8601 time" if time_format is None else f"does not fit --time-format {time_format!r}"
+
+    def parse_event_time(text: str) -> int:
+        try:
+            at_ms = read(text)
+        except (ValueError, OverflowError) as e:
+            if "bad directive" in str(e) or "stray %" in str(e):
+                raise NoTime(f"--time-format: {e}") from None
+            raise NoTime(f"{text[:SHOWN_MAX]!r} {wanted}") from None
+        if not 0 <= at_ms <= latest_ms:
+            where = "before 1970" if at_ms < 0 else "in the future"
+            by_format = "" if time_format is None else f" by --time-format {time_format!r}"
+            raise NoTime(f"{text[:SHOWN_MAX]!r} is a time {where}{by_format}")
+        return at_ms
+
+    return parse_event_time
+
+
+def formats_that_fit(text: str, latest_ms: int) -> list[str]:
+    """Return the formats that parse the text as a time of this century: `--time-format …`, or `ISO 8601`, the default.
+
+    >>> formats_that_fit("1357035300123", 2_000_000_000_000), formats_that_fit("yesterday", 2_000_000_000_000)
+    (['--time-format epoch_ms'], [])
+    """
+    fitting = []
+    for name in (None, "epoch", "epoch_ms", "epoch_us"):
+        try:
+            if time_parser(name, latest_ms)(text) >= GUESSED_FROM_MS:
+                fitting.append(f"--time-format {name}" if name else "ISO 8601")
+        except NoTime:
+            continue
+    return fitting
+
+
+def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | None:
+    """Return a hint if an epoch format parses the text as a time before 1980, and another one as one of this century.
+
+    >>> better_unit("1714557600", "epoch_ms", 2_000_000_000_000)
+    "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it"
+    >>> better_unit("1714557600", "epoch", 2_000_000_000_000)
+    """
+    if time_format not in EPOCH_FORMATS:
+        return None
+    at_ms = time_parser(time_format, latest_ms)(text)
+    fitting = formats_that_fit(text, latest_ms)
+    if at_ms >= UNLIKELY_BEFORE_MS or not fitting:
+        return None
+    year = datetime.fromtimestamp(at_ms / 1_000, UTC).year
+    return f"{text[:SHOWN_MAX]!r} is a time in {year} by --time-format {time_format}; {fitting[0]} reads it"
+
+
+def _event_time_reader(time_format: str | None) -> TimeParser:
+    factor = EPOCH_FORMATS.get(time_format or "")
+    if factor is not None:
+        return lambda text: round(float(text) * factor)
+
+    def read_event_time(text: str) -> int:
+        at = datetime.strptime(text, time_format) if time_format else datetime.fromisoformat(text)
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
+
+    return read_event_time

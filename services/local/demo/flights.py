@@ -39,7 +39,7 @@ PLAN = Plan(
     time="/scheduled",
     topology="penstock.services.local.demo.flights:topology",
     options={},
-    handler="penstock.services.local.demo.notable:store",
+    handler="penstock.services.local.demo.handler:store",
     unfit="cancelled flight",
 )
 

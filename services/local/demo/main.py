@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
+from penstock.services.local.demo.data_folder import fresh_folder
 from penstock.services.local.demo.display import Display, counted, longest_table
 from penstock.services.local.demo.events import Events
 from penstock.services.local.demo.flights import FlightEvents
-from penstock.services.local.demo.folder import fresh_folder
 from penstock.services.local.demo.scenario import Outcome, Scenario
 from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError, PenstockError
@@ -190,7 +190,7 @@ def _summary_lines(figures: dict[str, Any], source: Events, outcome: Outcome, fo
         + ("all as the aggregator's" if figures["batch_ok"] else "[red]WRONG[/red]: not as the aggregator's"),
         "audit": "[green]passed[/green]: every event is in exactly one group, every session follows the rule"
         if outcome.audit_ok
-        else f"[red]FAILED[/red]: see {folder / 'logs' / 'closing.log'}",
+        else f"[red]FAILED[/red]: see {folder / 'logs' / 'final-jobs.log'}",
         "time": f"{figures['seconds']:.0f} s",
     }
     if not skipped:

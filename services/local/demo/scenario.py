@@ -16,29 +16,47 @@ starts no compaction, since it would come too early to cover everything. One job
 from __future__ import annotations
 
 import asyncio
+import heapq
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
-from penstock.services.local.demo import closing, specs
+from penstock.services.local.demo.data_folder import KAFKA
 from penstock.services.local.demo.display import Display, counted
-from penstock.services.local.demo.events import Events
-from penstock.services.local.demo.folder import KAFKA
+from penstock.services.local.demo.events import Events, Plan
+from penstock.services.local.demo.final_jobs import Jobs, last_object, run_in_child
+from penstock.services.local.demo.handler import FILE_VARIABLE
 from penstock.services.local.demo.replay import Replay, ReplayCounts
-from penstock.services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
-from penstock.services.local.demo.spark_job import last_object, run_job
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.stack import Service, Stack
+from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.dead_letters.dead_letter import MESSAGE
 from penstock.shared.common.errors import FatalError, KafkaTimeout
 from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
+
+COMPACTION_INTERVAL_MS = 5_000
+COMMIT_INTERVAL_MS = 200
+CONSUMER_COMMIT_INTERVAL_MS = 500  # the demo waits for the consumer's last commit
+# On two cores and a heap of 1 GB the parallel collectors cost a short job a tenth of its CPU time.
+SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
+
+RESULTS_POLL_MS = 500
+RESULTS_POLL_RECORDS = 10_000
+DEAD_LETTERS_READ_MAX = 100_000  # enough to find the few different reasons
+RESULTS_CONSUMER = ConsumerSettings(
+    isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none"
+)
 
 PARTITIONS = 4
 LONGEST = 10
@@ -47,7 +65,7 @@ WAIT_MS = 300_000  # of each wait, counted from the last processed record
 SENT_BEFORE_CRASH = 0.5  # of all events
 SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half are in progress
 SHORT_REST_EVENTS = 500_000  # about as many are processed while one compaction runs
-CLOSING_LINES = 100  # of the closing jobs' output: more than an audit prints
+FINAL_JOBS_LINES = 100  # of the final jobs' output: more than an audit prints
 REASONS = 3  # of dead letters, in the summary
 
 COUNTED = ("closed_sessions", "late_records", "dead_letters")
@@ -147,11 +165,11 @@ class Scenario:
         stack = self._stack
         address = self._kafka.bootstrap_servers
         await self._admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
-        aggregator = await stack.start(specs.aggregator(plan, address, self._lake))
+        aggregator = await stack.start(aggregator_spec(plan, address, self._lake))
         await aggregator.healthy()
         await self._wait_until("the first tasks", lambda: self._are_all_tasks_in_state("running"))
-        consumer = await stack.start(specs.consumer(plan, address, self._notable))
-        gateway = await stack.start(specs.gateway(plan, address, {s.name: s.url for s in (aggregator, consumer)}))
+        consumer = await stack.start(consumer_spec(plan, address, self._notable))
+        gateway = await stack.start(gateway_spec(plan, address, {s.name: s.url for s in (aggregator, consumer)}))
         await asyncio.gather(gateway.healthy(), consumer.healthy())
         url = gateway.url
         self._display.step(f"producer, aggregator, consumer and admin are up; dashboard: [link={url}]{url}[/link]")
@@ -202,7 +220,7 @@ class Scenario:
         outcome.longest = published.longest
 
         async def all_is_handled() -> bool:
-            committed = await self._admin.group_offsets(specs.consumer_group(plan))
+            committed = await self._admin.group_offsets(consumer_group(plan))
             return all(tp in committed and committed[tp].offset >= end for tp, end in published.ends.items())
 
         await self._wait_until("the consumer's last commit", all_is_handled)
@@ -218,7 +236,7 @@ class Scenario:
         step(f"killing the aggregator (SIGKILL), {doing}, and starting it again")
         await aggregator.kill()
         self._tasks = []
-        aggregator.spec = specs.aggregator(plan, self._kafka.bootstrap_servers, self._lake, compacts=not self._is_short)
+        aggregator.spec = aggregator_spec(plan, self._kafka.bootstrap_servers, self._lake, compacts=not self._is_short)
         await aggregator.start()
         await self._wait_until("the restore", lambda: self._are_all_tasks_in_state("running"))
         outcome = self._outcome
@@ -236,22 +254,20 @@ class Scenario:
         if self._is_short:
             self._display.step("folding the rest into Delta")
         self._display.step("the same events as `penstock batch`, then an audit with Spark's own session windows")
-        log_file = self._folder / "logs" / "closing.log"
-        arguments = closing.Jobs(
+        log_file = self._folder / "logs" / "final-jobs.log"
+        arguments = Jobs(
             plan.application,
             str(self._lake),
             plan.results,
             plan.topology,
             plan.options,
             outcome.counts.acknowledged,
-            specs.SPARK_CONF,
+            SPARK_CONF,
         ).arguments()
-        status, outcome.audit, job = await run_job(
-            "closing", arguments, self._kafka, log_file, "audit_ok", closing.__name__
-        )
+        status, outcome.audit, job = await run_in_child(arguments, self._kafka, log_file)
         if not outcome.audit:
             raise job.died()
-        outcome.batch = last_object(job.log_tail(CLOSING_LINES), "batch_differences")
+        outcome.batch = last_object(job.log_tail(FINAL_JOBS_LINES), "batch_differences")
         if not await self._is_covered_by_snapshot():
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
@@ -376,3 +392,119 @@ async def _measure_seconds(work: Awaitable[object]) -> float:
     started = time.monotonic()
     await work
     return time.monotonic() - started
+
+
+@dataclass(slots=True)
+class Published:
+    """A results topic: its longest sessions, longest first, and the offset after each partition's last record.
+
+    The marker of the last transaction may follow the last record. No consumer commits it.
+    """
+
+    longest: list[dict[str, Any]]
+    ends: dict[TopicPartition, int]
+
+
+async def published_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> Published:
+    """Read a results topic to its end. Keeps the `most` longest sessions."""
+    at = [TopicPartition(topic, p) for p in range(partitions)]
+    heap: list[tuple[int, int, dict[str, Any]]] = []
+    seen = 0
+    last = {}
+    async with Consumer(kafka, RESULTS_CONSUMER) as consumer:
+        consumer.assign(at)
+        ends = await consumer.end_offsets(at)
+        while any([await consumer.position(p) < ends[p] for p in at]):
+            for tp, columns in (await consumer.poll(RESULTS_POLL_MS, RESULTS_POLL_RECORDS)).items():
+                if len(columns):
+                    last[tp] = columns.offsets[-1] + 1
+                for value in columns.values:
+                    session = msgspec.json.decode(value or b"{}")
+                    seen += 1
+                    item = (session["end"] - session["start"], -seen, session)
+                    (heapq.heappush if len(heap) < most else heapq.heappushpop)(heap, item)
+    return Published([session for _, _, session in sorted(heap, reverse=True)], last)
+
+
+async def dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:
+    """Return the different reasons in the first dead letters of a topic, at most `most`."""
+    at = [TopicPartition(topic, p) for p in range(partitions)]
+    reasons: dict[str, None] = {}
+    left = DEAD_LETTERS_READ_MAX
+    async with Consumer(kafka, RESULTS_CONSUMER) as consumer:
+        consumer.assign(at)
+        ends = await consumer.end_offsets(at)
+        while len(reasons) < most and left > 0 and any([await consumer.position(p) < ends[p] for p in at]):
+            for columns in (await consumer.poll(RESULTS_POLL_MS, RESULTS_POLL_RECORDS)).values():
+                left -= len(columns)
+                for headers in columns.headers or ():
+                    reasons.setdefault((dict(headers).get(MESSAGE) or b"").decode(errors="replace"))
+    return list(reasons)[:most]
+
+
+def count_notable(path: Path) -> int:
+    """Return the number of different sessions that the handler kept."""
+    if not path.exists():
+        return 0
+    return len(set(path.read_bytes().splitlines()))
+
+
+def _encode_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def aggregator_spec(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
+    """Return the aggregator under exactly_once. It `compacts` every five seconds of wall-clock time, or not at all."""
+    return ServiceSpec(
+        "aggregator",
+        {
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "TOPOLOGY": plan.topology,
+            "TOPOLOGY_OPTIONS": _encode_json(plan.options),
+            "STREAMS__APPLICATION_ID": plan.application,
+            "STREAMS__COMMIT_INTERVAL_MS": str(COMMIT_INTERVAL_MS),
+            "STREAMS__LAKE": str(lake),
+            "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
+            "COMPACTION__ENABLED": "true" if compacts else "false",
+            "COMPACTION__INTERVAL_MS": str(COMPACTION_INTERVAL_MS),
+            "COMPACTION__SPARK_CONF": _encode_json(SPARK_CONF),
+        },
+    )
+
+
+def consumer_group(plan: Plan) -> str:
+    """Return the group id of the consumer of results."""
+    return f"notable-{plan.results}"
+
+
+def consumer_spec(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
+    """Return the consumer, which keeps the notable sessions in a file."""
+    return ServiceSpec(
+        "consumer",
+        {
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "TOPICS": plan.results,
+            "GROUP_ID": consumer_group(plan),
+            "HANDLER": plan.handler,
+            "COMMIT_INTERVAL_MS": str(CONSUMER_COMMIT_INTERVAL_MS),
+            "CONSUMER__ISOLATION_LEVEL": "read_committed",
+            "CONSUMER__AUTO_OFFSET_RESET": "earliest",
+        },
+        environment={FILE_VARIABLE: str(notable)},
+    )
+
+
+def gateway_spec(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
+    """Return the gateway, which receives the events and serves the dashboard."""
+    # A user's own file may have events from before 2000; demo.csv_events checks the unit of its times.
+    topics = {plan.topic: {"key": plan.key, "time": plan.time, "min_event_time": "1970-01-01"}}
+    return ServiceSpec(
+        "gateway",
+        {
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "INGEST__TOPICS": _encode_json(topics),
+            "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
+            "SERVICES": _encode_json(others),
+        },
+        module="penstock.services.local.gateway",
+    )

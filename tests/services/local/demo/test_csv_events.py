@@ -10,10 +10,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.services.local.demo.csv_events import REFUSED_FIELD, TIME_FIELD, CsvEvents, topology
+from penstock.services.local.demo.csv_events import (
+    REFUSED_FIELD,
+    TIME_FIELD,
+    CsvEvents,
+    NoTime,
+    Row,
+    better_unit,
+    formats_that_fit,
+    read_rows,
+    time_parser,
+    topology,
+)
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+LATEST_MS = 2_000_000_000_000
 
 TEXT = 'user,at,what\nann,2024-05-01T10:00:00Z,"a, b"\nbob,2024-05-01T12:00:00+02:00,x\n'
 AT_MS = 1_714_557_600_000
@@ -140,3 +153,119 @@ def test_wrong_columns_are_named(tmp_path: Path, key: str, time: str, text: str,
 def test_a_limit_takes_a_prefix(tmp_path: Path) -> None:
     """`--events N` stops after N rows."""
     assert CsvEvents(write(tmp_path, "csv"), "user", "at", limit=1).count() == 1
+
+
+def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
+    """The header is row 0, blank lines have no number, and a field may contain several lines."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfk,v\r\n\r\na,"1\r\n2"\r\nb,3\r\n')
+    assert list(read_rows(path)) == [
+        Row(0, 1, ["k", "v"]),
+        Row(1, 4, ["a", "1\r\n2"]),
+        Row(2, 5, ["b", "3"]),
+    ]
+    assert [row.number for row in read_rows(path, limit=1)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"n\xe9,at\na,b\n", r"f, line 1: byte 2 .*iconv"),
+        (b"k,at\n" + b"x,y\n" * 5_000 + b"\xe9,y\n", r"f, line 5002: byte 1 \(0xe9\)"),
+        (b"\xff\xfek\0,\0", "f is not a text"),
+        (b"k\0\0,\x01\n", "f is not a text"),
+        (gzip.compress(b"k,at\n" + b"x,y\n" * 50_000)[:-20], "f, line .*ended before"),
+        (b"PK\x03\x04 no zip", "f: .*zip"),
+        (b"k,at\n" + b"x" * 1_000_001, "f, line .*field larger than"),
+    ],
+)
+def test_invalid_csv_is_an_error_of_one_line(tmp_path: Path, data: bytes, message: str) -> None:
+    """Other encodings, binaries and damaged archives are a ConfigError of one line, with the line number if known."""
+    path = tmp_path / "f"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=message) as raised:
+        list(read_rows(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    """A missing file, a folder, and a zip of several files are a ConfigError."""
+    with pytest.raises(ConfigError, match=r"nowhere\.csv: No such file"):
+        list(read_rows(tmp_path / "nowhere.csv"))
+    with pytest.raises(ConfigError, match="is a folder"):
+        list(read_rows(tmp_path))
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("a", "")
+        archive.writestr("b", "")
+    with pytest.raises(ConfigError, match="has 2"):
+        list(read_rows(tmp_path / "two.zip"))
+
+
+@pytest.mark.parametrize(
+    ("time_format", "text", "expected"),
+    [
+        (None, "2024-05-01 10:00:00", AT_MS),
+        ("epoch", "1714557600.5", AT_MS + 500),
+        ("epoch_ms", "1714557600000", AT_MS),
+        ("epoch_us", "1714557600000000", AT_MS),
+        ("%d/%m/%y %H:%M %z", "01/05/24 12:00 +0200", AT_MS),
+    ],
+)
+def test_time_formats(time_format: str | None, text: str, expected: int) -> None:
+    """Epochs, strptime formats and ISO 8601 are converted to ms since the epoch; without a zone the time is UTC."""
+    assert time_parser(time_format, LATEST_MS)(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("time_format", "text", "message"),
+    [
+        (None, "", "'' .*ISO 8601"),
+        ("epoch", "nan", "'nan'.*--time-format 'epoch'"),
+        ("epoch", "inf", "does not fit"),
+        ("%H:%M", "10:00", "before 1970 by --time-format '%H:%M'"),
+        (None, "2999-01-01", "in the future"),
+        ("%", "x", "--time-format: stray %"),
+        (None, "x" * 1_000, "'x{40}' is no"),
+    ],
+)
+def test_an_invalid_time_is_an_error_with_its_reason(time_format: str | None, text: str, message: str) -> None:
+    """The error has the shortened text and the reason."""
+    with pytest.raises(NoTime, match=message):
+        time_parser(time_format, LATEST_MS)(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fitting"),
+    [
+        ("2024-05-01", ["ISO 8601"]),
+        ("1714557600", ["--time-format epoch"]),
+        ("1714557600000", ["--time-format epoch_ms"]),
+        ("1714557600000000", ["--time-format epoch_us"]),
+        ("1.5.24", []),
+    ],
+)
+def test_formats_that_fit(text: str, fitting: list[str]) -> None:
+    """Only formats that make the text a time of this century are suggested."""
+    assert formats_that_fit(text, LATEST_MS) == fitting
+
+
+@pytest.mark.parametrize(
+    ("text", "time_format", "message"),
+    [
+        (
+            "1714557600",
+            "epoch_ms",
+            "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it",
+        ),
+        ("1714557600000", "epoch_us", "--time-format epoch_ms reads it"),
+        ("1714557600", "epoch_s", None),
+        ("157766400000", "epoch_ms", None),
+        ("1970-01-20", None, None),
+    ],
+)
+def test_an_epoch_in_the_wrong_unit_is_detected(text: str, time_format: str | None, message: str | None) -> None:
+    """Seconds read as milliseconds, which are times in January 1970, have a suggestion; true
+    times of the seventies have none.
+    """
+    found = better_unit(text, time_format, LATEST_MS)
+    assert found is message is None or (found is not None and message is not None and message in found)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.demo.folder import KAFKA, fresh_folder
+from penstock.services.local.demo.data_folder import KAFKA, fresh_folder
 from penstock.services.local.folder_lock import FolderInUse, FolderLock
 from penstock.shared.common.errors import ConfigError
 
 HOLDER = """
 import sys
 from pathlib import Path
-from penstock.services.local.demo.folder import fresh_folder
+from penstock.services.local.demo.data_folder import fresh_folder
 with fresh_folder(Path(sys.argv[1])) as folder:
     (folder / "data").write_text("mine")
     print("held", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.local.diagnosis import Cause, explain, find_cause, meaningful
+from penstock.services.local.broker_failure import Cause, explain, find_cause, meaningful
 
 AT = "2025-06-01 09:26:22,693"
 PLENTY = 1 << 30

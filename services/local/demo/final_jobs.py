@@ -1,13 +1,18 @@
 """The demo's last Spark jobs, in one session: compact, run the same events as a batch, compare the two, audit.
 
+`run_in_child` runs this module as a child process, and `main` is what the child runs. Each job prints its result as a
+JSON object, the audit's last.
+
 Most of a job over few events is the start of Spark's JVM, which later jobs in the same session save. The jobs share
 nothing else: each reads everything from Kafka and the lake again.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,10 +21,15 @@ from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import AUDIT_FAILED, status_of
+from penstock.shared.common.child_process import ChildProcess
 from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from penstock.services.spark.audit.audit import AuditReport
+
+STOP_TIMEOUT_MS = 10_000
 
 ATTEMPTS_MAX = 3  # of a compaction: a job that outlived its aggregator may commit before the first one
 SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them apart from the aggregator's
@@ -83,7 +93,7 @@ def run(jobs: Jobs) -> AuditReport:
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _run_compaction(spark, compact)
         _print_job_report(Batch(spark, batch, _log_to_stderr).run())
-        _print_job_report(compared(spark, jobs))
+        _print_job_report(compare_with_batch(spark, jobs))
         return run_audit(spark, audit, _log_to_stderr)
 
 
@@ -103,14 +113,17 @@ def _run_compaction(spark: Any, settings: CompactSettings) -> None:
             _log_to_stderr(str(e))
 
 
-def compared(spark: Any, jobs: Jobs) -> Comparison:
+def compare_with_batch(spark: Any, jobs: Jobs) -> Comparison:
     """Compare the output of the aggregator and the batch: bounds, results, times of closing, late records."""
-    live, batch = (made(spark, jobs.lake, application, jobs.store) for application in (jobs.application, jobs.batch))
+    live, batch = (
+        windows_and_late_records(spark, jobs.lake, application, jobs.store)
+        for application in (jobs.application, jobs.batch)
+    )
     differences = batch.exceptAll(live).unionAll(live.exceptAll(batch))
     return Comparison(batch.count(), differences.count())
 
 
-def made(spark: Any, lake: str, application: str, store: str) -> Any:
+def windows_and_late_records(spark: Any, lake: str, application: str, store: str) -> Any:
     """Return an application's closed and open windows and its late records, without their changelog coordinates."""
     from penstock.services.spark.reading import closed, late, live
 
@@ -125,6 +138,46 @@ def _print_job_report(found: Any) -> None:
 
 def _log_to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+async def run_in_child(
+    arguments: Sequence[str], kafka: KafkaSettings, log_file: Path
+) -> tuple[int, dict[str, Any], ChildProcess]:
+    """Run the jobs with these arguments of `main` in a child process.
+
+    Returns its exit status, the audit's result ({} if it printed none) and the ended child. The child sees no PENSTOCK_
+    variable except the address of Kafka. Cancelling ends it.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environment |= {
+        f"{ENV_PREFIX}CONFIG": os.devnull,
+        f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+    }
+    command = [sys.executable, "-m", "penstock.services.local.demo.final_jobs", *arguments]
+    child = await ChildProcess.start(command, log_file=log_file, name="the demo's last Spark jobs", env=environment)
+    try:
+        status = await child.wait()
+    finally:
+        if child.returncode is None:
+            await child.terminate(STOP_TIMEOUT_MS)
+    return status, last_object(child.log_tail(), "audit_ok"), child
+
+
+def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:
+    """Return the last line that is a JSON object with `key`, decoded. Log lines may be objects too.
+
+    >>> last_object(["reading", '{"rows": 3}', '{"event": "bye"}'], "rows")
+    {'rows': 3}
+    """
+    for line in reversed(lines):
+        if line.startswith("{"):
+            try:
+                found = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(found, dict) and key in found:
+                return found
+    return {}
 
 
 if __name__ == "__main__":

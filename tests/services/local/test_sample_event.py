@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from penstock.services.local.example import KEY, TIME, TIME_MS, aggregated_fields, example_event, source_type
+from penstock.services.local.sample_event import KEY, TIME, TIME_MS, aggregated_fields, example_event, source_type
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 

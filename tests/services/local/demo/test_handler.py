@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.demo.notable import FILE_VARIABLE, store
-from penstock.services.local.demo.results import count_notable
+from penstock.services.local.demo.handler import FILE_VARIABLE, store
+from penstock.services.local.demo.scenario import count_notable
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ConsumerRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.local.doctor.rules import (
+from penstock.services.local.doctor.findings import (
     Finding,
     TopicFacts,
     all_topic_findings,
