@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.points_in_time import TimeUnit, time_ms
 from penstock.shared.common.settings import PositiveMs, Section, ServiceSettings
+from penstock.shared.common.time_text import TimeUnit, time_ms
 
 HOUR_MS = 3_600_000
 TOKEN_LENGTH_MIN = 16

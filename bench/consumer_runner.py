@@ -32,7 +32,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.gc_tuning import spare_the_collector
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 

@@ -30,7 +30,7 @@ import msgspec
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
-from penstock.shared.common.points_in_time import TimeUnit, time_ms, utc_text
+from penstock.shared.common.time_text import TimeUnit, time_ms, utc_text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ONE_MS = timedelta(milliseconds=1)

@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import CompactionState
-from penstock.services.aggregator.backlog import BacklogWatch
+from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.child_process import ChildProcess, describe_status
@@ -126,12 +126,12 @@ class CompactionSupervisor:
         clock: Clock = SYSTEM_CLOCK,
         *,
         job: JobCommand = command,
-        backlog: BacklogWatch | None = None,
+        lag_watch: CompactionLagWatch | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._job_command = job
-        self._backlog = backlog
+        self._lag_watch = lag_watch
         self._requested = asyncio.Event()
         self._job: ChildProcess | None = None
         self._is_running = False
@@ -165,7 +165,7 @@ class CompactionSupervisor:
 
     def _last_success_seconds(self) -> float:
         """The time of the newest success known to this process, or to the lake after a restart."""
-        measured = self._backlog.last if self._backlog is not None else None
+        measured = self._lag_watch.last if self._lag_watch is not None else None
         newest_ms = max(self._last_success_ms or 0, (measured.snapshot_ms if measured is not None else None) or 0)
         return newest_ms / 1000 if newest_ms else math.nan
 
@@ -186,12 +186,12 @@ class CompactionSupervisor:
 
     def health(self) -> CheckResult:
         """Return the state for `/health`. It is always ok, since it is never a reason to restart the service."""
-        backlog = self._backlog.last if self._backlog is not None else None
+        lag = self._lag_watch.last if self._lag_watch is not None else None
         facts = {
             "last_success_at_ms": self._last_success_ms,
             "consecutive_failures": self._consecutive_failures,
-            "changelog_records": None if backlog is None else backlog.records,
-            "snapshot_at_ms": None if backlog is None else backlog.snapshot_ms,
+            "changelog_records": None if lag is None else lag.records,
+            "snapshot_at_ms": None if lag is None else lag.snapshot_ms,
         }
         state, detail = self._compaction_state()
         return CheckResult(True, detail, {"state": state, **facts})
@@ -202,14 +202,14 @@ class CompactionSupervisor:
         if self._consecutive_failures:
             detail = next((run["detail"] for run in self._history if run["status"] == "failed"), "")
             return "failing", detail
-        if self._backlog is not None and not self._backlog.is_owned():
+        if self._lag_watch is not None and not self._lag_watch.is_owned():
             return "elsewhere", "the instance that owns partition 0 compacts"
         if self._is_lake_behind():
             return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
         return ("running" if self._is_running else "waiting"), ""
 
     def _is_lake_behind(self) -> bool:
-        newest_ms = self._backlog.newest_sign_ms() if self._backlog is not None else None
+        newest_ms = self._lag_watch.newest_sign_ms() if self._lag_watch is not None else None
         if newest_ms is None:
             return False
         without_ms = self._clock.now_ms() - max(newest_ms, self._last_success_ms or 0)
@@ -242,7 +242,7 @@ class CompactionSupervisor:
     def describe(self) -> list[CompactionState]:
         """Return the last compactions, newest first: this instance's own, and others in the lake."""
         own = list(self._history)
-        lake = () if self._backlog is None else self._backlog.compactions
+        lake = () if self._lag_watch is None else self._lag_watch.compactions
         found = [
             *own,
             *(_state_of_lake_compaction(one) for one in lake if not any(_belongs_to_run(run, one) for run in own)),
@@ -291,7 +291,7 @@ class CompactionSupervisor:
         while True:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(job.wait(), OWNERSHIP_POLL_MS / 1000)
-            if self._backlog is not None and not self._backlog.is_owned():
+            if self._lag_watch is not None and not self._lag_watch.is_owned():
                 return OWNERSHIP_LOST
 
     def _settings_with_bounded_run(self) -> AggregatorSettings:
@@ -345,7 +345,7 @@ class CompactionSupervisor:
 
     def _request_remaining_compaction(self) -> None:
         """Request the rest of a job's work, unless another instance owns partition 0 by now."""
-        if self._backlog is None or self._backlog.is_owned():
+        if self._lag_watch is None or self._lag_watch.is_owned():
             self._requested.set()
             return
         self._consecutive_failures = 0

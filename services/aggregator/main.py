@@ -20,11 +20,11 @@ from penstock.api.streams.routes import LiveWindows, StreamsState, streams_route
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.services import daemon
 from penstock.services.aggregator.application_view import INCOMPLETE, Whole, advertised, tokens_of
-from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
+from penstock.services.aggregator.compaction_lag import CompactionLagWatch
+from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
 from penstock.services.aggregator.key_search import KeySearch
 from penstock.services.aggregator.live_state import describe_stores, live_windows
-from penstock.services.aggregator.pages import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.aggregator.workers import Workers
@@ -51,8 +51,10 @@ class Aggregator:
         """With `unix_socket` the service listens there, as one of several workers (see `workers`)."""
         self._settings = settings
         self._registry = CollectorRegistry()
-        self._backlog = BacklogWatch(settings, self._registry, self._owns_compaction, request=self._request_compaction)
-        self.compaction = CompactionSupervisor(settings, self._registry, backlog=self._backlog)
+        self._lag_watch = CompactionLagWatch(
+            settings, self._registry, self._owns_compaction, request=self._request_compaction
+        )
+        self.compaction = CompactionSupervisor(settings, self._registry, lag_watch=self._lag_watch)
         topology = load_topology(settings.topology, settings.topology_options)
         self.worker = StreamWorker(
             settings.kafka, settings.streams, topology, on_task=self._schedule_compaction, registry=self._registry
@@ -93,7 +95,11 @@ class Aggregator:
             self.run_beside({"instances": self._instances.run(self._whole.url)})
         await self.worker.startup()
         self.run_beside(
-            {"compaction": self.compaction.run(), "backlog": self._backlog.run(), "contact": self._kafka_liveness.run()}
+            {
+                "compaction": self.compaction.run(),
+                "compaction lag": self._lag_watch.run(),
+                "contact": self._kafka_liveness.run(),
+            }
         )
 
     def run_beside(self, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:

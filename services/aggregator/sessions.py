@@ -13,22 +13,20 @@ import json
 import sys
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.services.aggregator.continuations import window_pages
 from penstock.services.aggregator.key_search import key_text
-from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, position_of
-from penstock.services.aggregator.window_query import WindowQuery
 from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.continuation import WindowPosition, WrongContinuation
 from penstock.shared.common.errors import (
     ChangelogHole,
     ConfigError,
@@ -38,13 +36,69 @@ from penstock.shared.common.errors import (
     PenstockError,
     UnknownTopicOrPartition,
 )
+from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import configure
-from penstock.shared.common.points_in_time import time_ms, utc_text
+from penstock.shared.common.pagination import WindowPosition, WrongContinuation
 from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.time_text import time_ms, utc_text
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, apply_one_by_one
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
+
+
+class WindowQuery(Protocol):
+    """A query to changelog and lake, from the command line or HTTP. `SessionsSettings` describes each property."""
+
+    @property
+    def kafka(self) -> KafkaSettings: ...
+    @property
+    def application(self) -> str: ...
+    @property
+    def lake(self) -> str | None: ...
+    @property
+    def lake_options(self) -> dict[str, str]: ...
+    @property
+    def store(self) -> str | None: ...
+    @property
+    def keys(self) -> KeyRange: ...
+    @property
+    def from_(self) -> str: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def kafka_timeout_ms(self) -> int: ...
+    @property
+    def timeout_name(self) -> str: ...
+    @property
+    def lake_name(self) -> str: ...
+    @property
+    def rows_max(self) -> int: ...
+    @property
+    def status(self) -> Literal["open", "closed", "all"]: ...
+
+
+class WindowQueryOptions(NamedTuple):
+    """A query that does not come from a command line.
+
+    `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from.
+    """
+
+    kafka: KafkaSettings
+    application: str
+    lake: str | None
+    lake_options: dict[str, str]
+    store: str | None
+    keys: KeyRange
+    from_: str
+    to: str
+    kafka_timeout_ms: int
+    rows_max: int
+    status: Literal["open", "closed", "all"] = "all"
+    timeout_name: str = "queries.changelog_timeout_ms"
+    lake_name: str = "streams.lake"
+
 
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result

@@ -11,8 +11,8 @@ from penstock.api.settings import GuardedSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.location import require_location
-from penstock.shared.common.points_in_time import TIME_MS_MAX, time_ms
 from penstock.shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
+from penstock.shared.common.time_text import TIME_MS_MAX, time_ms
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
 from penstock.shared.streams.settings import (
     RETENTION_DAYS_MAX,

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import datasketches
 import msgspec
 
-from penstock.shared.common.continuation import WindowPosition
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.delta_tables import ClosedWindow
+from penstock.shared.common.pagination import WindowPosition
 from penstock.shared.streams.changelog.changelog_reader import Change
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 

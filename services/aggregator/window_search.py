@@ -14,10 +14,9 @@ from typing import Any, TypedDict, TypeVar, cast
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
-from penstock.services.aggregator.pages import window_pages
-from penstock.services.aggregator.sessions import Query
+from penstock.services.aggregator.continuations import window_pages
+from penstock.services.aggregator.sessions import Query, WindowQueryOptions
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.window_query import WindowQueryOptions
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema

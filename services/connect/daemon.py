@@ -19,8 +19,8 @@ from penstock.services.connect.settings import CommandLine, advertised, guarded,
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.collector import spare_the_collector
 from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.gc_tuning import spare_the_collector
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.herder.base_herder import Stores

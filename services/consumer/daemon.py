@@ -15,7 +15,7 @@ from penstock.api.http.server import HttpServer
 from penstock.services.consumer.handler_runner import HandlerRunner
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.gc_tuning import spare_the_collector
 
 SERVICE = "consumer"
 

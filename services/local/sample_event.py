@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from penstock.api.ingest.event import UNITS
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.common.time_text import TimeUnit
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 

@@ -10,7 +10,6 @@ from penstock.api.settings import GuardedSettings, Pointer
 from penstock.services.consumer.settings import Names
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.producer.settings import ProducerServiceSettings
-from penstock.shared.common.points_in_time import TimeUnit
 from penstock.shared.common.settings import (
     CommandSettings,
     DaemonSettings,
@@ -19,6 +18,7 @@ from penstock.shared.common.settings import (
     LogSettings,
     PositiveMs,
 )
+from penstock.shared.common.time_text import TimeUnit
 
 
 class UpSettings(DaemonSettings):

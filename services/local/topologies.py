@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.common.durations import parse_ms
+from penstock.shared.common.time_text import duration_ms
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
@@ -19,6 +19,6 @@ def sessions(
 ) -> Topology:
     """Return sessions of `topic` with the number of events, forwarded to `results` when they close."""
     builder = StreamsBuilder()
-    windows = builder.stream(topic).group_by_key().session_window(parse_ms(gap), parse_ms(grace))
+    windows = builder.stream(topic).group_by_key().session_window(duration_ms(gap), duration_ms(grace))
     windows.aggregate("sessions", events=Count()).on_close().to(results)
     return builder.build()

@@ -3,29 +3,46 @@
 Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the response. A key expires
 `ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys instead.
 
+A stored response is small, however many offsets it contains. Its JSON is compressed. The offsets of `?offsets=true`
+would be most of it, so they are stored separately, as columns of differences. Positions, and offsets within a
+partition, mostly increase by one, so the differences compress very well.
+
 >>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
->>> keys.put(b"k" * 32, encode(b"f" * 32, StoredResponse(200, b"{}"), 5_000))
+>>> keys.put(b"k" * 32, encode_stored_key(b"f" * 32, StoredResponse(200, b"{}"), 5_000))
 >>> keys.get(IdempotencyKey(b"k" * 32, b"f" * 32), 5_999), keys.get(IdempotencyKey(b"k" * 32, b"f" * 32), 6_000)
 (StoredResponse(status=200, body=b'{}'), None)
+>>> rows = [{"line": i + 1, "partition": i % 3, "offset": 1_000 + i // 3} for i in range(30_000)]
+>>> response = StoredResponse(200, msgspec.json.encode({"stored": 30_000, "offsets": rows, "offsets_omitted": 0}))
+>>> unpack_response(200, pack_response(response)) == response
+True
+>>> len(response.body) // len(pack_response(response)) > 500
+True
 """
 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+import zlib
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
-from penstock.services.producer.packed_response import pack, unpack
 from penstock.shared.common.errors import BufferExhausted, DataError
 
-_HEAD = struct.Struct(">BqH")
+_PART_LENGTH = struct.Struct(">I")
+OFFSETS = "offsets"
+
+_RECORD_HEAD = struct.Struct(">BqH")
 FORMAT = 2
 DIGEST_BYTES = 32
 ENTRY_BYTES = 200
 """The approximate memory of an entry without its packed response: digest, fingerprint and table slot."""
 
 
-class Entry(NamedTuple):
+class StoredKey(NamedTuple):
     """A stored key, written at `at_ms`, with the packed response to its request."""
 
     fingerprint: bytes
@@ -36,7 +53,7 @@ class Entry(NamedTuple):
     @property
     def response(self) -> StoredResponse:
         """The response to the request. Raises DataError if it cannot be decoded."""
-        return unpack(self.status, self.packed)
+        return unpack_response(self.status, self.packed)
 
     @property
     def size_bytes(self) -> int:
@@ -44,18 +61,18 @@ class Entry(NamedTuple):
         return ENTRY_BYTES + len(self.packed)
 
 
-def encode(fingerprint: bytes, response: StoredResponse, at_ms: int) -> bytes:
+def encode_stored_key(fingerprint: bytes, response: StoredResponse, at_ms: int) -> bytes:
     """Return the value of a key's record: format, time, status, fingerprint, packed response."""
-    return _HEAD.pack(FORMAT, at_ms, response.status) + fingerprint + pack(response)
+    return _RECORD_HEAD.pack(FORMAT, at_ms, response.status) + fingerprint + pack_response(response)
 
 
-def decode(value: bytes) -> Entry:
+def decode_stored_key(value: bytes) -> StoredKey:
     """Decode a record's value. Raises DataError if Penstock did not write it, or in another format."""
-    head = _HEAD.size + DIGEST_BYTES
+    head = _RECORD_HEAD.size + DIGEST_BYTES
     if len(value) < head or value[0] != FORMAT:
         raise DataError("a record of the topic of Idempotency-Keys that Penstock did not write, or in another format")
-    _, at_ms, status = _HEAD.unpack_from(value)
-    return Entry(value[_HEAD.size : head], at_ms, status, value[head:])
+    _, at_ms, status = _RECORD_HEAD.unpack_from(value)
+    return StoredKey(value[_RECORD_HEAD.size : head], at_ms, status, value[head:])
 
 
 class StoredKeys:
@@ -65,7 +82,7 @@ class StoredKeys:
         self._ttl_ms = ttl_ms
         self._max_keys = max_keys
         self._max_bytes = max_bytes
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, StoredKey] = {}
         self.size_bytes = 0
         """The memory of all entries, approximately."""
 
@@ -100,7 +117,7 @@ class StoredKeys:
 
     def put(self, digest: bytes, value: bytes) -> None:
         """Add the key of a record. Raises DataError if the value cannot be decoded."""
-        entry = decode(value)
+        entry = decode_stored_key(value)
         self._drop_key(digest)
         self._entries[digest] = entry
         self.size_bytes += entry.size_bytes
@@ -116,3 +133,80 @@ class StoredKeys:
     def _drop_key(self, digest: bytes) -> None:
         if (entry := self._entries.pop(digest, None)) is not None:
             self.size_bytes -= entry.size_bytes
+
+
+def pack_response(response: StoredResponse) -> bytes:
+    """Return the response's body compressed, with the rows of `offsets` as columns of differences."""
+    body = response.body
+    columns = b""
+    if b'"offsets":[{' in body:
+        members = msgspec.json.decode(body)
+        columns = _pack_offset_rows(members[OFFSETS])
+        members[OFFSETS] = None
+        body = msgspec.json.encode(members)
+    packed = zlib.compress(body)
+    return _PART_LENGTH.pack(len(packed)) + packed + columns
+
+
+def unpack_response(status: int, data: bytes) -> StoredResponse:
+    """Return the response that was packed. Raises DataError if `pack` did not write the data."""
+    try:
+        end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]
+        body = zlib.decompress(data[_PART_LENGTH.size : end])
+        if end < len(data):
+            members = msgspec.json.decode(body)
+            members[OFFSETS] = _unpack_offset_rows(data[end:])
+            body = msgspec.json.encode(members)
+    except (struct.error, zlib.error, ValueError) as e:
+        raise DataError(f"a response in the topic of Idempotency-Keys cannot be decoded: {e}") from None
+    return StoredResponse(status, body)
+
+
+def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
+    """Encode rows: the unit's name, then the columns of positions, partitions and offsets, each with its length."""
+    (unit,) = rows[0].keys() - {"partition", "offset"}  # `line` or `index`
+    positions = array("q")
+    offsets = array("q")
+    last_position = 0
+    last_offsets: dict[int, int] = {}
+    for row in rows:
+        positions.append(row[unit] - last_position)
+        offsets.append(row["offset"] - last_offsets.get(row["partition"], 0))
+        last_position = row[unit]
+        last_offsets[row["partition"]] = row["offset"]
+    partitions = array("i", [row["partition"] for row in rows])
+    parts = [unit.encode(), *(zlib.compress(_big_endian(column)) for column in (positions, partitions, offsets))]
+    return b"".join(_PART_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def _unpack_offset_rows(data: bytes) -> list[dict[str, int]]:
+    """Decode rows that `_pack_offset_rows` encoded."""
+    parts = []
+    start = 0
+    while start < len(data):
+        end = start + _PART_LENGTH.size + _PART_LENGTH.unpack_from(data, start)[0]
+        parts.append(data[start + _PART_LENGTH.size : end])
+        start = end
+    unit, *packed = parts
+    columns = [array(kind) for kind in "qiq"]
+    for column, part in zip(columns, packed, strict=True):
+        column.frombytes(zlib.decompress(part))
+    columns = [array(column.typecode, _big_endian(column)) for column in columns]
+    rows = []
+    name = unit.decode()
+    position = 0
+    last_offsets: dict[int, int] = {}
+    for position_delta, partition, offset_delta in zip(*columns, strict=True):
+        position += position_delta
+        offset = last_offsets.get(partition, 0) + offset_delta
+        last_offsets[partition] = offset
+        rows.append({name: position, "partition": partition, "offset": offset})
+    return rows
+
+
+def _big_endian(column: array[int]) -> bytes:
+    """Return a column's bytes in big-endian order. Its own inverse."""
+    swapped = array(column.typecode, column)
+    if struct.pack("=H", 1) != struct.pack(">H", 1):
+        swapped.byteswap()
+    return swapped.tobytes()

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
+from penstock.shared.common.time_text import duration_ms
 
 if TYPE_CHECKING:
     from penstock.services.spark.audit.audit import AuditReport
@@ -102,7 +102,7 @@ def batch_main(arguments: list[str]) -> int:
                 if settings.every is None:
                     batch.maintenance.require_done()
                     break
-                stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
+                stop.wait(max(0.0, duration_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:
         return _print_to_stderr(str(e), FENCED)
     except ConfigError as e:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.compaction import CompactionSupervisor
+from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
 
 WAIT_SECONDS = 20.0
@@ -40,13 +40,13 @@ def settings(**compaction: int) -> AggregatorSettings:
 class Jobs:
     """A supervisor whose n-th job is the n-th script; the last script repeats."""
 
-    def __init__(self, *scripts: str, backlog: BacklogWatch | None = None, **compaction: int) -> None:
+    def __init__(self, *scripts: str, lag_watch: CompactionLagWatch | None = None, **compaction: int) -> None:
         self._scripts = list(scripts)
         self.started = 0
         self.records_max: list[int] = []
         self.registry = CollectorRegistry()
         given = settings(**compaction)
-        self.supervisor = CompactionSupervisor(given, self.registry, job=self._command, backlog=backlog)
+        self.supervisor = CompactionSupervisor(given, self.registry, job=self._command, lag_watch=lag_watch)
 
     def _command(self, given: AggregatorSettings) -> list[str]:
         script = self._scripts[min(self.started, len(self._scripts) - 1)]
@@ -163,8 +163,8 @@ async def test_an_instance_without_partition_0_starts_no_further_job(script: str
     def is_owned() -> bool:
         return jobs.started < 2 or jobs.statuses()[0][0] == "running"
 
-    backlog = BacklogWatch(settings(), CollectorRegistry(), is_owned)
-    jobs = Jobs(script, backlog=backlog, retry_backoff_ms=10)
+    watch = CompactionLagWatch(settings(), CollectorRegistry(), is_owned)
+    jobs = Jobs(script, lag_watch=watch, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
         await until(lambda: jobs.started == 2 and len(jobs.statuses()) == 2 and jobs.statuses()[0][0] != "running")
@@ -177,8 +177,8 @@ async def test_an_instance_without_partition_0_starts_no_further_job(script: str
 async def test_losing_partition_0_stops_the_job(tmp_path: Path) -> None:
     """An instance that loses partition 0 stops its job, without counting a failure."""
     pid, ours = tmp_path / "pid", True
-    backlog = BacklogWatch(settings(), CollectorRegistry(), lambda: ours)
-    jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)), backlog=backlog)
+    watch = CompactionLagWatch(settings(), CollectorRegistry(), lambda: ours)
+    jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)), lag_watch=watch)
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
         await until(lambda: pid.exists() and bool(pid.read_text()))

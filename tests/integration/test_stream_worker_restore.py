@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.aggregator.sessions import Query
-from penstock.services.aggregator.window_query import WindowQueryOptions
+from penstock.services.aggregator.sessions import Query, WindowQueryOptions
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole

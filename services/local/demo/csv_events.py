@@ -29,9 +29,9 @@ import msgspec
 from penstock.api.settings import IngestSettings
 from penstock.services.local.demo.events import Plan
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.serialization import json_deserializer
+from penstock.shared.common.time_text import duration_ms
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
@@ -65,7 +65,7 @@ def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "
     late = f"{TOPIC}-late{suffix}"
     dead_letters = f"{TOPIC}-dlq{suffix}"
     events = builder.stream(TOPIC, value=accepted, late=late, dead_letters=dead_letters)
-    windows = events.group_by_key().session_window(parse_ms(gap), parse_ms(grace))
+    windows = events.group_by_key().session_window(duration_ms(gap), duration_ms(grace))
     windows.aggregate(RESULTS, events=Count()).on_close().to(RESULTS + suffix)
     return builder.build()
 
@@ -196,7 +196,7 @@ def _suggest_time_format(text: str, latest_ms: int) -> str:
 def _plan_of_csv_replay(key: str, gap: str, grace: str) -> Plan:
     for option, text in (("--gap", gap), ("--grace", grace)):
         try:
-            parse_ms(text)
+            duration_ms(text)
         except ConfigError as e:
             raise ConfigError(f"{option}: {e}") from None
     try:

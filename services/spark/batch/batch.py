@@ -49,7 +49,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, FatalError
 from penstock.shared.common.lake import delta_tables
-from penstock.shared.common.points_in_time import time_ms
+from penstock.shared.common.time_text import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
 from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.runtime.application_topics import PreparedTopics, prepare_topics

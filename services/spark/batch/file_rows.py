@@ -43,7 +43,7 @@ from penstock.services.spark.spark_session import jvm
 from penstock.services.spark.spark_sql import quoted
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.common.time_text import TimeUnit
 
 DIGEST_CHARACTERS = 16
 DESTINATIONS_TRIED = 40  # numbers tried for each partition to find one that Spark puts there

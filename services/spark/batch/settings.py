@@ -9,10 +9,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.settings import hadoop_uri
-from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.points_in_time import TimeUnit, time_ms
 from penstock.shared.common.settings import PositiveMs
+from penstock.shared.common.time_text import TimeUnit, duration_ms, time_ms
 from penstock.shared.streams.settings import StreamsSettings, TaskSettings
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
@@ -97,7 +96,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     @classmethod
     def _require_duration(cls, every: str | None) -> str | None:
         try:
-            if every is not None and parse_ms(every) <= 0:
+            if every is not None and duration_ms(every) <= 0:
                 raise ConfigError(f"{every!r} is no time to wait")
         except ConfigError as e:
             raise ValueError(str(e)) from None

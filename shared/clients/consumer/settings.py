@@ -19,9 +19,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import PositiveMs, Section
+from penstock.shared.common.time_text import duration_ms
 
 RESET_POLICIES = ("earliest", "latest", "none")
 BY_DURATION = "by_duration:"
@@ -66,7 +66,7 @@ def _duration_ms(text: str) -> int:
     if match is None or not any(match.groupdict().values()):
         if text[:1] in ("P", "p"):
             raise ConfigError(f"{text!r} is not a duration: write one such as P7D, PT1H30M or 90m")
-        return parse_ms(text)
+        return duration_ms(text)
     return sum(round(float(n) * _UNITS_MS[unit]) for unit, n in match.groupdict().items() if n)
 
 

@@ -25,7 +25,7 @@ import msgspec
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.gc_tuning import spare_the_collector
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings

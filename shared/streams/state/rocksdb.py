@@ -31,8 +31,8 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from penstock.shared.common.continuation import key_hash, start_bytes
 from penstock.shared.common.errors import StateStoreFailed
+from penstock.shared.common.pagination import key_hash, start_bytes
 from penstock.shared.streams.state.checkpoint import Checkpoint
 
 FORMAT_VERSION = 2

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.shared.testing.fake_broker import schemas, schemas_groups
+from penstock.shared.testing.fake_broker import schemas
 from penstock.shared.testing.fake_broker.codec import FLEXIBLE_NEVER, MalformedMessage, Message, Schema, read_varint
 
 _HEADER = struct.Struct(">hhi")
@@ -148,29 +148,29 @@ SPOKEN: dict[int, Spoken] = {
         _spoken_api(Api.FETCH, 4, 12, 12, schemas.FETCH),
         _spoken_api(Api.LIST_OFFSETS, 1, 7, 6, schemas.LIST_OFFSETS),
         _spoken_api(Api.METADATA, 0, 12, 9, schemas.METADATA),
-        _spoken_api(Api.OFFSET_COMMIT, 2, 8, 8, schemas_groups.OFFSET_COMMIT),
-        _spoken_api(Api.OFFSET_FETCH, 1, 7, 6, schemas_groups.OFFSET_FETCH),
-        _spoken_api(Api.FIND_COORDINATOR, 0, 3, 3, schemas_groups.FIND_COORDINATOR),
-        _spoken_api(Api.JOIN_GROUP, 2, 9, 6, schemas_groups.JOIN_GROUP),
-        _spoken_api(Api.HEARTBEAT, 0, 4, 4, schemas_groups.HEARTBEAT),
-        _spoken_api(Api.LEAVE_GROUP, 0, 5, 4, schemas_groups.LEAVE_GROUP),
-        _spoken_api(Api.SYNC_GROUP, 0, 5, 4, schemas_groups.SYNC_GROUP),
-        _spoken_api(Api.DESCRIBE_GROUPS, 0, 5, 5, schemas_groups.DESCRIBE_GROUPS),
-        _spoken_api(Api.LIST_GROUPS, 0, 4, 3, schemas_groups.LIST_GROUPS),
+        _spoken_api(Api.OFFSET_COMMIT, 2, 8, 8, schemas.OFFSET_COMMIT),
+        _spoken_api(Api.OFFSET_FETCH, 1, 7, 6, schemas.OFFSET_FETCH),
+        _spoken_api(Api.FIND_COORDINATOR, 0, 3, 3, schemas.FIND_COORDINATOR),
+        _spoken_api(Api.JOIN_GROUP, 2, 9, 6, schemas.JOIN_GROUP),
+        _spoken_api(Api.HEARTBEAT, 0, 4, 4, schemas.HEARTBEAT),
+        _spoken_api(Api.LEAVE_GROUP, 0, 5, 4, schemas.LEAVE_GROUP),
+        _spoken_api(Api.SYNC_GROUP, 0, 5, 4, schemas.SYNC_GROUP),
+        _spoken_api(Api.DESCRIBE_GROUPS, 0, 5, 5, schemas.DESCRIBE_GROUPS),
+        _spoken_api(Api.LIST_GROUPS, 0, 4, 3, schemas.LIST_GROUPS),
         _spoken_api(Api.SASL_HANDSHAKE, 0, 1, FLEXIBLE_NEVER, schemas.SASL_HANDSHAKE),
         _spoken_api(Api.API_VERSIONS, 0, 3, 3, schemas.API_VERSIONS),
         _spoken_api(Api.CREATE_TOPICS, 2, 7, 5, schemas.CREATE_TOPICS),
         _spoken_api(Api.DELETE_TOPICS, 1, 5, 4, schemas.DELETE_TOPICS),
         _spoken_api(Api.DELETE_RECORDS, 0, 2, 2, schemas.DELETE_RECORDS),
-        _spoken_api(Api.INIT_PRODUCER_ID, 0, 4, 2, schemas_groups.INIT_PRODUCER_ID),
-        _spoken_api(Api.ADD_PARTITIONS_TO_TXN, 0, 3, 3, schemas_groups.ADD_PARTITIONS_TO_TXN),
-        _spoken_api(Api.ADD_OFFSETS_TO_TXN, 0, 3, 3, schemas_groups.ADD_OFFSETS_TO_TXN),
-        _spoken_api(Api.END_TXN, 0, 3, 3, schemas_groups.END_TXN),
-        _spoken_api(Api.TXN_OFFSET_COMMIT, 0, 3, 3, schemas_groups.TXN_OFFSET_COMMIT),
+        _spoken_api(Api.INIT_PRODUCER_ID, 0, 4, 2, schemas.INIT_PRODUCER_ID),
+        _spoken_api(Api.ADD_PARTITIONS_TO_TXN, 0, 3, 3, schemas.ADD_PARTITIONS_TO_TXN),
+        _spoken_api(Api.ADD_OFFSETS_TO_TXN, 0, 3, 3, schemas.ADD_OFFSETS_TO_TXN),
+        _spoken_api(Api.END_TXN, 0, 3, 3, schemas.END_TXN),
+        _spoken_api(Api.TXN_OFFSET_COMMIT, 0, 3, 3, schemas.TXN_OFFSET_COMMIT),
         _spoken_api(Api.DESCRIBE_CONFIGS, 1, 4, 4, schemas.DESCRIBE_CONFIGS),
         _spoken_api(Api.SASL_AUTHENTICATE, 0, 2, 2, schemas.SASL_AUTHENTICATE),
         _spoken_api(Api.CREATE_PARTITIONS, 0, 3, 2, schemas.CREATE_PARTITIONS),
-        _spoken_api(Api.DELETE_GROUPS, 0, 2, 2, schemas_groups.DELETE_GROUPS),
+        _spoken_api(Api.DELETE_GROUPS, 0, 2, 2, schemas.DELETE_GROUPS),
         _spoken_api(Api.INCREMENTAL_ALTER_CONFIGS, 0, 1, 1, schemas.INCREMENTAL_ALTER_CONFIGS),
     )
 }

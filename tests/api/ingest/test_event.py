@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.api.ingest.event import EventRejected, column_after, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.common.time_text import TimeUnit
 
 EARLIEST = 946_684_800_000
 """2000-01-01, the default earliest event time."""

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.batch.file_rows import times
-from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.common.time_text import TimeUnit
 
 MS = 1357002000000
 NUMBERS = ("bigint", "double", "decimal(20,3)", "string")

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
-from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
+from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch, measure_compaction_lag
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer
@@ -433,9 +433,9 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     ready = job(simulation)
     streams = StreamsSettings(application_id=simulation.name, lake=str(tmp_path))
 
-    async def backlog() -> Backlog:
+    async def backlog() -> CompactionLag:
         async with Admin(ready.settings.kafka) as admin:
-            return await measure(admin, streams)
+            return await measure_compaction_lag(admin, streams)
 
     before = asyncio.run(backlog())
     assert before.records >= sum(len(task.changelog) for task in simulation.tasks)
@@ -462,7 +462,7 @@ async def test_bytes_start_the_job(simulate: Any, topics: Any, job: Any, tmp_pat
     given = AggregatorSettings.load([*flags, f"--kafka.bootstrap-servers={kafka.bootstrap_servers}"], environ={})
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(given, registry)
-    watch = BacklogWatch(given, registry, lambda: True, request=supervisor.request)
+    watch = CompactionLagWatch(given, registry, lambda: True, request=supervisor.request)
     running = [asyncio.create_task(each.run()) for each in (supervisor, watch)]
     try:
         deadline = time.monotonic() + 300

@@ -9,9 +9,9 @@ from typing import Any
 from deltalake import DeltaTable
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.audit.audit_inputs import read_topic
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.kafka_source import read_topic
 from penstock.services.spark.topic_offsets import topic_offsets
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import is_right

@@ -21,9 +21,10 @@ from penstock.api.settings import Credential
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, Whole, tokens_of
-from penstock.services.aggregator.pages import as_response, live_pages, row_pages
+from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
-from penstock.shared.common.continuation import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.pagination import (
     LivePosition,
     RowOrder,
     RowPosition,
@@ -31,7 +32,6 @@ from penstock.shared.common.continuation import (
     live_order,
     row_order,
 )
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.queries import StoreAnswer, position_of_row
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.api.streams.routes import CompactionState
-from penstock.services.aggregator.backlog import Backlog, BacklogWatch
 from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
+from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.lake.delta_tables import Compaction
@@ -142,9 +142,9 @@ def test_too_many_bytes_trigger_a_compaction() -> None:
     checks: list[int] = []
     for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 200)), ([], (10**12,))):
         registry, clock = CollectorRegistry(), ManualClock(7)
-        watch = BacklogWatch(settings(*flags), registry, lambda: True, clock, checks.append)
+        watch = CompactionLagWatch(settings(*flags), registry, lambda: True, clock, checks.append)
         for size in sizes:
-            watch.note(Backlog(1, None, size))
+            watch.note(CompactionLag(1, None, size))
         assert registry.get_sample_value("penstock_compaction_changelog_bytes") == sizes[-1]
     assert checks == [7, 7]
 
@@ -156,11 +156,13 @@ def test_bytes_that_a_compaction_leaves_trigger_no_other_one() -> None:
     checks: list[int] = []
     clock = ManualClock(0)
     given = settings("--compaction.changelog-bytes=100")
-    watch = BacklogWatch(given, CollectorRegistry(), lambda: True, clock, lambda now_ms: checks.append(clock.now_ms()))
+    watch = CompactionLagWatch(
+        given, CollectorRegistry(), lambda: True, clock, lambda now_ms: checks.append(clock.now_ms())
+    )
     measured = [(None, 150), (None, 180), (7, 120), (7, 120), (7, 219), (7, 220), (7, 300), (9, 50), (9, 100), (9, 101)]
     for snapshot_ms, size in measured:
         clock.advance(1)
-        watch.note(Backlog(1, snapshot_ms, size))
+        watch.note(CompactionLag(1, snapshot_ms, size))
     assert checks == [1, 3, 6, 9]
 
 
@@ -170,13 +172,13 @@ def test_health_has_the_compactions_state() -> None:
     """
     manual_clock = ManualClock(1_000_000)
     given, registry, ours = settings(), CollectorRegistry(), False
-    watch = BacklogWatch(given, registry, lambda: ours, manual_clock)
-    supervisor = CompactionSupervisor(given, registry, manual_clock, backlog=watch)
+    watch = CompactionLagWatch(given, registry, lambda: ours, manual_clock)
+    supervisor = CompactionSupervisor(given, registry, manual_clock, lag_watch=watch)
     supervisor.warn()
     assert supervisor.health().facts["state"] == "elsewhere"
     ours = True
     watch.owned_since_ms = manual_clock.now_ms()
-    watch.note(Backlog(70, None))
+    watch.note(CompactionLag(70, None))
     assert supervisor.health().facts == {
         "state": "waiting",
         "last_success_at_ms": None,
@@ -188,7 +190,7 @@ def test_health_has_the_compactions_state() -> None:
     assert supervisor.health().facts["state"] == "behind"
     assert supervisor.health().ok
     assert math.isnan(registry.get_sample_value("penstock_compaction_last_success_seconds") or 0)
-    watch.note(Backlog(70, manual_clock.now_ms() - 5_000))
+    watch.note(CompactionLag(70, manual_clock.now_ms() - 5_000))
     newest = registry.get_sample_value("penstock_compaction_last_success_seconds")
     # The time comes from the lake, since this process has run no compaction.
     assert newest == (manual_clock.now_ms() - 5_000) / 1000
@@ -207,11 +209,11 @@ def test_the_history_before_a_restart_comes_from_the_lake() -> None:
     def of_lake(started_ms: int, rows: int, job: str = "ab") -> Compaction:
         return Compaction(rows, started_ms + 1_500, job, started_ms, 1.5, rows, 9)
 
-    watch = BacklogWatch(settings(), registry, lambda: True, manual_clock)
-    supervisor = CompactionSupervisor(settings(), registry, manual_clock, backlog=watch)
+    watch = CompactionLagWatch(settings(), registry, lambda: True, manual_clock)
+    supervisor = CompactionSupervisor(settings(), registry, manual_clock, lag_watch=watch)
     assert supervisor.describe() == []
     before = (of_lake(now_ms - minute, 2), of_lake(now_ms - 2 * minute, 1))
-    watch.note(Backlog(0, now_ms, None, before))
+    watch.note(CompactionLag(0, now_ms, None, before))
     assert [(run["started_at_ms"], run["rows"], run["status"]) for run in supervisor.describe()] == [
         (now_ms - minute, 2, "done"),
         (now_ms - 2 * minute, 1, "done"),
@@ -219,7 +221,7 @@ def test_the_history_before_a_restart_comes_from_the_lake() -> None:
     own = CompactionState(started_at_ms=now_ms, seconds=3.0, status="done", rows=3, detail="")
     lost = CompactionState(started_at_ms=now_ms + minute, seconds=3.0, status="lost", rows=None, detail="")
     supervisor._history.extendleft([own, lost])
-    watch.note(Backlog(0, now_ms, None, (of_lake(now_ms + minute + 5, 4), of_lake(now_ms + 900, 3), *before)))
+    watch.note(CompactionLag(0, now_ms, None, (of_lake(now_ms + minute + 5, 4), of_lake(now_ms + 900, 3), *before)))
     assert [run["rows"] for run in supervisor.describe()] == [4, None, 3, 2, 1]
     watch.note(None)  # The lake does not answer temporarily.
     assert len(supervisor.describe()) == 5

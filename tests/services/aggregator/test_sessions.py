@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.services.aggregator.sessions import Query, chosen, feed, main, show
+from penstock.services.aggregator.sessions import Query, WindowQueryOptions, chosen, feed, main, show
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChange, decode_change
-from penstock.services.aggregator.window_query import WindowQueryOptions
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError, CorruptRecord

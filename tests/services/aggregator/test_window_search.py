@@ -10,13 +10,13 @@ import pytest
 
 from penstock.api.http.problem import Problem
 from penstock.api.streams.key_params import StoreQueryParams
-from penstock.services.aggregator.pages import row_pages
+from penstock.services.aggregator.continuations import row_pages
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import FINDING_MAX, WindowSearch
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.continuation import RowPosition, WrongContinuation
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
+from penstock.shared.common.pagination import RowPosition, WrongContinuation
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_entry
 from penstock.shared.testing.fake_broker import FakeCluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.services.spark.kafka_source import client_properties
+from penstock.services.spark.audit.audit_inputs import client_properties
 from penstock.shared.common.settings import KafkaSettings
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.spark.audit.audit_inputs import client_properties
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.kafka_source import client_properties
 from penstock.services.spark.main import WRONG_SETTINGS, audit_main, compact_main
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings

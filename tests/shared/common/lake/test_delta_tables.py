@@ -13,11 +13,11 @@ import pytest
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from penstock.services.spark.table_columns import CLOSED, LATE, rows_schema, state_schema
-from penstock.shared.common.continuation import WindowPosition
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.common.pagination import WindowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.changelog.format import AggregationSchema

@@ -1,4 +1,4 @@
-"""Points in time as people write them.
+"""Points in time and durations as people write them.
 
 >>> time_ms("1357002000000"), time_ms("-5"), time_ms("2013-01-01"), time_ms("2013-01-01T01:00+01:00")
 (1357002000000, -5, 1356998400000, 1356998400000)
@@ -10,14 +10,24 @@ penstock.errors.ConfigError: 'yesterday' is not a valid time: write ISO 8601, su
 Traceback (most recent call last):
     ...
 penstock.errors.ConfigError: '99999999999999999999' is not a valid time: more ms than Kafka has room for (from -...
+>>> duration_ms("30m"), duration_ms("1.5s"), duration_ms("250ms"), duration_ms("2d")
+(1800000, 1500, 250, 172800000)
+>>> duration_ms("half an hour")
+Traceback (most recent call last):
+    ...
+penstock.errors.ConfigError: 'half an hour' is not a duration: write a number and ms, s, m, h or d, such as 30m
 """
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from penstock.shared.common.errors import ConfigError
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 EPOCH = datetime(1970, 1, 1)
 TIME_MS_MIN = -(2**63)
@@ -58,3 +68,12 @@ def time_ms(text: str) -> int:
         message = "write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch"
         raise ConfigError(f"{text!r} is not a valid time: {message}") from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def duration_ms(text: str) -> int:
+    """A duration in ms. Raises ConfigError if the text is not a duration, or not a whole number of ms."""
+    match = _DURATION.fullmatch(text.strip())
+    ms = float(match[1]) * _UNITS_MS[match[2]] if match else 0.5
+    if ms != int(ms):
+        raise ConfigError(f"{text!r} is not a duration: write a number and ms, s, m, h or d, such as 30m")
+    return int(ms)

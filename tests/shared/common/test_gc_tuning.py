@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.shared.common.collector import YOUNG_OBJECTS_MAX, spare_the_collector
+from penstock.shared.common.gc_tuning import YOUNG_OBJECTS_MAX, spare_the_collector
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.common.continuation import Continuations, LivePosition, RowPosition, WindowPosition
+from penstock.shared.common.pagination import Continuations, LivePosition, RowPosition, WindowPosition
 from penstock.shared.streams.queries import StoreAnswer
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.continuation import (
+from penstock.shared.common.pagination import (
     Continuations,
     LivePosition,
     RowPosition,

@@ -21,6 +21,7 @@ from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import gauge
 from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
@@ -28,7 +29,7 @@ log = get_logger(__name__)
 COMPACTIONS_MAX = 20  # compactions in the lake that are kept for REST and the dashboard
 
 
-class Backlog(NamedTuple):
+class CompactionLag(NamedTuple):
     """No snapshot covers `records` of the changelog. The newest snapshot was written at `snapshot_ms`; None for none.
 
     Records are counted by offsets, so transaction markers count too. `bytes` is their size on disk, estimated by their
@@ -42,7 +43,7 @@ class Backlog(NamedTuple):
     compactions: tuple[delta_tables.Compaction, ...] = ()
 
 
-class BacklogWatch:
+class CompactionLagWatch:
     """Measures while this instance is the one that compacts (`is_owned`), and keeps the last measurement.
 
     If more bytes are in no snapshot than the settings allow, it calls `request`: once for each snapshot, and again each
@@ -61,12 +62,12 @@ class BacklogWatch:
         self._clock = clock
         self.is_owned = is_owned
         self._request = request
-        self.last: Backlog | None = None
+        self.last: CompactionLag | None = None
         self.compactions: tuple[delta_tables.Compaction, ...] = ()
         """The compactions in the lake, as of the last measurement."""
         self.owned_since_ms: int | None = None
-        self._said = ""
-        self._requested_at: Backlog | None = None
+        self._failure = RepeatedFailure()
+        self._requested_at: CompactionLag | None = None
         self._records = gauge(
             registry,
             "compaction_changelog_records",
@@ -87,30 +88,30 @@ class BacklogWatch:
         age.set_function(self._age_seconds)
 
     def __repr__(self) -> str:
-        return f"BacklogWatch({self.last!r})"
+        return f"CompactionLagWatch({self.last!r})"
 
     async def run(self) -> None:
-        """Measure until cancelled. A failure is logged once, and the measurement is then unknown."""
+        """Measure until cancelled. While it fails, the measurement is unknown."""
         while True:
             is_owned = self.is_owned()
             self.owned_since_ms = (self.owned_since_ms or self._clock.now_ms()) if is_owned else None
-            self.note(await self._measure_backlog() if is_owned else None)
+            self.note(await self._measure_lag() if is_owned else None)
             await asyncio.sleep(self._settings.compaction.backlog_interval_ms / 1000)
 
-    def note(self, backlog: Backlog | None) -> None:
+    def note(self, lag: CompactionLag | None) -> None:
         """Keep a measurement; None if there is none."""
-        self.last = backlog
-        self.compactions = self.compactions if backlog is None else backlog.compactions
-        self._records.set(math.nan if backlog is None else backlog.records)
-        size = None if backlog is None else backlog.bytes
+        self.last = lag
+        self.compactions = self.compactions if lag is None else lag.compactions
+        self._records.set(math.nan if lag is None else lag.records)
+        size = None if lag is None else lag.bytes
         limit = self._settings.compaction.changelog_bytes
         self._bytes.set(math.nan if size is None else size)
-        if backlog is None or size is None or limit is None or size < limit:
+        if lag is None or size is None or limit is None or size < limit:
             return
         requested = self._requested_at
-        since = requested.bytes if requested is not None and requested.snapshot_ms == backlog.snapshot_ms else 0
+        since = requested.bytes if requested is not None and requested.snapshot_ms == lag.snapshot_ms else 0
         if size >= (since or 0) + limit:
-            self._requested_at = backlog
+            self._requested_at = lag
             self._request(self._clock.now_ms())
 
     def newest_sign_ms(self) -> int | None:
@@ -119,16 +120,16 @@ class BacklogWatch:
             return None
         return max(self.owned_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)
 
-    async def _measure_backlog(self) -> Backlog | None:
+    async def _measure_lag(self) -> CompactionLag | None:
         try:
             async with Admin(self._settings.kafka) as admin:
-                found = await measure(admin, self._settings.streams)
+                found = await measure_compaction_lag(admin, self._settings.streams)
         except PenstockError as e:
-            if str(e) != self._said:
-                log.warning("the distance between changelog and lake cannot be measured", reason=str(e))
-            self._said = str(e)
+            if (times := self._failure.failed(self._clock.monotonic_ms())) is not None:
+                log.warning("the distance between changelog and lake cannot be measured", reason=str(e), **times)
             return None
-        self._said = ""
+        if (times := self._failure.succeeded(self._clock.monotonic_ms())) is not None:
+            log.info("the distance between changelog and lake can be measured again", **times)
         return found
 
     def _age_seconds(self) -> float:
@@ -137,7 +138,7 @@ class BacklogWatch:
         return max(0, self._clock.now_ms() - self.last.snapshot_ms) / 1000
 
 
-async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
+async def measure_compaction_lag(admin: Admin, streams: StreamsSettings) -> CompactionLag:
     """Measure with Kafka and the lake. Raises their errors, such as UnknownTopicOrPartition and LakeUnavailable."""
     topic = streams.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
@@ -159,7 +160,7 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
         log.debug("the brokers do not report the changelog's size on disk", reason=str(e))
         size = None
     snapshot_ms = compactions[0].ended_at_ms if compactions else None
-    return Backlog(uncovered(ends, starts, covered), snapshot_ms, size, compactions)
+    return CompactionLag(uncovered_records(ends, starts, covered), snapshot_ms, size, compactions)
 
 
 def uncovered_bytes(
@@ -173,15 +174,15 @@ def uncovered_bytes(
     total = 0
     for partition, end in latest.items():
         held = end - earliest.get(partition, 0)
-        own = uncovered({partition: end}, earliest, covered)
+        own = uncovered_records({partition: end}, earliest, covered)
         total += sizes.get(partition, 0) * own // held if held else 0
     return total
 
 
-def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int]) -> int:
+def uncovered_records(latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int]) -> int:
     """Return the number of records from the covered offset, or from the first existing one, to the end.
 
-    >>> uncovered({0: 10, 1: 4}, {0: 2, 1: 0}, {0: 7})
+    >>> uncovered_records({0: 10, 1: 4}, {0: 2, 1: 0}, {0: 7})
     7
     """
     return sum(max(0, end - max(covered.get(p, 0), earliest.get(p, 0))) for p, end in latest.items())
