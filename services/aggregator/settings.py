@@ -8,20 +8,24 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Base64Bytes, Field, field_validator, model_validator
 
 from penstock.api.settings import GuardedSettings
+from penstock.services.compaction_settings import (
+    OPTIMIZE_FILES_MAX,
+    RUN_RECORDS_MAX,
+    AfterCompaction,
+    ClosedRetentionDays,
+    DeleteCovered,
+    OptimizeFilesMax,
+    RetentionHours,
+    RunRecordsMax,
+    VacuumEvery,
+)
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.time_text import TIME_MS_MAX, time_ms
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from penstock.shared.streams.settings import (
-    RETENTION_DAYS_MAX,
-    RETENTION_HOURS_MIN,
-    SPARK_MASTER,
-    SparkConf,
-    StreamsSettings,
-)
-from penstock.shared.streams.topology_loading import NAME_PATTERN
+from penstock.shared.streams.settings import SPARK_MASTER, SparkConf, StreamsSettings
 
 WORKERS_MAX = 64
 """The most processes on one machine. Each has its own Python process and connections to every broker."""
@@ -42,36 +46,22 @@ class CompactionSettings(Section):
     timeout_ms: PositiveMs = Field(
         default=3_600_000, description="a job that runs longer is stopped and counts as failed"
     )
-    run_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=10_000_000,
-        description="most changelog records of one job; the next job follows at once. Halved after a job that its "
-        "timeout stopped while it read, doubled again after each success",
+    run_records_max: RunRecordsMax = Field(
+        default=RUN_RECORDS_MAX,
+        description="most changelog records of one compaction; the next one follows at once. Halved after a job that "
+        "its timeout stopped while it read, doubled again after each success",
     )
     spark_master: str = Field(
         default="local[*]", pattern=SPARK_MASTER, description="Spark master: local[N], spark://host:port, yarn, k8s://…"
     )
     spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
     spark_conf: SparkConf = Field(default={}, description="passed on to Spark")
-    delete_covered: bool = Field(
-        default=True, description="delete changelog records that the snapshot before the current one covers"
-    )
-    after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
-        default=None, description="module:function, called as function(spark, tables) after a compaction"
-    )
-    optimize_files_max: Annotated[int, Field(ge=0)] = Field(
-        default=20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
-    )
-    retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
-        default=168,
-        description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
-        "that takes longer fails, since its version is gone",
-    )
-    closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
-        default=None, description="delete closed windows that end so many days before the newest event; unset: never"
-    )
-    vacuum_every: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="compactions between two removals; each removal lists every file"
-    )
+    delete_covered: DeleteCovered = True
+    after: AfterCompaction = None
+    optimize_files_max: OptimizeFilesMax = OPTIMIZE_FILES_MAX
+    retention_hours: RetentionHours = 168
+    closed_retention_days: ClosedRetentionDays = None
+    vacuum_every: VacuumEvery = 20
     backlog_interval_ms: PositiveMs = Field(
         default=15_000, description="how often the distance between changelog and lake is measured"
     )
