@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
 from bench._processes import own_tree_cpu_s
-from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
+from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
 from penstock.services.spark.compaction.rewrite import RewriteInput
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
@@ -50,12 +50,12 @@ class Timed(NamedTuple):
     runs: list[CompactionReport]
 
 
-class _Observed(Compaction):
+class _Observed(CompactionJob):
     """Measures its rewrite."""
 
     rewrite_rows, rewrite_s = 0, 0.0
 
-    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
         started = time.monotonic()
         done = super()._rewrite_crowded_partitions(plan)
         self.rewrite_s = time.monotonic() - started

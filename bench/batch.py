@@ -25,7 +25,7 @@ from bench._side_by_side import best_of
 from bench._targets import missed, show
 from bench.sessions import SESSION, row
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.batch.batch import Batch
+from penstock.services.spark.batch.batch import BatchJob
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
@@ -95,7 +95,7 @@ class Bench:
             replication_factor=1,
         )
         started, cpu_s = time.monotonic(), own_tree_cpu_s(self.broker_pid)
-        done = await asyncio.to_thread(Batch(self.spark, settings, lambda text: None).run)
+        done = await asyncio.to_thread(BatchJob(self.spark, settings, lambda text: None).run)
         took = time.monotonic() - started
         assert done.read == records, done
         assert done.compaction is not None

@@ -16,7 +16,7 @@ from penstock.api.http.health import health_router
 from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
 from penstock.api.rest_proxy.routes import metadata_routers
-from penstock.services.admin.overview_provider import Overview
+from penstock.services.admin.overview_provider import CachedOverview
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.admin.sources import HttpSource, KafkaSource, services_client
@@ -39,7 +39,7 @@ class AdminDaemon(KafkaHttpDaemon):
         registry = CollectorRegistry() if registry is None else registry
         self._http = services_client(settings.services_timeout_ms, settings.services_auth_token)
         sources = [HttpSource(name, url, self._http) for name, url in settings.services.items()]
-        self._overview = Overview(sources, KafkaSource(admin))
+        self._overview = CachedOverview(sources, KafkaSource(admin))
         app = create_app(
             admin=admin_router(admin),
             more=more_routers(settings.kafka, admin, settings.services, self._http),

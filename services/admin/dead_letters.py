@@ -51,7 +51,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Count(NamedTuple):
+class DeadLetterCount(NamedTuple):
     """The number of records in a partition; an upper bound if not `exact`, since counting has not finished."""
 
     records: int
@@ -72,7 +72,7 @@ class RecordCounter:
         """The offsets of each partition that were read, and the number of records in them."""
         self._lock = asyncio.Lock()
 
-    async def count(self, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Count]:
+    async def count(self, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, DeadLetterCount]:
         """Return the number of records in these spans."""
         async with self._lock:
             for tp, span in spans.items():
@@ -88,7 +88,7 @@ class RecordCounter:
             counts = {}
             for tp, span in spans.items():
                 read, records = self._counted[tp]
-                counts[tp] = Count(records + span.end - read.end, exact=read.end == span.end)
+                counts[tp] = DeadLetterCount(records + span.end - read.end, exact=read.end == span.end)
             return counts
 
     async def _count_records(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:

@@ -23,7 +23,7 @@ CACHE_MS = 800
 SAMPLE_INTERVAL_MS = 2_000
 
 
-class Overview:
+class CachedOverview:
     """Implements `penstock.api.console.overview.OverviewProvider` over sources."""
 
     def __init__(

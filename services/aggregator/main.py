@@ -27,7 +27,7 @@ from penstock.services.aggregator.key_search import KeySearch
 from penstock.services.aggregator.live_state import describe_stores, live_windows
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
-from penstock.services.aggregator.workers import Workers
+from penstock.services.aggregator.workers import WorkerSupervisor
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.punctuation import PunctuationType
@@ -237,6 +237,6 @@ def main(arguments: list[str]) -> int:
     """Run until SIGTERM. Returns the exit status: 2 for an invalid setting or topology."""
 
     def make_daemon(settings: AggregatorSettings) -> daemon.Daemon:
-        return Aggregator(settings) if settings.workers == 1 else Workers(settings, arguments)
+        return Aggregator(settings) if settings.workers == 1 else WorkerSupervisor(settings, arguments)
 
     return daemon.serve(PROGRAM, AggregatorSettings, make_daemon, arguments)

@@ -111,14 +111,14 @@ FROM_CHANGELOG = (
 )
 
 
-class Tail(NamedTuple):
+class ChangelogTail(NamedTuple):
     """A partition's changelog past the snapshot: the keys' confirmed changes, and the newest progress."""
 
     changes: TailChanges
     progress: Progress | None
 
 
-class Query:
+class SessionsQuery:
     """One query to changelog and lake, for the first windows or those after a position.
 
     `position` has the source offsets that the answer reflects, by partition. `missing` is set if the named lake has no
@@ -200,7 +200,7 @@ class Query:
 
     async def _snapshot_and_tails(
         self, topic: TopicDescription
-    ) -> tuple[delta_tables.Snapshot | None, dict[int, Tail]]:
+    ) -> tuple[delta_tables.Snapshot | None, dict[int, ChangelogTail]]:
         """Return a snapshot and the tails after it. Reads a newer snapshot if a compaction ends meanwhile."""
         partitions = [p.partition for p in topic.partitions]
         snapshot = await self._read_lake_snapshot(topic, partitions)
@@ -229,17 +229,17 @@ class Query:
 
     async def _read_changelog_tails(
         self, partitions: Sequence[int], covered: dict[int, delta_tables.PartitionSnapshot]
-    ) -> dict[int, Tail]:
+    ) -> dict[int, ChangelogTail]:
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
         reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
-        tails = dict[int, Tail]()
+        tails = dict[int, ChangelogTail]()
         readers = dict[int, ChangelogReader]()
         for p in partitions:
             changes = TailChanges(self._settings.keys, reach, self._settings.store)
             readers[p] = ChangelogReader(apply_one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
-            tails[p] = Tail(changes, None)
+            tails[p] = ChangelogTail(changes, None)
         by_partition = {p: TopicPartition(self._topic, p) for p in partitions}
         async with Consumer(self._settings.kafka, settings) as consumer:
             consumer.assign(list(by_partition.values()))
@@ -332,7 +332,7 @@ def main(arguments: list[str]) -> int:
         # No request may take longer than the answer.
         limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
         quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})
-        query = Query(settings.model_copy(update={"kafka": quick}), pages.position(settings.continuation))
+        query = SessionsQuery(settings.model_copy(update={"kafka": quick}), pages.position(settings.continuation))
         store, found = asyncio.run(query.run())
     except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)

@@ -15,7 +15,7 @@ from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
 from penstock.services.aggregator.continuations import window_pages
-from penstock.services.aggregator.sessions import Query, WindowQueryOptions
+from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
@@ -30,7 +30,7 @@ NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and no lake
 COLUMNS = ("partition", "key", "start", "end")
 
 
-class Rows(TypedDict):
+class OpenWindowRows(TypedDict):
     """A page of a store's rows: open windows, as `penstock.api.streams.stores.StoresView.read_store` returns them."""
 
     rows: list[dict[str, Any]]
@@ -38,7 +38,7 @@ class Rows(TypedDict):
     continuation: str | None
 
 
-ReadStore = Callable[[str, StoreQueryParams], Awaitable[Rows]]
+ReadStore = Callable[[str, StoreQueryParams], Awaitable[OpenWindowRows]]
 
 
 class WindowSearch:
@@ -73,7 +73,7 @@ class WindowSearch:
         from_ms, to_ms = map(str, _queried_time_range(params))
         limits = (queries.changelog_timeout_ms, params["rows_max"])
         options = WindowQueryOptions(*where, schema.name, _queried_keys(params), from_ms, to_ms, *limits, status)
-        query = Query(options, pages.position(params["continuation"]))
+        query = SessionsQuery(options, pages.position(params["continuation"]))
         _, found = await run_in_loop_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}

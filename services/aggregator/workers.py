@@ -76,7 +76,7 @@ def worker_settings(settings: AggregatorSettings, number: int, url: str) -> Aggr
     return settings.model_copy(update=own)
 
 
-class Worker:
+class WorkerSlot:
     """A worker's slot: its number and socket stay, its processes change. Implements `Upstream`."""
 
     def __init__(self, number: int, folder: Path, tokens: dict[Any, str]) -> None:
@@ -148,7 +148,7 @@ class AnyWorker:
 
     name = "workers"
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[WorkerSlot]) -> None:
         self._workers = list(workers)
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
@@ -165,7 +165,7 @@ class AnyWorker:
         raise Problem(NO_WORKER, "; ".join(details))
 
 
-class Workers:
+class WorkerSupervisor:
     """The service; see `penstock.services.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
@@ -174,7 +174,7 @@ class Workers:
         self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         tokens: dict[Any, str] = {**tokens_of(settings)}
-        self.workers = [Worker(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
+        self.workers = [WorkerSlot(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
         self._registry = CollectorRegistry()
         name, text = "aggregator_worker_restarts", "Worker processes that ended unexpectedly and were started again."
         self._restarts = metrics.counter(self._registry, name, text, "worker")
@@ -211,7 +211,7 @@ class Workers:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _keep_worker_running(self, worker: Worker) -> None:
+    async def _keep_worker_running(self, worker: WorkerSlot) -> None:
         limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)
         command = self._worker_command(worker)
         restarts = RestartBackoff(RESTART_BACKOFF)
@@ -226,7 +226,7 @@ class Workers:
             self._restarts.labels(worker=str(worker.number)).inc()
             await asyncio.sleep(wait_ms / 1000)
 
-    def _worker_command(self, worker: Worker) -> list[str]:
+    def _worker_command(self, worker: WorkerSlot) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)
         own = [str(worker.number), str(worker.unix_socket), f"{url}/workers/{worker.number}"]
         return [sys.executable, "-m", "penstock.services.aggregator.worker_process", *own, "--", *self._arguments]

@@ -41,7 +41,7 @@ Name = Annotated[str, typer.Argument(help="the connector's name")]
 Json = Annotated[bool, typer.Option("--json", help="print the worker's response as JSON")]
 
 
-class RestError(PenstockError):
+class ConnectRestError(PenstockError):
     """The worker rejected a request, or did not respond."""
 
 
@@ -190,11 +190,11 @@ def _request_worker(method: str, path: str, url: str | None, body: Any = None) -
         with httpx.Client(timeout=TIMEOUT_MS / 1000, trust_env=False, headers=headers, auth=auth) as client:
             response = client.request(method, f"{base}{path}", json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
-        raise RestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
+        raise ConnectRestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
     decoded = _decode_response_body(response)
     if response.is_error:
         message = decoded.get("message") if isinstance(decoded, dict) else None
-        raise RestError(f"{response.status_code}: {message or response.text[:500] or response.reason_phrase}")
+        raise ConnectRestError(f"{response.status_code}: {message or response.text[:500] or response.reason_phrase}")
     return decoded
 
 

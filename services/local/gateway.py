@@ -14,7 +14,7 @@ from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
 from penstock.services import daemon
-from penstock.services.admin.overview_provider import Overview
+from penstock.services.admin.overview_provider import CachedOverview
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.local.settings import GatewaySettings
@@ -49,7 +49,7 @@ class GatewayDaemon(ProducerDaemon):
         checks: dict[str, Check] = {"kafka": self._probe}
         own = LocalSource("producer", checks, self._registry)
         others = [HttpSource(name, url, self._http) for name, url in self._services.items()]
-        self._overview = Overview([own, *others], KafkaSource(self._admin))
+        self._overview = CachedOverview([own, *others], KafkaSource(self._admin))
         app = create_app(
             ingest=self.ingest.router,
             fast_path=self.ingest.handle,

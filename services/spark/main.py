@@ -48,7 +48,7 @@ def compact_main(arguments: list[str]) -> int:
         return _print_to_stderr(str(e), WRONG_SETTINGS)
     configure(settings.log, "compact")
     # Imported late: importing pyspark takes a second, which --help and an invalid setting need not wait for.
-    from penstock.services.spark.compaction.compact import Compaction
+    from penstock.services.spark.compaction.compact import CompactionJob
     from penstock.services.spark.compaction.delta_writer import CompactionConflict
     from penstock.services.spark.spark_session import spark_session
 
@@ -58,7 +58,7 @@ def compact_main(arguments: list[str]) -> int:
         with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                job = Compaction(spark, settings, _print_to_stderr)
+                job = CompactionJob(spark, settings, _print_to_stderr)
                 committed = ""
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
@@ -83,7 +83,7 @@ def batch_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _print_to_stderr(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
-    from penstock.services.spark.batch.batch import Batch, BatchFenced
+    from penstock.services.spark.batch.batch import BatchFenced, BatchJob
     from penstock.services.spark.spark_session import spark_session
 
     stop = Event()
@@ -93,7 +93,7 @@ def batch_main(arguments: list[str]) -> int:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            batch = Batch(spark, settings, _print_to_stderr)
+            batch = BatchJob(spark, settings, _print_to_stderr)
             while not stop.is_set():
                 began = time.monotonic()
                 with _cancel_spark_jobs_on(stop, spark):

@@ -53,8 +53,8 @@ class ChildProcess:
         self._pid: int | None = None
         self._returncode: int | None = None
         self._not_started: int | None = None
-        self._outputs: list[_Output] = []
-        self._error_lines: _Lines | None = None
+        self._outputs: list[_OutputPipe] = []
+        self._error_lines: _LineSplitter | None = None
         self._started = asyncio.Event()
         self._ended = asyncio.Event()
         self._read_report(report)
@@ -164,7 +164,7 @@ class ChildProcess:
         return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
 
     def _read_report(self, pipe: IO[bytes]) -> None:
-        lines = _Lines(self._on_report)
+        lines = _LineSplitter(self._on_report)
 
         def on_readable() -> None:
             if data := os.read(pipe.fileno(), _READ_BYTES):
@@ -179,7 +179,7 @@ class ChildProcess:
     def _read_output(self, on_line: Callable[[str], None]) -> None:
         assert self._guard.stdout is not None
         assert self._guard.stderr is not None
-        lines = _Lines(lambda line: on_line(line.decode(errors="replace").rstrip()))
+        lines = _LineSplitter(lambda line: on_line(line.decode(errors="replace").rstrip()))
 
         def on_output(data: bytes) -> None:
             self.output = (self.output + data)[-OUTPUT_BYTES_MAX:]
@@ -189,7 +189,7 @@ class ChildProcess:
             lines.add(data)
 
         self._error_lines = lines
-        self._outputs = [_Output(self._guard.stdout, on_output), _Output(self._guard.stderr, on_error_output)]
+        self._outputs = [_OutputPipe(self._guard.stdout, on_output), _OutputPipe(self._guard.stderr, on_error_output)]
 
     def _on_guard_ended(self) -> None:
         """The guard has ended, and so has the child, unless the guard was killed."""
@@ -220,7 +220,7 @@ class ChildProcess:
             self._returncode = child_guard.NOT_STARTED
 
 
-class _Output:
+class _OutputPipe:
     """Gives what arrives in a pipe to `on_bytes`."""
 
     def __init__(self, pipe: IO[bytes], on_bytes: Callable[[bytes], None]) -> None:
@@ -249,7 +249,7 @@ class _Output:
         return bool(data)
 
 
-class _Lines:
+class _LineSplitter:
     """Splits what arrives into lines, without their ends."""
 
     def __init__(self, on_line: Callable[[bytes], None]) -> None:

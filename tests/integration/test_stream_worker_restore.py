@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.aggregator.sessions import Query, WindowQueryOptions
+from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole
@@ -189,7 +189,7 @@ async def test_a_query_continues_from_a_newer_snapshot(
             options = WindowQueryOptions(
                 chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000
             )
-            return [one for one in (await Query(options).run())[1] if one.status == "open"]
+            return [one for one in (await SessionsQuery(options).run())[1] if one.status == "open"]
 
         wanted = await query(None)
         looked = overtaken_by_compactions(chain, monkeypatch, tmp_path, newer[0][1])

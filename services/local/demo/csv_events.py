@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple, cast
 import msgspec
 
 from penstock.api.settings import IngestSettings
-from penstock.services.local.demo.events import Plan
+from penstock.services.local.demo.events import PipelinePlan
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.serialization import json_deserializer
@@ -109,7 +109,7 @@ class CsvEvents:
         self._time_format = time_format
         self._parse_time = time_parser(time_format, self._latest_ms)
         self.plan = _plan_of_csv_replay(key, gap, grace)
-        header, *probed = list(islice(read_rows(path, limit), PROBED_ROWS + 1)) or [Row(HEADER, 1, [])]
+        header, *probed = list(islice(read_rows(path, limit), PROBED_ROWS + 1)) or [CsvRow(HEADER, 1, [])]
         self._columns = _checked_columns(path, header.fields, key, time)
         self._key_at = self._columns.index(key)
         self._time_at = self._columns.index(time)
@@ -146,7 +146,7 @@ class CsvEvents:
             message = message.replace(pointer, f"column {column!r}")
         return f"row {number}: {message}"
 
-    def _event_time(self, row: Row) -> int:
+    def _event_time(self, row: CsvRow) -> int:
         """Return the row's event time. Raises BadRow, with the column, if the row cannot be an event."""
         have = len(row.fields)
         wanted = len(self._columns)
@@ -161,7 +161,7 @@ class CsvEvents:
         except NoTime as e:
             raise BadRow(f"column {self._time!r}: {e}", text) from None
 
-    def _first_event_time(self, rows: list[Row]) -> int:
+    def _first_event_time(self, rows: list[CsvRow]) -> int:
         """Return the first event time of these rows. Raises ConfigError, with the first row's reason, without one."""
         first: BadRow | None = None
         for row in rows:
@@ -180,7 +180,7 @@ class CsvEvents:
         raise ConfigError(f"{self._path}, {self._describe_row(rows[0])}, {first}{others}{hint}")
 
     @staticmethod
-    def _describe_row(row: Row) -> str:
+    def _describe_row(row: CsvRow) -> str:
         return f"row {row.number} (line {row.line})"
 
 
@@ -193,7 +193,7 @@ def _suggest_time_format(text: str, latest_ms: int) -> str:
     )
 
 
-def _plan_of_csv_replay(key: str, gap: str, grace: str) -> Plan:
+def _plan_of_csv_replay(key: str, gap: str, grace: str) -> PipelinePlan:
     for option, text in (("--gap", gap), ("--grace", grace)):
         try:
             duration_ms(text)
@@ -203,7 +203,7 @@ def _plan_of_csv_replay(key: str, gap: str, grace: str) -> Plan:
         topology(gap, grace)
     except ConfigError as e:
         raise ConfigError(f"--gap {gap} --grace {grace}: {e}") from None
-    return Plan(
+    return PipelinePlan(
         topic=TOPIC,
         results=RESULTS,
         application="event-sessions",
@@ -231,7 +231,7 @@ def _checked_columns(path: Path, columns: list[str], key: str, time: str) -> lis
     return columns
 
 
-class Row(NamedTuple):
+class CsvRow(NamedTuple):
     """One row: its number (1 is the first below the header), the line of the file that it ends on, its fields."""
 
     number: int
@@ -239,7 +239,7 @@ class Row(NamedTuple):
     fields: list[str]
 
 
-def read_rows(path: Path, limit: int | None = None) -> Iterator[Row]:
+def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
     """Yield the header as row 0, then the rows in file order, or the first `limit` of them. Blank lines are skipped.
 
     Raises ConfigError with the file, the line and the reason if the file cannot be read.
@@ -252,7 +252,7 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[Row]:
             for number, fields in enumerate(islice(rows, None if limit is None else limit + 1)):
                 if number == HEADER and any("\0" in name for name in fields):
                     raise ConfigError(f"{path} is not a text file")
-                yield Row(number, reader.line_num, fields)
+                yield CsvRow(number, reader.line_num, fields)
         except UnicodeDecodeError as e:
             raise ConfigError(_no_text(path, e)) from None
         except (csv.Error, *_UNREADABLE) as e:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelinePlan:
     """The configuration of the pipeline for a set of events.
 
     `key` and `time` are the ingest's JSON pointers to key and event time. `topology` is `module:function` with its
@@ -35,10 +35,10 @@ class Plan:
         return f"{self.topic}-dlq"
 
 
-class Events(Protocol):
+class DemoEvents(Protocol):
     """A source of events."""
 
-    plan: Plan
+    plan: PipelinePlan
     unfit: int
     """The number of yielded lines that must become dead letters, counted without the topology."""
 

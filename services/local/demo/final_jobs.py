@@ -35,7 +35,7 @@ ATTEMPTS_MAX = 3  # of a compaction: a job that outlived its aggregator may comm
 SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them apart from the aggregator's
 
 
-class Jobs(msgspec.Struct, frozen=True):
+class FinalJobs(msgspec.Struct, frozen=True):
     """The jobs' arguments. `records` is the number that the audit must find; `options` are the topology's."""
 
     application: str
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     """Return the audit's exit status, or AUDIT_FAILED if a job failed. Prints each job's result as a line of JSON."""
-    jobs = msgspec.json.decode(arguments[0], type=Jobs)
+    jobs = msgspec.json.decode(arguments[0], type=FinalJobs)
     try:
         report = run(jobs)
     except PenstockError as e:
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     return status_of(report)
 
 
-def run(jobs: Jobs) -> AuditReport:
+def run(jobs: FinalJobs) -> AuditReport:
     """Run all jobs in order. Returns the audit's report. Raises the jobs' errors."""
     common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
     own = ["--application", jobs.application, *common]
@@ -87,23 +87,23 @@ def run(jobs: Jobs) -> AuditReport:
     batch = BatchSettings.load(["--application", jobs.batch, *common, *topology], program="penstock batch")
     audit = AuditSettings.load([*own, "--expect-records", str(jobs.records)], program="penstock audit")
     from penstock.services.spark.audit.audit import run_audit
-    from penstock.services.spark.batch.batch import Batch
+    from penstock.services.spark.batch.batch import BatchJob
     from penstock.services.spark.spark_session import spark_session
 
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _run_compaction(spark, compact)
-        _print_job_report(Batch(spark, batch, _log_to_stderr).run())
+        _print_job_report(BatchJob(spark, batch, _log_to_stderr).run())
         _print_job_report(compare_with_batch(spark, jobs))
         return run_audit(spark, audit, _log_to_stderr)
 
 
 def _run_compaction(spark: Any, settings: CompactSettings) -> None:
-    from penstock.services.spark.compaction.compact import Compaction
+    from penstock.services.spark.compaction.compact import CompactionJob
     from penstock.services.spark.compaction.delta_writer import CompactionConflict
 
     for attempt in range(ATTEMPTS_MAX):
         try:
-            job = Compaction(spark, settings, _log_to_stderr)
+            job = CompactionJob(spark, settings, _log_to_stderr)
             _print_job_report(job.run())
             job.maintenance.require_done()
             return
@@ -113,7 +113,7 @@ def _run_compaction(spark: Any, settings: CompactSettings) -> None:
             _log_to_stderr(str(e))
 
 
-def compare_with_batch(spark: Any, jobs: Jobs) -> Comparison:
+def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
     """Compare the output of the aggregator and the batch: bounds, results, times of closing, late records."""
     live, batch = (
         windows_and_late_records(spark, jobs.lake, application, jobs.store)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.services.local.demo.events import Plan
+from penstock.services.local.demo.events import PipelinePlan
 from penstock.shared.common.errors import MissingExtra
 from penstock.shared.common.extras import missing
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
@@ -31,7 +31,7 @@ MISSING = ("", "NA")
 CANCELLED = b'"dep_delay":null'
 MINUTE_MS = 60_000
 
-PLAN = Plan(
+PLAN = PipelinePlan(
     topic="flights",
     results="banks",
     application="departure-banks",

@@ -18,9 +18,9 @@ from rich.markup import escape
 from penstock.services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
 from penstock.services.local.demo.data_folder import fresh_folder
 from penstock.services.local.demo.display import Display, counted, longest_table
-from penstock.services.local.demo.events import Events
+from penstock.services.local.demo.events import DemoEvents
 from penstock.services.local.demo.flights import FlightEvents
-from penstock.services.local.demo.scenario import Outcome, Scenario
+from penstock.services.local.demo.scenario import DemoOutcome, Scenario
 from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import LogSettings
@@ -81,7 +81,7 @@ def demo(
     raise typer.Exit(OK if outcome.ok else FAILED)
 
 
-async def _run_scenario(scenario: Scenario, display: Display) -> Outcome:
+async def _run_scenario(scenario: Scenario, display: Display) -> DemoOutcome:
     """Run the scenario as a task that SIGTERM and Ctrl-C cancel, so everything started is stopped again.
 
     The second signal ends this process at once, and its children end with it.
@@ -109,7 +109,7 @@ def _event_source(
     gap: str | None,
     grace: str | None,
     limit: int | None,
-) -> Events:
+) -> DemoEvents:
     if file is None:
         options = {"--key": key, "--time": time, "--time-format": time_format, "--gap": gap, "--grace": grace}
         given = [name for name, value in options.items() if value is not None]
@@ -123,7 +123,7 @@ def _event_source(
     return CsvEvents(file, key, time, time_format=time_format, gap=gap, grace=grace, limit=limit)
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: DemoOutcome) -> dict[str, Any]:
     """Return the object of `--json`."""
     audit = outcome.audit
     counts = outcome.counts
@@ -154,7 +154,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print_summary(console: Console, source: Events, outcome: Outcome, folder: Path) -> None:
+def _print_summary(console: Console, source: DemoEvents, outcome: DemoOutcome, folder: Path) -> None:
     console.print()
     console.print(longest_table(outcome.longest, source.plan.results))
     console.print()
@@ -166,7 +166,7 @@ def _print_summary(console: Console, source: Events, outcome: Outcome, folder: P
         console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
 
 
-def _summary_lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
+def _summary_lines(figures: dict[str, Any], source: DemoEvents, outcome: DemoOutcome, folder: Path) -> dict[str, str]:
     """Return the summary, line by line, as rich's markup."""
     plan = source.plan
     rejected = figures["events_refused"]

@@ -33,7 +33,7 @@ class ReplayCounts:
     errors: list[str] = field(default_factory=list)
 
 
-class Replay:
+class EventReplay:
     """One pass over a source of events. Call `send` for one part after the other.
 
     `name_rejection` translates the endpoint's error of an event to the source's terms; the event's number is from 1.

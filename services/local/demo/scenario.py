@@ -30,10 +30,10 @@ import msgspec
 from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.demo.data_folder import KAFKA
 from penstock.services.local.demo.display import Display, counted
-from penstock.services.local.demo.events import Events, Plan
-from penstock.services.local.demo.final_jobs import Jobs, last_object, run_in_child
+from penstock.services.local.demo.events import DemoEvents, PipelinePlan
+from penstock.services.local.demo.final_jobs import FinalJobs, last_object, run_in_child
 from penstock.services.local.demo.handler import FILE_VARIABLE
-from penstock.services.local.demo.replay import Replay, ReplayCounts
+from penstock.services.local.demo.replay import EventReplay, ReplayCounts
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -74,7 +74,7 @@ Task = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoOutcome:
     """The results of the demo."""
 
     counts: ReplayCounts
@@ -123,7 +123,7 @@ class Outcome:
 class Scenario:
     """One run with its data in `folder`."""
 
-    def __init__(self, events: Events, folder: Path, display: Display) -> None:
+    def __init__(self, events: DemoEvents, folder: Path, display: Display) -> None:
         self._events = events
         self._plan = events.plan
         self._folder = folder
@@ -138,9 +138,9 @@ class Scenario:
         self._is_short = True
         self._last_totals = dict.fromkeys(COUNTED, 0)
         self._totals_before = dict.fromkeys(COUNTED, 0)
-        self._outcome = Outcome(ReplayCounts())
+        self._outcome = DemoOutcome(ReplayCounts())
 
-    async def run(self) -> Outcome:
+    async def run(self) -> DemoOutcome:
         """Run all steps. Raises if one of them fails."""
         started = time.monotonic()
         async with EmbeddedKafka(self._folder / KAFKA, EmbeddedKafkaSettings(jvm_options=QUICK_START)) as broker:
@@ -175,7 +175,9 @@ class Scenario:
         self._display.step(f"producer, aggregator, consumer and admin are up; dashboard: [link={url}]{url}[/link]")
 
     async def _stream_events(self) -> None:
-        replay = Replay(self._gateway_service.url, self._plan.topic, self._events.lines(), self._events.name_rejection)
+        replay = EventReplay(
+            self._gateway_service.url, self._plan.topic, self._events.lines(), self._events.name_rejection
+        )
         self._outcome.counts = replay.counts
         watching = asyncio.create_task(self._watch_aggregator(replay), name="demo-watch")
         try:
@@ -189,7 +191,7 @@ class Scenario:
             await asyncio.gather(watching, return_exceptions=True)
             await replay.close()
 
-    async def _replay_with_a_crash(self, replay: Replay) -> None:
+    async def _replay_with_a_crash(self, replay: EventReplay) -> None:
         step = self._display.step
         total = self._events.count()
         first = math.ceil(total * SENT_BEFORE_CRASH)
@@ -207,7 +209,7 @@ class Scenario:
         seconds += await _measure_seconds(self._send_and_await_commit(replay, None))
         self._outcome.replay_seconds = seconds
 
-    async def _send_and_await_commit(self, replay: Replay, limit: int | None) -> None:
+    async def _send_and_await_commit(self, replay: EventReplay, limit: int | None) -> None:
         """Send up to `limit` more events, and wait until the aggregator has committed everything sent so far."""
         await replay.send(limit)
         await self._wait_until("the commit of the last event", self._all_is_committed)
@@ -255,7 +257,7 @@ class Scenario:
             self._display.step("folding the rest into Delta")
         self._display.step("the same events as `penstock batch`, then an audit with Spark's own session windows")
         log_file = self._folder / "logs" / "final-jobs.log"
-        arguments = Jobs(
+        arguments = FinalJobs(
             plan.application,
             str(self._lake),
             plan.results,
@@ -295,13 +297,13 @@ class Scenario:
             known = {run["started_at_ms"]: run for run in [*self._compactions, *runs]}
             self._compactions = [known[at] for at in sorted(known)]
 
-    async def _watch_aggregator(self, replay: Replay) -> None:
+    async def _watch_aggregator(self, replay: EventReplay) -> None:
         while True:
             await self._read_aggregator_state()
             self._show_figures(replay)
             await asyncio.sleep(POLL_MS / 1000)
 
-    def _show_figures(self, replay: Replay) -> None:
+    def _show_figures(self, replay: EventReplay) -> None:
         figures = self._display.figures
         tasks = self._tasks
         figures.acknowledged = replay.counts.acknowledged
@@ -453,7 +455,7 @@ def _encode_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def aggregator_spec(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
+def aggregator_spec(plan: PipelinePlan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
     """Return the aggregator under exactly_once. It `compacts` every five seconds of wall-clock time, or not at all."""
     return ServiceSpec(
         "aggregator",
@@ -472,12 +474,12 @@ def aggregator_spec(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts:
     )
 
 
-def consumer_group(plan: Plan) -> str:
+def consumer_group(plan: PipelinePlan) -> str:
     """Return the group id of the consumer of results."""
     return f"notable-{plan.results}"
 
 
-def consumer_spec(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
+def consumer_spec(plan: PipelinePlan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
     """Return the consumer, which keeps the notable sessions in a file."""
     return ServiceSpec(
         "consumer",
@@ -494,7 +496,7 @@ def consumer_spec(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceS
     )
 
 
-def gateway_spec(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
+def gateway_spec(plan: PipelinePlan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
     """Return the gateway, which receives the events and serves the dashboard."""
     # A user's own file may have events from before 2000; demo.csv_events checks the unit of its times.
     topics = {plan.topic: {"key": plan.key, "time": plan.time, "min_event_time": "1970-01-01"}}

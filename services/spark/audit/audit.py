@@ -37,7 +37,7 @@ from penstock.services.spark.audit.window_checks import compare_windows
 from penstock.services.spark.errors import translated
 
 
-class CheckResult(NamedTuple):
+class AuditCheck(NamedTuple):
     """One check: the claim that holds without differences, the number of differences, and the first few of them."""
 
     name: str
@@ -66,7 +66,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     windows_open: int
     spark_windows: int
     split_sessions: int
-    checks: list[CheckResult]
+    checks: list[AuditCheck]
     not_compared: list[str]
     assumed: list[str]
     seconds: float
@@ -168,7 +168,7 @@ def _index_of_count_aggregation(read: Read) -> int | None:
     return next((i for i, a in enumerate(store.aggregations) if a.function == "count"), None)
 
 
-def _check_conservation(report: AuditReport) -> CheckResult:
+def _check_conservation(report: AuditReport) -> AuditCheck:
     claim = "records = in windows + late + dead letters + skipped + not covered yet"
     claim += " + left out" if report.left_out else ""
     n = report.unaccounted
@@ -177,10 +177,10 @@ def _check_conservation(report: AuditReport) -> CheckResult:
         if n
         else []
     )
-    return CheckResult("conserved", claim, abs(n), shown)
+    return AuditCheck("conserved", claim, abs(n), shown)
 
 
-def _list_differences(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -> list[CheckResult]:
+def _list_differences(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -> list[AuditCheck]:
     order = SparkWindow.partitionBy("check").orderBy("partition", "at_ms", "key", "detail")
     total = F.count(F.lit(1)).over(SparkWindow.partitionBy("check"))
     ranked = differences.withColumn("nth", F.row_number().over(order)).withColumn("total", total)
@@ -189,7 +189,7 @@ def _list_differences(differences: DataFrame, checks: Mapping[str, str], shown_m
     for name, claim in checks.items():
         own = [row for row in rows if row.check == name]
         shown = [{k: row[k] for k in ("partition", "key", "at_ms", "detail")} for row in own[:shown_max]]
-        results.append(CheckResult(name, claim, own[0].total if own else 0, shown))
+        results.append(AuditCheck(name, claim, own[0].total if own else 0, shown))
     return results
 
 
@@ -201,7 +201,7 @@ def _count_split_sessions(compared: Compared) -> int:
     return int(held.groupBy("partition", "key", "computed_ms").count().filter("count > 1").count())
 
 
-def _check_expected_records(records: int, expected: int | None) -> CheckResult | None:
+def _check_expected_records(records: int, expected: int | None) -> AuditCheck | None:
     if expected is None:
         return None
     shown = (
@@ -209,7 +209,7 @@ def _check_expected_records(records: int, expected: int | None) -> CheckResult |
         if records == expected
         else [_difference_without_window(f"the source holds {records} records, {expected} were expected")]
     )
-    return CheckResult("records", f"the source topic holds {expected} records", len(shown), shown)
+    return AuditCheck("records", f"the source topic holds {expected} records", len(shown), shown)
 
 
 def _difference_without_window(detail: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def unchecked(store: StoreSchema) -> list[str]:
     return [a.name for a in store.aggregations if not _measures_of_aggregation(a, "m")]
 
 
-class Field(NamedTuple):
+class MeasuredField(NamedTuple):
     """A field of the source values that a measure needs.
 
     `type` is int64, float64, TEXT, or OTHER for a boolean that is true if the value is not text.
@@ -79,8 +79,10 @@ class Field(NamedTuple):
     def of(self, value: Any) -> Any:
         """Returns a record's value as the engine adds it; None for a value that it rejects. A boolean is 1 or 0.
 
-        >>> Field("n", "int64").of(True), Field("n", "float64").of(2), Field("n", "int64").of("2")
-        (1, 2.0, None)
+        >>> MeasuredField("n", "int64").of(True), MeasuredField("n", "float64").of(2)
+        (1, 2.0)
+        >>> MeasuredField("n", "int64").of("2") is None
+        True
         """
         if self.type == TEXT:
             return value if isinstance(value, str) else None
@@ -96,13 +98,15 @@ class Field(NamedTuple):
             return None
 
 
-def fields(store: StoreSchema) -> list[Field]:
+def fields(store: StoreSchema) -> list[MeasuredField]:
     """Returns the distinct fields, with their types, that the measures of a store need."""
     found = [
-        Field(a.field, a.state[0][1]) for a in store.aggregations if a.field and a.verbatim and a.function in _NUMBERS
+        MeasuredField(a.field, a.state[0][1])
+        for a in store.aggregations
+        if a.field and a.verbatim and a.function in _NUMBERS
     ]
     for name in _distinct_fields(store):
-        found += [Field(name, TEXT), Field(name, OTHER)]
+        found += [MeasuredField(name, TEXT), MeasuredField(name, OTHER)]
     return list(dict.fromkeys(found))
 
 
@@ -113,7 +117,7 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
     """
     if not (names := _distinct_fields(store)):
         return store
-    holds_other = (F.max(F.col(f"{FIELDS}.{quoted(Field(name, OTHER).column)}")).alias(name) for name in names)
+    holds_other = (F.max(F.col(f"{FIELDS}.{quoted(MeasuredField(name, OTHER).column)}")).alias(name) for name in names)
     found = records.agg(*holds_other).first()
     others = {name for name in names if found is not None and found[name]}
     return msgspec.structs.replace(
@@ -139,7 +143,7 @@ def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> Da
     return read.mapInArrow(_value_parser(wanted), f"{others}, {FIELDS} STRUCT<{struct}>")
 
 
-def _value_parser(wanted: list[Field]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _value_parser(wanted: list[MeasuredField]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             objects = [_decode_json_object(value) for value in batch.column("value").to_pylist()]
@@ -200,7 +204,7 @@ def _measures_of_aggregation(aggregation: AggregationSchema, name: str) -> list[
 
 
 def _field_column(name: str, type_: str) -> SparkColumn:
-    return F.col(f"{FIELDS}.{quoted(Field(name, type_).column)}")
+    return F.col(f"{FIELDS}.{quoted(MeasuredField(name, type_).column)}")
 
 
 def contradictions(all_measures: list[Measure]) -> SparkColumn:

@@ -40,7 +40,7 @@ from penstock.services.spark.batch.batch_task import (
 from penstock.services.spark.batch.file_rows import fingerprint_of, partitioned_rows
 from penstock.services.spark.batch.settings import EXPLICIT_OFFSETS, BatchSettings
 from penstock.services.spark.compaction import compact, delta_writer
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance
 from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import STATE
@@ -89,7 +89,7 @@ class BatchReport(NamedTuple):
     compaction: dict[str, Any] | None = None
 
 
-class Batch:
+class BatchJob:
     """Runs batches of one application on a Spark session. `run()` may be called any number of times."""
 
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
@@ -167,7 +167,7 @@ class Batch:
         """
         settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
         while True:
-            job = Compaction(self.spark, settings, self.log)
+            job = CompactionJob(self.spark, settings, self.log)
             report = job.run()
             self.maintenance = job.maintenance
             if not report.remaining_records:

@@ -97,7 +97,7 @@ class CompactionReport(NamedTuple):
     failed: tuple[str, ...] = ()
 
 
-class Plan(NamedTuple):
+class CompactionPlan(NamedTuple):
     """The start of a compaction: the tables, each at a version, and the newest progress rows by partition."""
 
     offsets: TopicOffsets
@@ -110,7 +110,7 @@ class Plan(NamedTuple):
         return self.tables[STATE].version() if STATE in self.tables else None
 
 
-class Compaction:
+class CompactionJob:
     """One compaction of one application on a Spark session. Call `run()` once."""
 
     def __init__(self, spark: SparkSession, settings: MaintenanceSettings, log: Log) -> None:
@@ -144,7 +144,7 @@ class Compaction:
 
     # --- plan ---
 
-    def plan(self) -> Plan:
+    def plan(self) -> CompactionPlan:
         """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
         # `state` is opened first, because a compaction commits it last. If another job commits meanwhile, the other
@@ -163,7 +163,7 @@ class Compaction:
             name: self._table_positions(name, table, offsets) for name, table in tables.items() if name != STATE
         }
         begins = {p: self._start_of_partition(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
-        return Plan(
+        return CompactionPlan(
             offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.run_records_max)
         )
 
@@ -238,7 +238,7 @@ class Compaction:
 
     # --- fold ---
 
-    def _fold_and_commit(self, plan: Plan) -> CompactionReport:
+    def _fold_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         """Read the ranges, write the data files and commit them. Returns the report."""
         wanted = [one for one in plan.ranges if one.first < one.end]
         if not wanted:
@@ -280,13 +280,13 @@ class Compaction:
         found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
         return found
 
-    def _report_nothing_new(self, plan: Plan) -> CompactionReport:
+    def _report_nothing_new(self, plan: CompactionPlan) -> CompactionReport:
         self.log("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
         return CompactionReport(len(before), before, before, plan.state_version)
 
     def _commit_tables(
-        self, plan: Plan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
+        self, plan: CompactionPlan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
     ) -> CompactionReport:
         stores = stores_of(plan.newest, written.values())
         require_lake_names(stores)
@@ -344,7 +344,7 @@ class Compaction:
             late_rows=rows[LATE],
         )
 
-    def _ensure_table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
+    def _ensure_table(self, plan: CompactionPlan, name: str, schema: pa.Schema) -> DeltaTable:
         """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
         indexed = INDEXED[name.partition("/")[0]]
         return delta_writer.ensure_table(
@@ -353,7 +353,7 @@ class Compaction:
 
     # --- after the commit ---
 
-    def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+    def _maintain_tables(self, plan: CompactionPlan, report: CompactionReport) -> CompactionReport:
         attempt = self.maintenance.attempt
         settings = self.settings
         # Without a commit of `state` there is nothing new to maintain.
@@ -374,7 +374,7 @@ class Compaction:
         names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)]
         return {name: self.path(name) for name in names}
 
-    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
         """Rewrite the crowded partitions of `state`. Returns their number.
 
         A partition is crowded if many rows, relative to its size, or many files were added since its last rewrite.
@@ -418,7 +418,7 @@ class Compaction:
         is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
         return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
-    def _delete_covered_records(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: CompactionPlan) -> None:
         """Delete the changelog records that the previous compaction covers.
 
         Partitions of which a table lacked rows keep theirs until the next compaction.

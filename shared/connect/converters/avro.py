@@ -44,7 +44,7 @@ def avro_library() -> Any:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _AvroSchemaCodec:
     """A schema with the functions that read and write its values."""
 
     schema: Schema
@@ -61,8 +61,8 @@ class AvroConverter(Converter):
 
     def __init__(self) -> None:
         self._registry: Registry
-        self._read: dict[int, _Known] = {}
-        self._written: dict[Schema, _Known] = {}
+        self._read: dict[int, _AvroSchemaCodec] = {}
+        self._written: dict[Schema, _AvroSchemaCodec] = {}
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -110,7 +110,7 @@ class AvroConverter(Converter):
             self._decode_avro_value(topic, id, known, data[HEAD_BYTES:]) for data in datas if data is not None
         ]
 
-    def _decode_avro_value(self, topic: str, id: int, known: _Known, encoded: bytes) -> Any:
+    def _decode_avro_value(self, topic: str, id: int, known: _AvroSchemaCodec, encoded: bytes) -> Any:
         buffer = io.BytesIO(encoded)
         try:
             value = self._fastavro.schemaless_reader(
@@ -123,7 +123,7 @@ class AvroConverter(Converter):
             raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: bytes are left over")
         return known.to_value(value) if known.to_value else value
 
-    def _avro_schema_to_write(self, schema: Schema) -> _Known:
+    def _avro_schema_to_write(self, schema: Schema) -> _AvroSchemaCodec:
         try:
             known = self._written.get(schema)
         except TypeError:  # a default that is not hashable
@@ -134,7 +134,7 @@ class AvroConverter(Converter):
                 self._written.pop(next(iter(self._written)))
         return known
 
-    def _avro_schema_by_id(self, id: int, found: RegistrySchema | None) -> _Known:
+    def _avro_schema_by_id(self, id: int, found: RegistrySchema | None) -> _AvroSchemaCodec:
         known = self._read.get(id)
         if known is None:
             registered = found or self._registry.schema(id)
@@ -145,7 +145,7 @@ class AvroConverter(Converter):
 
     def _parse_avro_schema(
         self, avro: Any, references: Sequence[tuple[str, str]], schema: Schema | None = None
-    ) -> _Known:
+    ) -> _AvroSchemaCodec:
         named: dict[str, Any] = {}
         outer = {name: json.loads(text) for name, text in references}
         try:
@@ -155,7 +155,7 @@ class AvroConverter(Converter):
         except Exception as e:  # fastavro raises many kinds
             raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e
         schema = schema or from_avro(avro, outer)
-        return _Known(schema, made, json.dumps(avro, separators=(",", ":")), writing(schema), reading(schema))
+        return _AvroSchemaCodec(schema, made, json.dumps(avro, separators=(",", ":")), writing(schema), reading(schema))
 
 
 def without_other_logical_types(avro: Any) -> Any:

@@ -203,11 +203,11 @@ def default_from_json(schema: Schema, json: Any) -> Any:
 
 def from_avro(avro: Any, named: Mapping[str, Any] | None = None) -> Schema:
     """An Avro schema as Connect's. `named` has the schemas it refers to. DataError if Connect cannot represent it."""
-    reading = _Reading(dict(named or {}))
+    reading = _AvroSchemaReader(dict(named or {}))
     return reading.whole(avro, "", 0)
 
 
-class _Reading:
+class _AvroSchemaReader:
     """The conversion of one Avro schema to Connect."""
 
     def __init__(self, named: dict[str, Any]) -> None:

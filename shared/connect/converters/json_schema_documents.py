@@ -96,10 +96,10 @@ def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> 
 
     Raises DataError if Connect cannot represent it: recursion, or a union other than with null.
     """
-    return _Reading(json, dict(references or {})).whole(json, 0)
+    return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
 
 
-class _Reading:
+class _JsonSchemaReader:
     """The conversion of one document, which resolves its `$ref`."""
 
     def __init__(self, root: Any, references: dict[str, Any]) -> None:

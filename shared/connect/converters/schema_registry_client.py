@@ -25,7 +25,7 @@ REFERENCES_MAX = 1_000
 
 
 @dataclass(frozen=True)
-class Access:
+class RegistryAccess:
     """The registry's addresses and the credentials. `user` is user:password, empty for none."""
 
     urls: tuple[str, ...]
@@ -47,7 +47,7 @@ class RegistrySchema:
 class RegistryClient:
     """Sends requests to one registry."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: RegistryAccess) -> None:
         self._access = access
 
     def __repr__(self) -> str:

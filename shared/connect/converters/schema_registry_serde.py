@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
-from penstock.shared.connect.converters.schema_registry_client import Access, RegistryClient, RegistrySchema
+from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient, RegistrySchema
 from penstock.shared.connect.errors import ConfigError, DataError, MoreNeeded
 
 MAGIC = b"\x00"
@@ -109,7 +109,7 @@ class Registry:
             raise ConfigError("basic.auth.user.info must be user:password")
         if values["use.latest.version"] and values["auto.register.schemas"]:
             raise ConfigError("use.latest.version needs auto.register.schemas=false")
-        access = Access(
+        access = RegistryAccess(
             tuple(url.rstrip("/") for url in values["schema.registry.url"]),
             user=user if by_user_info else "",
             token=values["bearer.auth.token"].value,

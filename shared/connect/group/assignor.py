@@ -33,7 +33,7 @@ T = TypeVar("T", str, ConnectorTaskId)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AssignmentPlan:
     """The additional work and the revoked work of each member. `complete` is all work that it then runs.
 
     All members join again after `delay_ms`; 0 means that no such rebalance is due.
@@ -66,7 +66,7 @@ class IncrementalAssignor:
         now_ms: int,
         generation: int,
         completed: int,
-    ) -> Plan:
+    ) -> AssignmentPlan:
         """Plans one rebalance. `held` is each member's current work, `completed` the last completed generation."""
         # The sets of IncrementalCooperativeAssignor.performTaskAssignment, step by step:
         # 1. The work that members hold, and the work of the last assignment. If that is not the last completed
@@ -97,7 +97,7 @@ class IncrementalAssignor:
         self._revoked = _union_of_work(revoked.values())
         self._previous_generation = generation
         self._previous_members = frozenset(held)
-        return Plan(assigned, revoked, complete, delay_ms)
+        return AssignmentPlan(assigned, revoked, complete, delay_ms)
 
     def _delay_of_lost(self, lost: ConnectorsAndTasks, kept: Mapping[str, ConnectorsAndTasks], now_ms: int) -> int:
         """Returns the remaining delay of lost work in ms, or 0 if it is assigned now."""

@@ -18,7 +18,7 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.group.connect_protocol import PROTOCOL_TYPE, ConnectorsAndTasks, ExtendedAssignment
-from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, Step, WorkerGroup
+from penstock.shared.connect.group.worker_group import CompleteRebalance, GiveUpWork, Lead, Stable, Step, WorkerGroup
 
 log = get_logger(__name__)
 
@@ -114,9 +114,9 @@ class WorkerCoordinator:
             case Wait(ms):
                 await asyncio.sleep((ms or 0) / 1000)
             # Shielded: `_check_membership` may have begun the same stop, and a cancelled step must not end it.
-            case GiveUp(lost=True):
+            case GiveUpWork(lost=True):
                 await asyncio.shield(self._begin_stop_of_lost_work())
-            case GiveUp(work):
+            case GiveUpWork(work):
                 await self._rebalances.on_revoked(work, lost=False)
                 self.group.on_given_up(work)
             case Join():
@@ -126,7 +126,7 @@ class WorkerCoordinator:
                 self.group.on_led(configured, read, self._clock.monotonic_ms())
             case Sync():
                 self.group.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
-            case Complete(assignment, generation):
+            case CompleteRebalance(assignment, generation):
                 self.group.on_completed(assignment)
                 self._rebalances.on_assigned(assignment, generation)
             case Stable():

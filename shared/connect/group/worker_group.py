@@ -24,7 +24,7 @@ from penstock.shared.clients.group.member_states import BEATING, MemberState
 from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import PenstockError, SerializationError
-from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
+from penstock.shared.connect.group.assignor import AssignmentPlan, IncrementalAssignor, assign_eagerly
 from penstock.shared.connect.group.connect_protocol import (
     CONFIG_MISMATCH,
     EAGER,
@@ -46,7 +46,7 @@ class Stable:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUpWork:
     """Stop this work, then call `on_given_up`. If `lost`, the group no longer counts it as ours."""
 
     work: ConnectorsAndTasks
@@ -61,14 +61,14 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteRebalance:
     """Apply this assignment, whose `work` is all work of the worker, then call `on_completed`."""
 
     assignment: ExtendedAssignment
     generation: int
 
 
-Step = Wait | Stable | GiveUp | Join | Lead | Sync | Complete
+Step = Wait | Stable | GiveUpWork | Join | Lead | Sync | CompleteRebalance
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class WorkerGroup(Member):
         # Under `eager` all work stops before the worker joins (case 2). Otherwise it joins with its work, unless the
         # group has removed the worker and others may run that work (case 3).
         if self.held and (self.version == EAGER or self.is_given_up(now_ms)):
-            return GiveUp(self.held, lost=self.version != EAGER)
+            return GiveUpWork(self.held, lost=self.version != EAGER)
         if now_ms < self._retry_at_ms:
             return Wait(self._retry_at_ms - now_ms)
         self._change_state(MemberState.JOINING)
@@ -162,9 +162,9 @@ class WorkerGroup(Member):
             return Wait(0)
         # Revoked work stops before the assignment is applied (case 1), since the leader assigns it after that.
         if back := received.revoked & self.held:
-            return GiveUp(back, lost=False)
+            return GiveUpWork(back, lost=False)
         whole = received.work if self.version == EAGER else received.work | self.held
-        return Complete(replace(received, work=whole), self.generation)
+        return CompleteRebalance(replace(received, work=whole), self.generation)
 
     # --- outcomes ---
 
@@ -208,10 +208,10 @@ class WorkerGroup(Member):
         # As ensureLeaderConfig in Kafka Connect: a leader that has not read the newest configs would revoke the work of
         # connectors that it does not know yet. It assigns nothing, and all members join again.
         if config_offset < newest:
-            plan = Plan({}, {}, {})
+            plan = AssignmentPlan({}, {}, {})
             common = replace(common, error=CONFIG_MISMATCH)
         elif self.version == EAGER:
-            plan = Plan(assigned := assign_eagerly(members, configured), {}, assigned)
+            plan = AssignmentPlan(assigned := assign_eagerly(members, configured), {}, assigned)
         else:
             held = {member: state.held for member, state in members.items()}
             plan = self.assignor.assign(

@@ -708,7 +708,7 @@ def configured(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
 
 
 @dataclass(slots=True)
-class Changes:
+class ConfigChanges:
     """Connectors to restart, tasks to replace, target states to follow, requested restarts, logger levels."""
 
     connectors: set[str] = field(default_factory=set)
@@ -735,7 +735,7 @@ class PendingChanges:
     """
 
     def __init__(self) -> None:
-        self._changes = Changes()
+        self._changes = ConfigChanges()
         self.rejoin: str | None = None
         self._rejoin_offset = NO_OFFSET
 
@@ -782,10 +782,10 @@ class PendingChanges:
         if self._rejoin_offset <= offset:
             self.rejoin = None
 
-    def take(self) -> Changes:
+    def take(self) -> ConfigChanges:
         """Takes all changes, once. `take_rejoin` takes the reason for a rebalance."""
         changes = self._changes
-        self._changes = Changes()
+        self._changes = ConfigChanges()
         return changes
 
     def take_rejoin(self) -> str | None:

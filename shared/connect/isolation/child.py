@@ -48,7 +48,7 @@ FAILED = 1
 """The exit status of a process that failed."""
 
 
-class Link:
+class WorkerLink:
     """The process' end of the socket pair."""
 
     def __init__(self, connection: socket.socket, lines: BinaryIO) -> None:
@@ -81,7 +81,7 @@ class Link:
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
 
 
-class Events:
+class EventSender:
     """A status listener that sends each event to the worker. It collects the topics for the next metrics."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
@@ -149,7 +149,7 @@ class Commands:
         self._worker = worker
         self._loggers = loggers
         self._send = send
-        self._events = Events(send)
+        self._events = EventSender(send)
         self._running: dict[asyncio.Task[None], str] = {}
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ class Commands:
         self._send({"reconfigure": True})
 
 
-async def serve(start: Message, link: Link) -> None:
+async def serve(start: Message, link: WorkerLink) -> None:
     """Runs commands until the worker closes the link, or has ended."""
     loggers = Loggers(SYSTEM_CLOCK)
     config = DistributedConfig(start["worker"])
@@ -261,7 +261,7 @@ def main() -> NoReturn:
         if first := lines.readline():  # else the worker has ended already
             start = unpack(first)
             configure(LogSettings.model_validate(start["log"]), "connect")
-            asyncio.run(serve(start, Link(connection, lines)))
+            asyncio.run(serve(start, WorkerLink(connection, lines)))
         status = 0
     except BaseException:  # also SystemExit of the connector's code
         traceback.print_exc()

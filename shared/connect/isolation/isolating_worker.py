@@ -42,7 +42,7 @@ log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Part:
+class IsolatedPart:
     """A connector or a task: the command that starts it, its state, and its last metrics."""
 
     command: Message
@@ -55,7 +55,7 @@ class IsolatedConnector:
 
     def __init__(self, name: str, first: Callable[[str], Message], restarts: TaskRestarts, stop_ms: int, clock: Clock):
         self.name = name
-        self.parts: dict[Id, Part] = {}
+        self.parts: dict[Id, IsolatedPart] = {}
         self._first = first
         self._restarts = restarts
         self._stop_ms = stop_ms
@@ -157,7 +157,7 @@ class IsolatedConnector:
         self._target = target
         self._listener = listener
         process = self._running_process()
-        self.parts[id] = Part(command)
+        self.parts[id] = IsolatedPart(command)
         return process
 
     def _running_process(self) -> ConnectorProcess:
@@ -207,7 +207,7 @@ class IsolatedConnector:
             self._move_part_state(id, Event(message["event"]), message["trace"])
 
     def _move_part_state(self, id: Id, event: Event, trace: str | None) -> None:
-        part = self.parts.get(id, Part({}))  # a part that is being stopped is not in `parts`
+        part = self.parts.get(id, IsolatedPart({}))  # a part that is being stopped is not in `parts`
         is_restarted = part.state is State.RESTARTING and event is Event.STARTUP
         part.state = TRANSITIONS[event][1]
         self._listener.on_event(id, event, trace)

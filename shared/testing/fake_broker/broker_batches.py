@@ -32,7 +32,7 @@ NO_PRODUCER_ID = -1
 
 
 @dataclass(slots=True)
-class Batch:
+class BrokerBatch:
     """One batch of a log. `data` are its bytes, with its offset and epoch in the log."""
 
     data: bytes
@@ -86,7 +86,7 @@ class InvalidBatch(ValueError):
         self.code = code
 
 
-def parse(data: bytes | None) -> Batch:
+def parse(data: bytes | None) -> BrokerBatch:
     """The single batch in a produce request for a partition. InvalidBatch says why it cannot be appended."""
     if not data or len(data) < HEADER.size:
         raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "no record batch")
@@ -109,10 +109,10 @@ def parse(data: bytes | None) -> Batch:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "clients may not write control records")
     if producer_id != NO_PRODUCER_ID and sequence < 0:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, f"the sequence {sequence}, with a producer id")
-    return Batch(data, 0, last_delta, attributes, first_at, max_at, producer_id, epoch, sequence, count)
+    return BrokerBatch(data, 0, last_delta, attributes, first_at, max_at, producer_id, epoch, sequence, count)
 
 
-def assign_offset(batch: Batch, offset: int, leader_epoch: int) -> Batch:
+def assign_offset(batch: BrokerBatch, offset: int, leader_epoch: int) -> BrokerBatch:
     """The batch with the offset and epoch of its position in the log."""
     head = PREFIX.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
     batch.data = head + batch.data[PREFIX.size :]
@@ -121,7 +121,7 @@ def assign_offset(batch: Batch, offset: int, leader_epoch: int) -> Batch:
     return batch
 
 
-def stamp(batch: Batch, now_ms: int) -> Batch:
+def stamp(batch: BrokerBatch, now_ms: int) -> BrokerBatch:
     """The batch under LogAppendTime: all its records have the time `now_ms`."""
     batch.attributes |= TIMESTAMP_TYPE_MASK
     batch.max_timestamp = now_ms
@@ -131,7 +131,7 @@ def stamp(batch: Batch, now_ms: int) -> Batch:
     return batch
 
 
-def marker(producer_id: int, producer_epoch: int, *, committed: bool, now_ms: int) -> Batch:
+def marker(producer_id: int, producer_epoch: int, *, committed: bool, now_ms: int) -> BrokerBatch:
     """The control batch that ends a producer's transaction in a partition."""
     key = struct.pack(">hh", 0, int(committed))
     value = struct.pack(">hi", 0, 0)
@@ -140,10 +140,10 @@ def marker(producer_id: int, producer_epoch: int, *, committed: bool, now_ms: in
     attributes = TRANSACTIONAL_MASK | CONTROL_MASK
     rest = struct.pack(">hiqqqhii", attributes, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1) + record
     data = PREFIX.pack(0, 9 + len(rest), 0) + struct.pack(">bI", MAGIC, crc32c(rest)) + rest
-    return Batch(data, 0, 0, attributes, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
+    return BrokerBatch(data, 0, 0, attributes, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
 
 
-def records(batch: Batch, topic: str, partition: int) -> Iterator[ConsumerRecord]:
+def records(batch: BrokerBatch, topic: str, partition: int) -> Iterator[ConsumerRecord]:
     """The records of a batch."""
     for unpacked in read_batches(batch.data):
         for record in unpacked:

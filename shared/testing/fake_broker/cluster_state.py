@@ -19,7 +19,7 @@ from penstock.shared.testing.fake_broker.configs import BROKER_CONFIGS
 from penstock.shared.testing.fake_broker.group_coordinator import Groups
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later, Timers
-from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
+from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 from penstock.shared.testing.fake_broker.transaction_coordinator import Transactions
 
 
@@ -83,7 +83,7 @@ class ClusterState:
         self.configs = {**BROKER_CONFIGS, **(configs or {})}
         self.cluster_id = uuid.uuid4().hex[:22]
         self.nodes: dict[int, Node] = {}
-        self.topics: dict[str, Topic] = {}
+        self.topics: dict[str, BrokerTopic] = {}
         self.timers = Timers()
         self.groups = Groups(self.configs, self.timers)
         self.transactions = Transactions(
@@ -136,9 +136,9 @@ class ClusterState:
         replication_factor: int,
         configs: Mapping[str, str],
         assignments: Mapping[int, list[int]] | None = None,
-    ) -> Topic:
+    ) -> BrokerTopic:
         """Create a valid topic. The leaders of each topic start at another node."""
-        topic = Topic(name, dict(configs))
+        topic = BrokerTopic(name, dict(configs))
         if assignments:
             topic.assign(assignments, self.alive)
         else:

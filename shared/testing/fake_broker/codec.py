@@ -13,7 +13,7 @@ reading of the protocol.
 From its flexible version on, a message writes lengths as varints and ends every struct with tagged fields. Tags that a
 table does not name are skipped.
 
->>> schema = Schema("id int32\\nname ?string 1+", flexible=2)
+>>> schema = MessageSchema("id int32\\nname ?string 1+", flexible=2)
 >>> [schema.encode(Message(id=7, name="a"), version).hex(" ") for version in (0, 1, 2)]
 ['00 00 00 07', '00 00 00 07 00 01 61', '00 00 00 07 02 61 00']
 >>> schema.decode(bytes.fromhex("00 00 00 07 02 61 00"), 2)
@@ -54,7 +54,7 @@ class MalformedMessage(ValueError):
 
 
 @dataclass
-class Field:
+class FieldSchema:
     """One line of a table."""
 
     name: str
@@ -65,13 +65,13 @@ class Field:
     until: int
     tag: int | None
     default: Any
-    children: list[Field] = field(default_factory=list)
+    children: list[FieldSchema] = field(default_factory=list)
 
 
-def parse(text: str) -> list[Field]:
+def parse(text: str) -> list[FieldSchema]:
     """The fields of a table, with children in their parents."""
-    root: list[Field] = []
-    open_at: list[tuple[int, list[Field]]] = [(0, root)]
+    root: list[FieldSchema] = []
+    open_at: list[tuple[int, list[FieldSchema]]] = [(0, root)]
     for line in text.strip("\n").splitlines():
         indent = len(line) - len(line.lstrip())
         while indent < open_at[-1][0]:
@@ -87,7 +87,7 @@ def parse(text: str) -> list[Field]:
         until = FLEXIBLE_NEVER if found["on"] or found["since"] is None else int(found["until"])
         tag = int(found["tag"]) if found["tag"] is not None else None
         default = _default_of_field(kind, array, nullable, found["default"])
-        open_at[-1][1].append(Field(found["name"], kind, nullable, array, since, until, tag, default))
+        open_at[-1][1].append(FieldSchema(found["name"], kind, nullable, array, since, until, tag, default))
     return root
 
 
@@ -99,7 +99,7 @@ def _default_of_field(kind: str, array: bool, nullable: bool, given: str | None)
     return [] if array else ZEROS.get(kind)
 
 
-class Schema:
+class MessageSchema:
     """The table of one message. Readers and writers are made for a version when it is first used."""
 
     def __init__(self, text: str, flexible: int = FLEXIBLE_NEVER) -> None:
@@ -228,7 +228,7 @@ def _array_codec(item: tuple[Read, Write], flexible: bool) -> tuple[Read, Write]
     return read_array, write_array
 
 
-def _field_codec(one: Field, version: int, flexible: bool) -> tuple[Read, Write]:
+def _field_codec(one: FieldSchema, version: int, flexible: bool) -> tuple[Read, Write]:
     if one.type == "{}":
         codec = _struct_codec(one.children, version, flexible)
     elif one.type == "uuid":
@@ -240,7 +240,7 @@ def _field_codec(one: Field, version: int, flexible: bool) -> tuple[Read, Write]
     return _array_codec(codec, flexible) if one.array else codec
 
 
-def _struct_codec(fields: list[Field], version: int, flexible: bool) -> tuple[Read, Write]:
+def _struct_codec(fields: list[FieldSchema], version: int, flexible: bool) -> tuple[Read, Write]:
     known = [one for one in fields if one.since <= version <= one.until]
     made = {one.name: _field_codec(one, version, flexible) for one in known}
     plain = [(one.name, *made[one.name], one.default) for one in known if one.tag is None]

@@ -30,7 +30,7 @@ PROTOCOL_NAMED_SINCE = 5
 """From this version on, a member's sync names the group's protocol that the member knows."""
 
 
-class GroupState(StrEnum):
+class BrokerGroupState(StrEnum):
     """Group states, with Kafka's names."""
 
     EMPTY = "Empty"
@@ -41,7 +41,7 @@ class GroupState(StrEnum):
 
 
 @dataclass
-class Member:
+class BrokerGroupMember:
     """One member, and the requests for which it waits."""
 
     member_id: str
@@ -61,18 +61,18 @@ class Member:
 
 
 @dataclass
-class Group:
+class BrokerGroup:
     """One group."""
 
     group_id: str
     timers: Timers = field(repr=False)
     initial_delay_ms: int = 0
-    state: GroupState = GroupState.EMPTY
+    state: BrokerGroupState = BrokerGroupState.EMPTY
     generation: int = 0
     protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, BrokerGroupMember] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
     _deadline: Timer | None = field(default=None, repr=False)
     _is_delayed: bool = field(default=False, repr=False)
@@ -101,7 +101,7 @@ class Group:
             if static is not None:
                 self._replace_static_member(static, member_id)
                 member = self.members[member_id]
-                if self.state is GroupState.STABLE and self._would_vote(member, protocols) == self.protocol:
+                if self.state is BrokerGroupState.STABLE and self._would_vote(member, protocols) == self.protocol:
                     member.protocols = protocols
                     return self._resume_static_member(version, member, static.member_id, body, now_ms)
         self.protocol_type = body.protocol_type
@@ -119,7 +119,7 @@ class Group:
         member = self.members.get(member_id)
         rebalance_ms = body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
         if member is None:
-            member = Member(
+            member = BrokerGroupMember(
                 member_id, body.group_instance_id, *client, body.session_timeout_ms, rebalance_ms, protocols, now_ms
             )
             self.members[member_id] = member
@@ -133,8 +133,8 @@ class Group:
             member.seen_ms = now_ms
             member.session_timeout_ms = body.session_timeout_ms
             member.rebalance_timeout_ms = rebalance_ms
-        unchanged = self.state is GroupState.COMPLETING or (
-            self.state is GroupState.STABLE and member_id != self.leader
+        unchanged = self.state is BrokerGroupState.COMPLETING or (
+            self.state is BrokerGroupState.STABLE and member_id != self.leader
         )
         if not news and unchanged:
             return self._join_response(member)
@@ -154,16 +154,16 @@ class Group:
         if named != (self.protocol_type, self.protocol):
             return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         member.seen_ms = now_ms
-        if self.state is GroupState.PREPARING:
+        if self.state is BrokerGroupState.PREPARING:
             return Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
-        if self.state is GroupState.STABLE:
+        if self.state is BrokerGroupState.STABLE:
             return self._sync_response(member)
         member.syncing = member.syncing or Later()
         answer = member.syncing
         if member.member_id == self.leader:
             self._cancel_deadline()
             given = {one.member_id: one.assignment for one in body.assignments}
-            self.state = GroupState.STABLE
+            self.state = BrokerGroupState.STABLE
             for one in self.members.values():
                 one.assignment = given.get(one.member_id, b"")
                 one.seen_ms = now_ms
@@ -179,7 +179,7 @@ class Group:
         if isinstance(member, ErrorCode):
             return member
         member.seen_ms = now_ms
-        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else ErrorCode.NONE
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is BrokerGroupState.PREPARING else ErrorCode.NONE
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
         """Remove the member; the others rebalance."""
@@ -199,7 +199,7 @@ class Group:
 
     def commit_error(self, body: Message, now_ms: int, *, transactional: bool) -> ErrorCode:
         """NONE if a member of this generation commits, or if the group has no members."""
-        if body.generation_id < 0 and self.state is GroupState.EMPTY:
+        if body.generation_id < 0 and self.state is BrokerGroupState.EMPTY:
             return ErrorCode.NONE
         if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:
             member = self._check_member(body)
@@ -208,10 +208,10 @@ class Group:
             member.seen_ms = now_ms
         elif not transactional:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        is_between = self.state is GroupState.COMPLETING and not transactional
+        is_between = self.state is BrokerGroupState.COMPLETING and not transactional
         return ErrorCode.REBALANCE_IN_PROGRESS if is_between else ErrorCode.NONE
 
-    def _check_member(self, body: Message) -> Member | ErrorCode:
+    def _check_member(self, body: Message) -> BrokerGroupMember | ErrorCode:
         static = self._static_member(body.group_instance_id)
         if body.group_instance_id is not None and static is not None and static.member_id != body.member_id:
             return ErrorCode.FENCED_INSTANCE_ID
@@ -220,12 +220,12 @@ class Group:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return member if body.generation_id == self.generation else ErrorCode.ILLEGAL_GENERATION
 
-    def _static_member(self, instance_id: str | None) -> Member | None:
+    def _static_member(self, instance_id: str | None) -> BrokerGroupMember | None:
         if instance_id is None:
             return None
         return next((one for one in self.members.values() if one.instance_id == instance_id), None)
 
-    def _replace_static_member(self, old: Member, member_id: str) -> None:
+    def _replace_static_member(self, old: BrokerGroupMember, member_id: str) -> None:
         """A static member that restarted replaces its old member id. The old id is fenced."""
         for waiting in (old.joining, old.syncing):
             if waiting is not None:
@@ -235,7 +235,9 @@ class Group:
         if self.leader == old.member_id:
             self.leader = member_id
 
-    def _resume_static_member(self, version: int, member: Member, old_id: str, body: Message, now_ms: int) -> Message:
+    def _resume_static_member(
+        self, version: int, member: BrokerGroupMember, old_id: str, body: Message, now_ms: int
+    ) -> Message:
         """A static member that returns without changes stays in the present generation."""
         member.seen_ms = now_ms
         member.session_timeout_ms = body.session_timeout_ms
@@ -259,7 +261,7 @@ class Group:
 
         self.timers.at(now_ms + within_ms, expire_pending_member)
 
-    def _watch_session_timeout(self, member: Member, now_ms: int) -> None:
+    def _watch_session_timeout(self, member: BrokerGroupMember, now_ms: int) -> None:
         def expire_session(at_ms: int) -> None:
             if self.members.get(member.member_id) is not member:
                 return
@@ -276,16 +278,16 @@ class Group:
         for waiting in (member.joining, member.syncing):
             if waiting is not None:
                 waiting.resolve(self._error_response(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
-        if self.state is GroupState.PREPARING:
+        if self.state is BrokerGroupState.PREPARING:
             self._maybe_complete(now_ms)
         else:
             self._prepare_rebalance(now_ms)
 
     def _prepare_rebalance(self, now_ms: int) -> None:
         """Start a rebalance, or check whether the current one is complete."""
-        if self.state is not GroupState.PREPARING:
-            was_empty = self.state is GroupState.EMPTY
-            self.state = GroupState.PREPARING
+        if self.state is not BrokerGroupState.PREPARING:
+            was_empty = self.state is BrokerGroupState.EMPTY
+            self.state = BrokerGroupState.PREPARING
             for member in self.members.values():
                 member.assignment = b""
                 syncing = member.syncing
@@ -302,7 +304,7 @@ class Group:
 
     def _maybe_complete(self, now_ms: int) -> None:
         everyone = all(one.joining is not None for one in self.members.values()) and not self.pending
-        if self.state is GroupState.PREPARING and everyone and not self._is_delayed:
+        if self.state is BrokerGroupState.PREPARING and everyone and not self._is_delayed:
             self._complete_join(now_ms)
 
     def _complete_join(self, now_ms: int) -> None:
@@ -312,11 +314,11 @@ class Group:
             del self.members[member_id]
         self.generation += 1
         if not self.members:
-            self.state = GroupState.EMPTY
+            self.state = BrokerGroupState.EMPTY
             self.protocol = ""
             self.leader = ""
             return
-        self.state = GroupState.COMPLETING
+        self.state = BrokerGroupState.COMPLETING
         anyone = next(iter(self.members.values()))
         self.protocol = self._would_vote(anyone, anyone.protocols)
         if self.leader not in self.members:
@@ -333,7 +335,7 @@ class Group:
 
     def _remove_members_without_sync(self, now_ms: int) -> None:
         """Remove members that joined but never sent a sync."""
-        if self.state is GroupState.COMPLETING:
+        if self.state is BrokerGroupState.COMPLETING:
             for member_id in [one.member_id for one in self.members.values() if one.syncing is None]:
                 del self.members[member_id]
             self._prepare_rebalance(now_ms)
@@ -349,14 +351,14 @@ class Group:
                 shared &= {name for name, _ in one.protocols}
         return shared
 
-    def _would_vote(self, member: Member, protocols: list[tuple[str, bytes]]) -> str:
+    def _would_vote(self, member: BrokerGroupMember, protocols: list[tuple[str, bytes]]) -> str:
         """The protocol that all members support and most prefer, with one member's new list."""
         shared = self._shared_protocols(protocols, member.member_id)
         liked = [protocols if one is member else one.protocols for one in self.members.values()]
         votes = Counter(next(name for name, _ in names if name in shared) for names in liked)
         return votes.most_common(1)[0][0]
 
-    def _join_response(self, member: Member) -> Message:
+    def _join_response(self, member: BrokerGroupMember) -> Message:
         is_leader = member.member_id == self.leader
         rows = [
             Message(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata(self.protocol))
@@ -373,7 +375,7 @@ class Group:
             members=rows,
         )
 
-    def _sync_response(self, member: Member) -> Message:
+    def _sync_response(self, member: BrokerGroupMember) -> Message:
         return Message(
             error_code=ErrorCode.NONE,
             protocol_type=self.protocol_type,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.group import Group, GroupState
+from penstock.shared.testing.fake_broker.group import BrokerGroup, BrokerGroupState
 from penstock.shared.testing.fake_broker.timers import Timers
 
 
@@ -40,17 +40,17 @@ class Groups:
     def __init__(self, configs: Mapping[str, str], timers: Timers) -> None:
         self._configs = configs
         self._timers = timers
-        self.known: dict[str, Group] = {}
+        self.known: dict[str, BrokerGroup] = {}
         self.offsets: defaultdict[str, GroupOffsets] = defaultdict(GroupOffsets)
 
     def __repr__(self) -> str:
         return f"Groups({list(self.known.values())})"
 
-    def get(self, group_id: str) -> Group:
+    def get(self, group_id: str) -> BrokerGroup:
         """The group, created if there is none."""
         if group_id not in self.known:
             delay_ms = int(self._configs["group.initial.rebalance.delay.ms"])
-            self.known[group_id] = Group(group_id, self._timers, delay_ms)
+            self.known[group_id] = BrokerGroup(group_id, self._timers, delay_ms)
         return self.known[group_id]
 
     def delete(self, group_id: str) -> None:
@@ -58,9 +58,9 @@ class Groups:
         self.known.pop(group_id, None)
         self.offsets.pop(group_id, None)
 
-    def state_of(self, group_id: str) -> GroupState:
+    def state_of(self, group_id: str) -> BrokerGroupState:
         """A group's state; Dead if there is none."""
-        return self.known[group_id].state if group_id in self.known else GroupState.DEAD
+        return self.known[group_id].state if group_id in self.known else BrokerGroupState.DEAD
 
     def end_transaction(self, group_id: str, producer_id: int, *, committed: bool) -> None:
         """Commit the pending offsets of a producer's transaction, or drop them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.group import GroupState
+from penstock.shared.testing.fake_broker.group import BrokerGroupState
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_logs import by_partition
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
@@ -181,7 +181,7 @@ def _describe_group(state: ClusterState, request: Request, group_id: str) -> Mes
     group = state.groups.known.get(group_id)
     if group is None:
         return found
-    is_stable = group.state is GroupState.STABLE
+    is_stable = group.state is BrokerGroupState.STABLE
     found.protocol_type = group.protocol_type
     found.protocol_data = group.protocol if is_stable else ""
     found.members = [

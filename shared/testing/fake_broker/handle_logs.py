@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.broker_batches import Batch, InvalidBatch, parse
+from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, InvalidBatch, parse
 from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.partition_log import TimedOffset
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later
-from penstock.shared.testing.fake_broker.topics import Partition, Topic
+from penstock.shared.testing.fake_broker.topics import BrokerTopic, Partition
 
 ACKS_NONE = 0
 ACKS_ALL = -1
@@ -97,7 +97,7 @@ def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None
     )
 
 
-def _check_batch(partition: Partition, topic: Topic, batch: Batch, request: Request) -> None:
+def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, request: Request) -> None:
     """Raise InvalidBatch if this topic does not accept the batch."""
     acks = request.body.acks
     now_ms = request.now_ms
@@ -115,7 +115,7 @@ def _check_batch(partition: Partition, topic: Topic, batch: Batch, request: Requ
             raise InvalidBatch(ErrorCode.INVALID_TIMESTAMP, f"a record is {-ahead_ms} ms behind the broker's time")
 
 
-def _check_transaction(state: ClusterState, partition: Partition, batch: Batch, request: Request) -> None:
+def _check_transaction(state: ClusterState, partition: Partition, batch: BrokerBatch, request: Request) -> None:
     """Raise InvalidBatch if the batch is not in an open transaction of its producer."""
     if request.body.transactional_id is None:
         raise InvalidBatch(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id")

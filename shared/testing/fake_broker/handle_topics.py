@@ -9,7 +9,7 @@ from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterSta
 from penstock.shared.testing.fake_broker.codec import NO_UUID, Message
 from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
+from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 
 TOPIC_RESOURCE = 2
 SET, DELETE = 0, 1
@@ -54,7 +54,7 @@ def _topic_metadata(state: ClusterState, row: Message, *, may_create: bool) -> M
     return Message(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name, topic_id=NO_UUID)
 
 
-def _describe_topic(topic: Topic) -> Message:
+def _describe_topic(topic: BrokerTopic) -> Message:
     return Message(
         error_code=ErrorCode.NONE,
         name=topic.name,

@@ -11,7 +11,7 @@ from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_groups import commit_one
 from penstock.shared.testing.fake_broker.handle_logs import by_partition
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
-from penstock.shared.testing.fake_broker.transaction_coordinator import Transaction
+from penstock.shared.testing.fake_broker.transaction_coordinator import BrokerTransaction
 
 OPERATION_NOT_ATTEMPTED = 55
 FENCED_REPORTED_SINCE = {
@@ -46,7 +46,7 @@ def init_producer_id(state: ClusterState, request: Request) -> Answer:
     return Message(error_code=code, producer_id=-1, producer_epoch=-1)
 
 
-def _transaction_of_request(state: ClusterState, request: Request) -> Transaction | ErrorCode:
+def _transaction_of_request(state: ClusterState, request: Request) -> BrokerTransaction | ErrorCode:
     body = request.body
     code = state.coordinator_error(request.node, body.transactional_id)
     if code is not ErrorCode.NONE:
@@ -68,7 +68,7 @@ def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp in unknown else OPERATION_NOT_ATTEMPTED
         return ErrorCode.NONE
 
-    if isinstance(known, Transaction) and not unknown:
+    if isinstance(known, BrokerTransaction) and not unknown:
         code = state.transactions.add(known, request.now_ms, partitions=set(asked), groups=set())
         known = known if code is ErrorCode.NONE else code
     return Message(topics=_error_codes_by_partition(request, error_code_of_partition))
@@ -111,7 +111,7 @@ def txn_offset_commit(state: ClusterState, request: Request) -> Answer:
     known = state.transactions.check(body.transactional_id, body.producer_id, body.producer_epoch)
     if code is ErrorCode.NONE and isinstance(known, ErrorCode):
         code = ErrorCode.INVALID_PRODUCER_EPOCH if known is ErrorCode.PRODUCER_FENCED else known
-    if code is ErrorCode.NONE and isinstance(known, Transaction) and body.group_id not in known.groups:
+    if code is ErrorCode.NONE and isinstance(known, BrokerTransaction) and body.group_id not in known.groups:
         code = ErrorCode.INVALID_TXN_STATE
     if code is ErrorCode.NONE:
         group = state.groups.known.get(body.group_id)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.shared.testing.fake_broker.broker_batches import (
-    Batch,
+    BrokerBatch,
     assign_offset,
     marker,
     next_sequence,
@@ -68,7 +68,7 @@ class PartitionLog:
     """The batches of one partition."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[BrokerBatch] = []
         self._lasts: list[int] = []
         self.start_offset = 0
         self.end_offset = 0
@@ -92,7 +92,7 @@ class PartitionLog:
         """Whether a producer has an open transaction with records in this partition."""
         return producer_id in self._open
 
-    def append(self, batch: Batch, leader_epoch: int, append_time_ms: int = -1) -> Appended | ErrorCode:
+    def append(self, batch: BrokerBatch, leader_epoch: int, append_time_ms: int = -1) -> Appended | ErrorCode:
         """Append a batch, under LogAppendTime with `append_time_ms`. Returns its position, or the error code.
 
         For a batch that was appended before, the earlier position is returned.
@@ -122,7 +122,7 @@ class PartitionLog:
             self._aborted.append(AbortedTransaction(producer_id, first, batch.base_offset))
         self.producers.fenced(producer_id, producer_epoch)
 
-    def _append_batch(self, batch: Batch, leader_epoch: int) -> Batch:
+    def _append_batch(self, batch: BrokerBatch, leader_epoch: int) -> BrokerBatch:
         assign_offset(batch, self.end_offset, leader_epoch)
         self.batches.append(batch)
         self._lasts.append(batch.last_offset)
@@ -193,7 +193,7 @@ class PartitionLog:
             found += len(self.batches[at].data)
         return found
 
-    def readable(self, *, committed: bool) -> list[Batch]:
+    def readable(self, *, committed: bool) -> list[BrokerBatch]:
         """The batches with records; with `committed`, without open and aborted transactions."""
         end = self.last_stable_offset if committed else self.end_offset
         aborted = self._aborted if committed else []
@@ -266,7 +266,7 @@ class Appended:
 
 
 @dataclass(slots=True)
-class ProducerState:
+class BrokerProducerState:
     """One producer: its epoch and its last batches."""
 
     epoch: int
@@ -277,12 +277,12 @@ class ProducerStates:
     """The producers that one partition knows."""
 
     def __init__(self) -> None:
-        self._known: dict[int, ProducerState] = {}
+        self._known: dict[int, BrokerProducerState] = {}
 
     def __repr__(self) -> str:
         return f"ProducerStates({self._known})"
 
-    def check(self, batch: Batch) -> Appended | ErrorCode:
+    def check(self, batch: BrokerBatch) -> Appended | ErrorCode:
         """NONE if the batch may be appended, the position of an earlier append of it, or the error code."""
         known = self._known.get(batch.producer_id)
         if known is None:
@@ -297,7 +297,7 @@ class ProducerStates:
         expected = next_sequence(known.batches[-1].last_sequence) if known.batches else 0
         return ErrorCode.NONE if batch.base_sequence == expected else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-    def appended(self, batch: Batch) -> None:
+    def appended(self, batch: BrokerBatch) -> None:
         """Remember a batch that has its offset."""
         known = self._state_of_producer(batch.producer_id, batch.producer_epoch)
         at = batch.base_offset, batch.append_time_ms
@@ -307,8 +307,8 @@ class ProducerStates:
         """Remember the epoch of a transaction's marker."""
         self._state_of_producer(producer_id, epoch)
 
-    def _state_of_producer(self, producer_id: int, epoch: int) -> ProducerState:
+    def _state_of_producer(self, producer_id: int, epoch: int) -> BrokerProducerState:
         known = self._known.get(producer_id)
         if known is None or epoch > known.epoch:
-            known = self._known[producer_id] = ProducerState(epoch)
+            known = self._known[producer_id] = BrokerProducerState(epoch)
         return known

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from penstock.shared.testing.fake_broker import schemas
-from penstock.shared.testing.fake_broker.codec import FLEXIBLE_NEVER, MalformedMessage, Message, Schema, read_varint
+from penstock.shared.testing.fake_broker.codec import (
+    FLEXIBLE_NEVER,
+    MalformedMessage,
+    Message,
+    MessageSchema,
+    read_varint,
+)
 
 _HEADER = struct.Struct(">hhi")
 _CORRELATION = struct.Struct(">i")
@@ -129,8 +135,8 @@ class Spoken:
     min_version: int
     max_version: int
     flexible: int
-    request: Schema
-    response: Schema
+    request: MessageSchema
+    response: MessageSchema
 
     def is_flexible(self, version: int) -> bool:
         """Returns whether a version of the API is flexible (KIP-482): it has tagged fields."""
@@ -138,7 +144,7 @@ class Spoken:
 
 
 def _spoken_api(api: Api, low: int, high: int, flexible: int, texts: tuple[str, str]) -> Spoken:
-    return Spoken(api, low, high, flexible, Schema(texts[0], flexible), Schema(texts[1], flexible))
+    return Spoken(api, low, high, flexible, MessageSchema(texts[0], flexible), MessageSchema(texts[1], flexible))
 
 
 SPOKEN: dict[int, Spoken] = {

@@ -46,7 +46,7 @@ class Partition:
 
 
 @dataclass
-class Topic:
+class BrokerTopic:
     """A topic. If it is deleted and created again it has another id."""
 
     name: str

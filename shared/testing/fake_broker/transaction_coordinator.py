@@ -60,7 +60,7 @@ PREPARED: dict[TransactionState, TransactionState] = {
 
 
 @dataclass
-class Transaction:
+class BrokerTransaction:
     """One transactional id: its producer, and the content of its transaction."""
 
     transactional_id: str
@@ -97,8 +97,8 @@ class Transactions:
         self._partition = partition
         self._completion_ms = completion_ms
         self._next_id = 1000
-        self.known: dict[str, Transaction] = {}
-        self._by_producer: dict[int, Transaction] = {}
+        self.known: dict[str, BrokerTransaction] = {}
+        self._by_producer: dict[int, BrokerTransaction] = {}
 
     def __repr__(self) -> str:
         return f"Transactions({list(self.known.values())})"
@@ -121,7 +121,7 @@ class Transactions:
         known = self.known.get(transactional_id)
         if known is None:
             expected = NO_PRODUCER
-            known = Transaction(transactional_id, self.new_producer_id(), -1, timeout_ms)
+            known = BrokerTransaction(transactional_id, self.new_producer_id(), -1, timeout_ms)
             self.known[transactional_id] = self._by_producer[known.producer_id] = known
         mine = expected[0] == known.producer_id and expected[1] in (known.producer_epoch, known.last_epoch)
         if expected != NO_PRODUCER and not mine:
@@ -138,7 +138,7 @@ class Transactions:
         self._bump_producer_epoch(known, expected)
         return known.producer_id, known.producer_epoch
 
-    def _bump_producer_epoch(self, known: Transaction, expected: tuple[int, int]) -> None:
+    def _bump_producer_epoch(self, known: BrokerTransaction, expected: tuple[int, int]) -> None:
         if known.producer_epoch >= EPOCH_MAX - 1:
             known.producer_id = self.new_producer_id()
             known.producer_epoch = 0
@@ -148,7 +148,7 @@ class Transactions:
         known.last_epoch = known.producer_epoch if expected != NO_PRODUCER else -1
         known.producer_epoch += 1
 
-    def check(self, transactional_id: str, producer_id: int, epoch: int) -> Transaction | ErrorCode:
+    def check(self, transactional_id: str, producer_id: int, epoch: int) -> BrokerTransaction | ErrorCode:
         """The transaction of a producer that is not fenced, otherwise the error code."""
         known = self.known.get(transactional_id)
         if known is None or known.producer_id != producer_id:
@@ -165,7 +165,9 @@ class Transactions:
         is_in = known.state is TransactionState.ONGOING and tp in known.partitions
         return ErrorCode.NONE if is_in else ErrorCode.INVALID_TXN_STATE
 
-    def add(self, known: Transaction, now_ms: int, *, partitions: set[TopicPartition], groups: set[str]) -> ErrorCode:
+    def add(
+        self, known: BrokerTransaction, now_ms: int, *, partitions: set[TopicPartition], groups: set[str]
+    ) -> ErrorCode:
         """Add partitions and groups to the transaction. The first of them begins it."""
         if known.is_completing:
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -176,7 +178,7 @@ class Transactions:
         known.groups |= groups
         return ErrorCode.NONE
 
-    def end(self, known: Transaction, now_ms: int, *, committed: bool) -> ErrorCode:
+    def end(self, known: BrokerTransaction, now_ms: int, *, committed: bool) -> ErrorCode:
         """End the transaction. A repeated request with the same result succeeds."""
         if known.is_completing and committed is (known.state is TransactionState.PREPARE_COMMIT):
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -194,13 +196,13 @@ class Transactions:
             self._finish_transaction(known, now_ms)
         return ErrorCode.NONE
 
-    def _abort_fenced(self, known: Transaction, now_ms: int) -> None:
+    def _abort_fenced(self, known: BrokerTransaction, now_ms: int) -> None:
         """Abort under the next epoch, so that the producer that had it open can only request that epoch."""
         known.last_epoch = known.producer_epoch
         known.producer_epoch = known.producer_epoch + 1
         self.end(known, now_ms, committed=False)
 
-    def _finish_transaction(self, known: Transaction, now_ms: int) -> None:
+    def _finish_transaction(self, known: BrokerTransaction, now_ms: int) -> None:
         committed = known.state is TransactionState.PREPARE_COMMIT
         known.state = PREPARED[known.state]
         for tp in sorted(known.partitions):

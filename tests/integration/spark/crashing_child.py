@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.services.spark.compaction import compact, delta_writer, table_maintenance
-from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
+from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import DONE, compact_main
 from penstock.services.spark.spark_session import spark_session
@@ -30,15 +30,15 @@ def die() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class BeforeRead(Compaction):
+class BeforeRead(CompactionJob):
     """Killed with the plan made and nothing read."""
 
-    def _fold_and_commit(self, plan: Plan) -> CompactionReport:
+    def _fold_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         die()
         return super()._fold_and_commit(plan)
 
 
-class BeforeCommit(Compaction):
+class BeforeCommit(CompactionJob):
     """Killed with all files written and none committed."""
 
     def _commit_tables(self, *given: Any) -> CompactionReport:
@@ -46,33 +46,33 @@ class BeforeCommit(Compaction):
         return super()._commit_tables(*given)
 
 
-class AfterClosed(Compaction):
+class AfterClosed(CompactionJob):
     """Killed with `closed` committed, and nothing else."""
 
-    def _ensure_table(self, plan: Plan, name: str, schema: Any) -> Any:
+    def _ensure_table(self, plan: CompactionPlan, name: str, schema: Any) -> Any:
         if not name.startswith("closed"):
             die()
         return super()._ensure_table(plan, name, schema)
 
 
-class BeforeState(Compaction):
+class BeforeState(CompactionJob):
     """Killed with all tables but `state` committed."""
 
-    def _ensure_table(self, plan: Plan, name: str, schema: Any) -> Any:
+    def _ensure_table(self, plan: CompactionPlan, name: str, schema: Any) -> Any:
         if name == "state":
             die()
         return super()._ensure_table(plan, name, schema)
 
 
-class BeforeRewrite(Compaction):
+class BeforeRewrite(CompactionJob):
     """Killed with the run committed and `state` not rewritten."""
 
-    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
         die()
         return 0
 
 
-class DuringRewrite(Compaction):
+class DuringRewrite(CompactionJob):
     """Killed with the files of a rewrite written and not committed."""
 
     def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
@@ -82,17 +82,17 @@ class DuringRewrite(Compaction):
         return done
 
 
-class BeforeDelete(Compaction):
+class BeforeDelete(CompactionJob):
     """Killed with the run committed and no changelog record deleted."""
 
-    def _delete_covered_records(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: CompactionPlan) -> None:
         die()
 
 
-class DuringDelete(Compaction):
+class DuringDelete(CompactionJob):
     """Killed with one partition's records deleted and the other's not."""
 
-    def _delete_covered_records(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: CompactionPlan) -> None:
         partition = min(plan.newest)
         before = {TopicPartition(plan.offsets.topic, partition): plan.newest[partition]["changelog_offset"]}
 
@@ -120,18 +120,18 @@ def dying_optimize(*, is_committed: bool) -> None:
     table_maintenance.is_optimize_due = lambda history, appends_max: True
 
 
-class BeforeOptimize(Compaction):
+class BeforeOptimize(CompactionJob):
     """Killed with the merged file of an OPTIMIZE written and not committed."""
 
-    def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+    def _maintain_tables(self, plan: CompactionPlan, report: CompactionReport) -> CompactionReport:
         dying_optimize(is_committed=False)
         return super()._maintain_tables(plan, report)
 
 
-class AfterOptimize(Compaction):
+class AfterOptimize(CompactionJob):
     """Killed with one table's OPTIMIZE committed, and the other table's not begun."""
 
-    def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+    def _maintain_tables(self, plan: CompactionPlan, report: CompactionReport) -> CompactionReport:
         dying_optimize(is_committed=True)
         return super()._maintain_tables(plan, report)
 
@@ -143,26 +143,26 @@ def wait() -> None:
         time.sleep(POLL_SECONDS)
 
 
-class WithPlan(Compaction):
+class WithPlan(CompactionJob):
     """Waits with its plan made and nothing read."""
 
-    def plan(self) -> Plan:
+    def plan(self) -> CompactionPlan:
         plan = super().plan()
         wait()
         return plan
 
 
-class WithClosed(Compaction):
+class WithClosed(CompactionJob):
     """Waits after its closed windows are committed. To the other job this looks like a crash."""
 
-    def _ensure_table(self, plan: Plan, name: str, schema: Any) -> Any:
+    def _ensure_table(self, plan: CompactionPlan, name: str, schema: Any) -> Any:
         if name == "state":
             wait()
         return super()._ensure_table(plan, name, schema)
 
 
 OVERTAKEN = {kind.__name__: kind for kind in (WithPlan, WithClosed)}
-POINTS: dict[str, Callable[..., Compaction]] = {
+POINTS: dict[str, Callable[..., CompactionJob]] = {
     kind.__name__: kind
     for kind in (
         *(BeforeRead, BeforeCommit, AfterClosed, BeforeState, BeforeRewrite, DuringRewrite),
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> int:
     """Takes the point, then the flags of `penstock compact`. Returns the exit status of a job that is not killed."""
     compact.REWRITE_ROWS_MIN = 0
     if arguments[0] in OVERTAKEN:
-        compact.Compaction = OVERTAKEN[arguments[0]]  # type: ignore[misc]
+        compact.CompactionJob = OVERTAKEN[arguments[0]]  # type: ignore[misc]
         return compact_main(arguments[1:])
     settings = CompactSettings.load(arguments[1:])
     with spark_session(settings.spark, "crashing", settings.tables) as spark:

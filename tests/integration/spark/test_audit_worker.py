@@ -10,7 +10,7 @@ from penstock import spark as lake
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -51,7 +51,7 @@ async def test_output_of_a_worker_passes(kafka: EmbeddedKafka, spark: Any, topic
             async with running(worker):
                 await chain.wait_processed(worker)
             if number != 50:
-                await asyncio.to_thread(Compaction(spark, CompactSettings(**common), print).run)
+                await asyncio.to_thread(CompactionJob(spark, CompactSettings(**common), print).run)
         for kind in KINDS:
             settings = AuditSettings(**common, store=kind)
             report = await asyncio.to_thread(run_audit, spark, settings, print)

@@ -21,9 +21,9 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.batch.batch import Batch, BatchRejected, BatchReport
+from penstock.services.spark.batch.batch import BatchJob, BatchRejected, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer.partitioner import for_key
@@ -169,7 +169,7 @@ def settings_of(chain: Chain, folder: Path, build: str = "sessions", **given: An
 
 async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
     """Run one batch in a thread, because a driver has its own event loop."""
-    return await asyncio.to_thread(lambda: Batch(spark, settings, print).run())
+    return await asyncio.to_thread(lambda: BatchJob(spark, settings, print).run())
 
 
 @asynccontextmanager
@@ -228,7 +228,7 @@ async def require_right(spark: Any, chain: Chain, folder: Path, *, may_repeat: b
         results, late_values = sorted(set(results)), sorted(set(late_values))
     assert (results, late_values) == (closed, late)
     settings = CompactSettings(application=chain.topic, lake=str(folder / "lake"), kafka=chain.kafka)
-    await asyncio.to_thread(Compaction(spark, settings, print).run)
+    await asyncio.to_thread(CompactionJob(spark, settings, print).run)
     closed_rows, late_rows = in_lake(folder, chain.topic)
     fields = ("key", "start", "end", "n", "sum")
     windows = [tuple(msgspec.json.decode(value)[name] for name in fields) for value in closed]
@@ -273,7 +273,7 @@ async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic
         await live(alone, folder)
         for one in (chain, alone):
             settings = CompactSettings(application=one.topic, lake=str(folder / "lake"), kafka=one.kafka)
-            await asyncio.to_thread(Compaction(spark, settings, print).run)
+            await asyncio.to_thread(CompactionJob(spark, settings, print).run)
         assert in_lake(folder, chain.topic) == in_lake(folder, alone.topic)
 
 

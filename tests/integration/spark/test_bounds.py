@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.spark_session import ARROW_BATCH_BYTES
 from penstock.shared.common.errors import CorruptRecord
@@ -41,8 +41,8 @@ def test_windows_in_nanoseconds_are_rejected(
     finals = [at for at, (_, value) in enumerate(driver.changelog) if decode_entry(value).operation == FINAL]
     common: dict[str, Any] = {"kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), "lake": str(tmp_path)}
     settings = CompactSettings(application=topic_name, **common)
-    with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 .*{finals[1]}: .*{first * NS_PER_MS}"):
-        Compaction(spark, settings, print).run()
+    with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {finals[1]}: .*{first * NS_PER_MS}"):
+        CompactionJob(spark, settings, print).run()
 
 
 def test_batches_are_bounded_by_bytes(spark: Any) -> None:

@@ -25,7 +25,7 @@ from penstock.services.aggregator.compaction_lag import CompactionLag, Compactio
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
 from penstock.shared.clients.admin import Admin
@@ -42,7 +42,7 @@ DAY_MS = 86_400_000
 def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
     """Makes a compaction of a simulation into a lake of the test's own."""
 
-    def make(simulation: Any, kind: type[Compaction] = Compaction, **more: Any) -> Compaction:
+    def make(simulation: Any, kind: type[CompactionJob] = CompactionJob, **more: Any) -> CompactionJob:
         broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         shorter = {name: more.pop(name) for name in ("retention_hours",) if name in more}  # than a user may have it
         settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, **more)
@@ -173,7 +173,7 @@ def test_runs_that_end_between_two_commits(simulate: Any, topics: Any, job: Any,
     """Rows that `closed` already has are not appended again, whether new records came or a rewrite happened in
     between."""
 
-    class AfterClosed(Compaction):
+    class AfterClosed(CompactionJob):
         def _ensure_table(self, plan: Any, name: str, schema: Any) -> Any:
             if name == "state":
                 raise Crash
@@ -201,11 +201,11 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
         simulation.feed(90, seed)
         topics.write(simulation)
 
-        class Overtaken(Compaction):
+        class Overtaken(CompactionJob):
             """Another job runs to its end before this one's step."""
 
         def step(self: Any, *given: Any, name: str = at, kind: Any = Overtaken) -> Any:
-            setattr(kind, name, getattr(Compaction, name))
+            setattr(kind, name, getattr(CompactionJob, name))
             rewritten.append(job(simulation, delete_covered=True, optimize_files_max=1).run().rewritten_partitions)
             return getattr(self, name)(*given)
 
@@ -226,7 +226,7 @@ def test_a_rewrite_that_another_job_overtakes(
     topics.write(simulation)
     job(simulation).run()
 
-    class Overtaken(Compaction):
+    class Overtaken(CompactionJob):
         def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
             done = super()._run_tasks(items, size, step)
             if type(items[0]).__name__ == "RewriteInput":

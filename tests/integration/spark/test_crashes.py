@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import CONFLICT, DONE
 from penstock.shared.common.settings import KafkaSettings
@@ -46,7 +46,7 @@ def compact(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any],
 
     def run(simulation: Any) -> Any:
         settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, delete_covered=True)
-        return Compaction(spark, settings, print).run()
+        return CompactionJob(spark, settings, print).run()
 
     return run
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction.compact import Compaction, CompactionReport
+from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord
 from tests.integration.test_stream_worker import chain_of, offline, running
@@ -26,7 +26,7 @@ def test_a_compaction_over_foreign_and_corrupt_records(
     def compact() -> CompactionReport:
         broker = {"bootstrap_servers": kafka.bootstrap_servers}
         settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker)
-        return Compaction(spark, settings, print).run()
+        return CompactionJob(spark, settings, print).run()
 
     async def live() -> None:
         async with chain_of(kafka, topic_name, 1) as chain:

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit_inputs import read_topic
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import topic_offsets
 from penstock.shared.common.settings import KafkaSettings
@@ -35,7 +35,7 @@ def test_a_few_tasks_read_many_partitions(
     sources = {task.partition: [value for _, value, _, _ in task.source] for task in simulation.tasks}
     assert found == {partition: values for partition, values in sources.items() if values}
     settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker)
-    first = Compaction(spark, settings, print).run()
+    first = CompactionJob(spark, settings, print).run()
     assert (first.partitions, first.closed_rows) == (64, sum(len(task.closed) for task in simulation.tasks))
     assert is_right(tmp_path, simulation)
     closed = DeltaTable(str(tmp_path / simulation.name / "closed" / "banks")).file_uris()
@@ -44,7 +44,7 @@ def test_a_few_tasks_read_many_partitions(
         task.take(b"k", b'{"delay": 1.5, "place": "x"}', task.time + 1_000)
         task.commit()
     topics.write(simulation)
-    second = Compaction(spark, settings, print).run()
+    second = CompactionJob(spark, settings, print).run()
     moved = {p for p, to in second.to_offsets.items() if to != first.to_offsets[p]}
     assert moved == {0, 1, 2}
     assert is_right(tmp_path, simulation)

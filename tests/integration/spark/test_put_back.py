@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer, table_maintenance
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.lake import delta_tables
@@ -37,7 +37,7 @@ class Lake:
         self.simulation.feed(records, self.seed)
         self.topics.write(self.simulation)
         self.messages = []
-        job = Compaction(self.spark, self.settings.model_copy(update=more), self.messages.append)
+        job = CompactionJob(self.spark, self.settings.model_copy(update=more), self.messages.append)
         summary = job.run()
         job.maintenance.require_done()
         return summary
@@ -227,6 +227,6 @@ def test_a_changelog_that_was_made_again_is_refused(tables_of: Callable[[], Lake
     for without in ((), ("state",)):
         for table in without:
             shutil.rmtree(of.folder / table)
-        job = Compaction(of.spark, of.settings, of.messages.append)
+        job = CompactionJob(of.spark, of.settings, of.messages.append)
         with pytest.raises(ChangelogHole, match="created again"):
             job.run()

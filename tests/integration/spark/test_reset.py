@@ -19,7 +19,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.compaction.compact import Compaction, CompactionReport
+from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.reading import closed, late, live
 from penstock.shared.clients.producer import Producer
@@ -89,7 +89,7 @@ async def test_records_rejected_before_a_reset_count_once(
     async with chain_of(kafka, topic_name) as chain:
 
         def compact() -> CompactionReport:
-            return Compaction(spark, CompactSettings(**common, kafka=chain.kafka), print).run()
+            return CompactionJob(spark, CompactSettings(**common, kafka=chain.kafka), print).run()
 
         await chain.send(600)
         await send(chain, chain.sent[-1][2] - 200)  # late for the first life alone

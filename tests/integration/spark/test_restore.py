@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -165,7 +165,7 @@ def test_stores_of_every_kind_are_restored(
     pipe(0, 200)
     topics.send_changelog(topic_name, driver.changelog)
     settings = CompactSettings(application=topic_name, lake=str(tmp_path / "lake"), kafka=kafka_of(kafka))
-    done = Compaction(spark, settings, print).run()
+    done = CompactionJob(spark, settings, print).run()
     assert all(rows_of(driver.task).values())
     assert done.live_rows == sum(map(len, driver.task.stores.values()))
     covered = len(driver.changelog)
@@ -223,7 +223,7 @@ async def test_another_number_of_instances_continues_from_a_compaction(
         await chain.send(900)
         await run(chain, 2, tmp_path)
         settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=chain.kafka)
-        done = await asyncio.to_thread(Compaction(spark, settings, print).run)
+        done = await asyncio.to_thread(CompactionJob(spark, settings, print).run)
         assert done.partitions == 6
         at = {TopicPartition(f"{topic_name}-changelog", p): offset for p, offset in done.to_offsets.items()}
         async with Admin(chain.kafka) as admin:

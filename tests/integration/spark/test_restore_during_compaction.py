@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction.compact import Compaction, CompactionReport
+from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.lake import delta_tables
@@ -39,7 +39,7 @@ async def test_a_restore_reads_the_newer_version_if_its_files_are_removed(
         read_windows, versions, reports = delta_tables.read_windows, list[int](), list[CompactionReport]()
 
         def compact() -> None:
-            reports.append(Compaction(spark, settings, print).run())
+            reports.append(CompactionJob(spark, settings, print).run())
 
         def read_after_compaction(*where: Any) -> Iterator[Any]:
             versions.append(where[4])

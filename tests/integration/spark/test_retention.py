@@ -12,7 +12,7 @@ import pytest
 from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Sum
@@ -43,7 +43,7 @@ def test_late_records_of_deleted_windows_make_none(
             driver.pipe("in", key=b"k", value=b"{}", timestamp=int(day * DAY))
         topics.send_changelog(topic_name, driver.changelog)
         assert (
-            Compaction(spark, settings.model_copy(update={"closed_retention_days": retention}), print).run().failed
+            CompactionJob(spark, settings.model_copy(update={"closed_retention_days": retention}), print).run().failed
             == ()
         )
 
@@ -78,7 +78,7 @@ def test_the_sql_of_the_document_leaves_out_deleted_windows(
     topics.send_changelog(topic_name, driver.changelog)
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker, closed_retention_days=3)
-    assert Compaction(spark, settings, print).run().failed == ()
+    assert CompactionJob(spark, settings, print).run().failed == ()
     late = penstock_spark.late(spark, str(tmp_path), topic_name, "sales").collect()
     assert [row.event_time.day for row in late] == [7], "the late record of a deleted window is still there"
     rows = connect(str(tmp_path / topic_name), "sales").sql(block(DOCS / "lake.md", "sql", "WITH covered"))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.admin.dead_letters import Count, KafkaDeadLetters, RecordCounter, Span
+from penstock.services.admin.dead_letters import DeadLetterCount, KafkaDeadLetters, RecordCounter, Span
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -80,8 +80,8 @@ async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> No
         await write(producer, *[1] * 5)
     span = span._replace(end=10)
     hurried, counter = RecordCounter(kafka, limit_ms=0), RecordCounter(kafka)
-    assert await hurried.count({AT: span}) == {AT: Count(10, exact=False)}
-    assert await counter.count({AT: span}) == {AT: Count(5, exact=True)}
-    assert await counter.count({AT: span._replace(topic_id="another")}) == {AT: Count(5, exact=True)}
-    assert await counter.count({AT: span._replace(first=2)}) == {AT: Count(4, exact=True)}
+    assert await hurried.count({AT: span}) == {AT: DeadLetterCount(10, exact=False)}
+    assert await counter.count({AT: span}) == {AT: DeadLetterCount(5, exact=True)}
+    assert await counter.count({AT: span._replace(topic_id="another")}) == {AT: DeadLetterCount(5, exact=True)}
+    assert await counter.count({AT: span._replace(first=2)}) == {AT: DeadLetterCount(4, exact=True)}
     assert await counter.count({}) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.api.console.samples import KafkaSample, ServiceSample
-from penstock.services.admin.overview_provider import Overview
+from penstock.services.admin.overview_provider import CachedOverview
 
 
 class Clock:
@@ -43,7 +43,7 @@ class Kafka:
 async def test_concurrent_requests_sample_the_sources_once() -> None:
     """Within cache_ms all requests share one response, also those that arrive while it is built."""
     clock, source = Clock(), Counting()
-    overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
+    overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     first = await asyncio.gather(*(overview.overview() for _ in range(5)))
     assert source.requests == 1
     assert all(answer == first[0] for answer in first)
@@ -55,7 +55,7 @@ async def test_concurrent_requests_sample_the_sources_once() -> None:
 async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
     """After cache_ms the sources are sampled again; rates are known from the second response on."""
     clock, source = Clock(), Counting()
-    overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
+    overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     assert (await overview.overview())["ingest"]["records_per_second"] is None
     clock.ms = 1_000
     assert (await overview.overview())["ingest"]["records_per_second"] == 100
@@ -65,7 +65,7 @@ async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
 async def test_an_invalidated_overview_is_built_again() -> None:
     """The sources are read again after a change. A response in flight at that time is returned, but not cached."""
     clock, source = Clock(), Counting()
-    overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
+    overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     await overview.overview()
     overview.invalidate()
     pending = asyncio.create_task(overview.overview())

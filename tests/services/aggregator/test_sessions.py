@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.services.aggregator.sessions import Query, WindowQueryOptions, chosen, feed, main, show
+from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions, chosen, feed, main, show
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChange, decode_change
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
@@ -213,7 +213,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
                 kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", 30_000, rows_max, status
             )
             seen: list[FoundWindow] = []
-            query = Query(options)
+            query = SessionsQuery(options)
             while True:
                 _, page = await query.run()
                 seen += page
@@ -221,7 +221,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
                 if query.last is None:
                     break
                 assert page
-                query = Query(options, query.last)
+                query = SessionsQuery(options, query.last)
             assert len(seen) == len(wanted)
             assert {(one.partition, one.key, one.start_ms, one.end_ms) for one in seen} == wanted
             assert [one.start_ms for one in seen] == sorted(one.start_ms for one in seen)

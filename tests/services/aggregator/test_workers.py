@@ -17,7 +17,7 @@ from penstock.api.http.health import Check, CheckResult, create_health_app
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.workers import AnyWorker, Worker, Workers, worker_settings
+from penstock.services.aggregator.workers import AnyWorker, WorkerSlot, WorkerSupervisor, worker_settings
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
@@ -54,7 +54,7 @@ def app_of(name: str, *, is_well: bool = True) -> FastAPI:
 
 
 @asynccontextmanager
-async def serving(worker: Worker, app: FastAPI) -> AsyncIterator[None]:
+async def serving(worker: WorkerSlot, app: FastAPI) -> AsyncIterator[None]:
     server = HttpServer(app, HttpSettings(), unix_socket=worker.unix_socket)
     await server.start()
     try:
@@ -88,12 +88,12 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     fails if the worker ended or does not respond.
     """
     for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
-        worker = Worker(1, tmp_path, {})
+        worker = WorkerSlot(1, tmp_path, {})
         await worker.start(FOREVER, 1_000)
         async with serving(worker, app_of("a", is_well=is_well)):
             facts = {"restarts": 0, "pid": 42, "partitions_running": 1}
             assert await worker.check() == CheckResult(is_well, detail, facts)
-    worker = Worker(1, tmp_path, {})
+    worker = WorkerSlot(1, tmp_path, {})
     assert (await worker.check()).ok is False
     await worker.start(FOREVER, 1_000)
     assert "does not answer: ConnectError" in (await worker.check()).detail
@@ -106,7 +106,7 @@ async def test_a_request_is_forwarded_to_a_reachable_worker(tmp_path: Path) -> N
     """A request is forwarded with this process's token, and the response keeps Retry-After;
     without a reachable worker it is a Problem.
     """
-    gone, there = (Worker(number, tmp_path, {"read": "secret"}) for number in (1, 2))
+    gone, there = (WorkerSlot(number, tmp_path, {"read": "secret"}) for number in (1, 2))
     async with serving(there, app_of("b")):
         answer = await AnyWorker([gone, there]).forward("GET", "/v1/streams", "local=true", b"", "")
         assert (answer.status, answer.retry_after) == (503, "3")
@@ -122,7 +122,7 @@ async def test_only_reads_are_retried_at_another_worker(tmp_path: Path) -> None:
     """After a lost connection a GET is retried at another worker and a POST is not, since it may have been executed;
     that worker is tried last from then on.
     """
-    broken, there = (Worker(number, tmp_path, {}) for number in (1, 2))
+    broken, there = (WorkerSlot(number, tmp_path, {}) for number in (1, 2))
     accepted = []
 
     async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,12 +141,12 @@ async def test_only_reads_are_retried_at_another_worker(tmp_path: Path) -> None:
     await broken.stop()
 
 
-class Short(Workers):
+class Short(WorkerSupervisor):
     """Workers whose processes run a test's command."""
 
     command = FOREVER
 
-    def _worker_command(self, worker: Worker) -> list[str]:
+    def _worker_command(self, worker: WorkerSlot) -> list[str]:
         return self.command
 
 
@@ -190,4 +190,4 @@ def test_an_unknown_topology_is_an_error_before_any_worker_starts() -> None:
     """An unknown topology is reported once, not by each worker."""
     wrong: Any = settings_of("--topology=penstock.services.local.topologies:sesions")
     with pytest.raises(ConfigError, match="sesions"):
-        Workers(wrong, ARGUMENTS)
+        WorkerSupervisor(wrong, ARGUMENTS)

@@ -6,7 +6,7 @@ records, its position belongs to the second, since a restart must not continue b
 
 The slot may move to the end of a read once everything read before is stored:
 
->>> progress = Progress(None)
+>>> progress = SlotProgress(None)
 >>> progress.read = (100, 2)
 >>> progress.mark(150)
 >>> progress.stored({"lsn": "0/64", "change": 1}), progress.stored({"lsn": "0/64", "change": 2})
@@ -65,7 +65,7 @@ def position_of(offset: Offset | None) -> Position:
         raise ConnectError(f'{dict(offset)} is not an offset: expected {{"lsn": "0/16B3748", "change": 3}}') from None
 
 
-class Progress:
+class SlotProgress:
     """The position up to which a slot was read, the stored position, and the LSN to which the slot may move."""
 
     def __init__(self, offset: Offset | None) -> None:
@@ -73,7 +73,7 @@ class Progress:
         self._marks: deque[tuple[Position, int]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Progress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
+        return f"<SlotProgress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
 
     def mark(self, lsn: int) -> None:
         """A read has ended: there is nothing more to read up to `lsn`."""
@@ -166,10 +166,10 @@ class _Table:
         return {name: row.get(name) for name in self.key_names} if self.key_schema is not None else None
 
 
-class Changes:
+class SlotReader:
     """Reads the messages of one slot, in order."""
 
-    def __init__(self, values: Mapping[str, Any], partition: Partition, progress: Progress) -> None:
+    def __init__(self, values: Mapping[str, Any], partition: Partition, progress: SlotProgress) -> None:
         self._values = values
         self._partition = partition
         self._progress = progress
@@ -180,7 +180,7 @@ class Changes:
         self.incomplete: list[Incomplete] = []
 
     def __repr__(self) -> str:
-        return f"<Changes of {dict(self._partition)}, {self._progress!r}>"
+        return f"<SlotReader of {dict(self._partition)}, {self._progress!r}>"
 
     def records(self, data: bytes) -> list[SourceRecord]:
         """The records of a message: usually one for a change, else none. `incomplete` lists rows that lack values."""

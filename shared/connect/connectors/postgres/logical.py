@@ -15,7 +15,7 @@ from typing import Any
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
-from penstock.shared.connect.connectors.postgres.changes import Changes, Incomplete, Progress
+from penstock.shared.connect.connectors.postgres.changes import Incomplete, SlotProgress, SlotReader
 from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES
 from penstock.shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text
 from penstock.shared.connect.connectors.postgres.settings import driver
@@ -37,8 +37,8 @@ class LogicalReader:
         self._slot = values["slot.name"]
         self._publication = values["publication.name"] or self._slot
         self._was_read = stored is not None
-        self._progress = Progress(stored)
-        self._changes = Changes(values, self.partition_of(self._slot), self._progress)
+        self._progress = SlotProgress(stored)
+        self._changes = SlotReader(values, self.partition_of(self._slot), self._progress)
         self._connection: Any = None
         self._copy = ""
         self._reading: BulkRead | None = None

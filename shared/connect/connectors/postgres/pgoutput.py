@@ -43,7 +43,7 @@ class Begin(NamedTuple):
         return EPOCH_MS + self.committed_us // 1000
 
 
-class Commit(NamedTuple):
+class PgCommit(NamedTuple):
     """The transaction is complete. The log continues at `end_lsn`."""
 
     commit_lsn: int
@@ -51,7 +51,7 @@ class Commit(NamedTuple):
     committed_us: int
 
 
-class Column(NamedTuple):
+class RelationColumn(NamedTuple):
     """A column. `is_key` is true if it is part of the replica identity."""
 
     name: str
@@ -66,7 +66,7 @@ class Relation(NamedTuple):
     namespace: str
     name: str
     identity: str
-    columns: tuple[Column, ...]
+    columns: tuple[RelationColumn, ...]
 
 
 class Insert(NamedTuple):
@@ -105,7 +105,7 @@ class Other(NamedTuple):
     kind: str
 
 
-Message = Begin | Commit | Relation | Insert | Update | Delete | Truncate | Other
+Message = Begin | PgCommit | Relation | Insert | Update | Delete | Truncate | Other
 
 
 def lsn_of(text: str) -> int:
@@ -144,7 +144,7 @@ def _decode_message(cursor: _Cursor) -> Message:
     if kind == "B":
         return Begin(*cursor.take("!QQI"))
     if kind == "C":
-        return Commit(*cursor.take("!xQQQ"))
+        return PgCommit(*cursor.take("!xQQQ"))
     if kind == "R":
         (oid,) = cursor.take("!I")
         namespace = cursor.text()
@@ -193,11 +193,11 @@ class _Cursor:
         self._at = end + 1
         return found
 
-    def column(self) -> Column:
+    def column(self) -> RelationColumn:
         (flags,) = self.take("!B")
         name = self.text()
         (oid,) = self.take("!Ixxxx")
-        return Column(name, bool(flags & 1), oid)
+        return RelationColumn(name, bool(flags & 1), oid)
 
     def values(self) -> Values:
         (count,) = self.take("!H")

@@ -44,7 +44,7 @@ class RowSettings:
 
 
 @dataclass
-class Rows:
+class RowsToWrite:
     """Consecutive rows of one table with the same columns. For deletes the rows are keys only."""
 
     table: str
@@ -55,14 +55,14 @@ class Rows:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     deletes: bool = False
 
-    def with_columns(self, names: Collection[str]) -> Rows:
+    def with_columns(self, names: Collection[str]) -> RowsToWrite:
         """The same rows, with these columns only."""
         if all(name in names for name in self.names):
             return self
         at = [i for i, name in enumerate(self.names) if name in names]
         kept = tuple(self.names[i] for i in at)
         rows = [tuple(row[i] for i in at) for row in self.rows]
-        return Rows(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
+        return RowsToWrite(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
 
     def latest(self) -> list[tuple[Any, ...]]:
         """The last row of each key, because one statement must not change a row twice."""
@@ -92,16 +92,18 @@ class RowBuilder:
         settings.check()
         self._settings = settings
 
-    def build(self, records: list[SinkRecord]) -> list[Rows]:
+    def build(self, records: list[SinkRecord]) -> list[RowsToWrite]:
         """Groups of rows to write one after the other. DataError names a record that cannot be a row."""
-        groups: list[Rows] = []
-        last: Rows | None = None
+        groups: list[RowsToWrite] = []
+        last: RowsToWrite | None = None
         untyped: list[str] = []
         for record in records:
             row = self._row_of_record(record)
             table = self._settings.table(record.topic)
             if last is None or last.names != row.columns or last.table != table or last.deletes is not row.is_delete:
-                last = Rows(table, row.columns, row.key, self._column_types(record, row.columns), deletes=row.is_delete)
+                last = RowsToWrite(
+                    table, row.columns, row.key, self._column_types(record, row.columns), deletes=row.is_delete
+                )
                 groups.append(last)
                 untyped = [name for name, (kind, _) in last.types.items() if kind is None]
             elif untyped:
@@ -178,11 +180,11 @@ class RowBuilder:
         return found
 
 
-def columns_of(groups: Iterable[Rows]) -> dict[str, tuple[str, bool]]:
+def columns_of(groups: Iterable[RowsToWrite]) -> dict[str, tuple[str, bool]]:
     """The columns that a table needs for all these rows: each column's type, and whether it is NOT NULL.
 
-    >>> columns_of([Rows("t", ("a",), (), {"a": ("bigint", True), "b": (None, False)}),
-    ...             Rows("t", ("b",), (), {"b": ("text", True)})])
+    >>> columns_of([RowsToWrite("t", ("a",), (), {"a": ("bigint", True), "b": (None, False)}),
+    ...             RowsToWrite("t", ("b",), (), {"b": ("text", True)})])
     {'a': ('bigint', False), 'b': ('text', False)}
     """
     groups = list(groups)

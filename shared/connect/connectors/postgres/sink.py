@@ -17,7 +17,7 @@ from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.offsets import OffsetTable
-from penstock.shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
+from penstock.shared.connect.connectors.postgres.rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.settings import (
     HIGH,
     LOW,
@@ -87,7 +87,7 @@ class PostgresSinkTask(SinkTask):
         self._settings = row_settings(values)
         self._builder = RowBuilder(self._settings)
         self._connection: Any = None
-        self._tables: dict[str, sql.Table] = {}
+        self._tables: dict[str, sql.SqlTable] = {}
         self._stagings: dict[tuple[str, tuple[str, ...]], str] = {}
         self._numbers = itertools.count()
         self._retries_left: int = values["max.retries"]
@@ -273,22 +273,22 @@ class PostgresSinkTask(SinkTask):
                 self._offsets.committed()
             self._note_written_offsets(records)
 
-    def _uses_staging_table(self, group: Rows) -> bool:
+    def _uses_staging_table(self, group: RowsToWrite) -> bool:
         return self._settings.mode != "insert" or group.deletes
 
-    def _fit_groups_to_tables(self, groups: list[Rows]) -> list[Rows]:
+    def _fit_groups_to_tables(self, groups: list[RowsToWrite]) -> list[RowsToWrite]:
         """The groups without columns that are null and in no table, and without deletes from missing tables."""
         return [
             group.with_columns(self._tables[group.table].columns) for group in groups if group.table in self._tables
         ]
 
-    async def _write_rows(self, connection: Any, group: Rows) -> None:
+    async def _write_rows(self, connection: Any, group: RowsToWrite) -> None:
         table = self._tables[group.table]
         names = group.names
         if not self._uses_staging_table(group):
             await _copy_rows_to_table(connection, table.name, names, _adapt_rows_to_columns(group.rows, names, table))
             return
-        key_table = table if table.key == group.key else sql.Table(table.name, table.columns, group.key)
+        key_table = table if table.key == group.key else sql.SqlTable(table.name, table.columns, group.key)
         staged = self._stagings[table.name, names]
         await _copy_rows_to_table(connection, staged, names, _adapt_rows_to_columns(group.latest(), names, table))
         if group.deletes:
@@ -300,7 +300,7 @@ class PostgresSinkTask(SinkTask):
         await connection.execute(statement)
         await connection.execute(f"TRUNCATE {sql.quoted(staged)}")
 
-    async def _have_stagings(self, connection: Any, groups: list[Rows]) -> None:
+    async def _have_stagings(self, connection: Any, groups: list[RowsToWrite]) -> None:
         """Create a temporary table for each set of columns; drop those of other batches if there would be too many."""
         needed = {(group.table, group.names) for group in groups if self._uses_staging_table(group)}
         if len(self._stagings.keys() | needed) > STAGINGS_MAX:
@@ -311,7 +311,7 @@ class PostgresSinkTask(SinkTask):
             await connection.execute(sql.staging(name, self._tables[table], names))
             self._stagings[table, names] = name
 
-    async def _have_table(self, connection: Any, name: str, groups: list[Rows]) -> None:
+    async def _have_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
         """Read the table's columns; create the table or add columns if the settings allow it."""
         wanted = columns_of(groups)
         table = self._tables.get(name)
@@ -342,12 +342,12 @@ class PostgresSinkTask(SinkTask):
         log.info("changing the database", statement=statement)
         await change_schema(connection, statement)
 
-    async def _describe_table(self, connection: Any, name: str) -> sql.Table | None:
+    async def _describe_table(self, connection: Any, name: str) -> sql.SqlTable | None:
         rows = await connection.fetch(COLUMNS, sql.quoted(name))
         if not rows:
             return None
         key = sorted((row["key_at"], row["name"]) for row in rows if row["key_at"] >= 0)
-        return sql.Table(name, {row["name"]: row["type"] for row in rows}, tuple(column for _, column in key))
+        return sql.SqlTable(name, {row["name"]: row["type"] for row in rows}, tuple(column for _, column in key))
 
     async def stop(self) -> None:
         connection = getattr(self, "_connection", None)
@@ -356,7 +356,7 @@ class PostgresSinkTask(SinkTask):
 
 
 def _adapt_rows_to_columns(
-    rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.Table
+    rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.SqlTable
 ) -> list[tuple[Any, ...]]:
     adapters = [(at, adapt) for at, name in enumerate(names) if (adapt := sql.adapter(table.columns[name])) is not None]
     if not adapters:

@@ -1,6 +1,6 @@
 """The SQL of the Postgres sink, and the conversion of records' values to column values.
 
->>> table = Table("clicks", {"id": "bigint", "n": "integer"}, ("id",))
+>>> table = SqlTable("clicks", {"id": "bigint", "n": "integer"}, ("id",))
 >>> upsert_from(table, "staged", ("id", "n"))
 'INSERT INTO "clicks" ("id","n") SELECT "id","n" FROM "staged" ON CONFLICT ("id") DO UPDATE SET "n"=EXCLUDED."n"'
 """
@@ -51,7 +51,7 @@ _PLAIN: tuple[tuple[type, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Table:
+class SqlTable:
     """A table of the database: types by column, in order, and the primary key's columns."""
 
     name: str
@@ -107,7 +107,7 @@ def add_columns(name: str, fields: Mapping[str, str]) -> str:
     return f"ALTER TABLE {quoted(name)} {added}"
 
 
-def upsert_from(table: Table, source: str, names: tuple[str, ...]) -> str:
+def upsert_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
     """The statement that inserts the rows of another table, and updates rows with the same key."""
     rest = [name for name in names if name not in table.key]
     sets = ",".join(f"{column(name)}=EXCLUDED.{column(name)}" for name in rest)
@@ -118,20 +118,20 @@ def upsert_from(table: Table, source: str, names: tuple[str, ...]) -> str:
     )
 
 
-def update_from(table: Table, source: str, names: tuple[str, ...]) -> str:
+def update_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
     """The statement that updates the rows which another table has too."""
     sets = ",".join(f"{column(name)}=s.{column(name)}" for name in names if name not in table.key)
     where = " AND ".join(f"t.{column(name)}=s.{column(name)}" for name in table.key)
     return f"UPDATE {quoted(table.name)} t SET {sets} FROM {quoted(source)} s WHERE {where}"
 
 
-def delete_from(table: Table, source: str) -> str:
+def delete_from(table: SqlTable, source: str) -> str:
     """The statement that deletes the rows whose keys are in another table."""
     where = " AND ".join(f"t.{column(name)}=s.{column(name)}" for name in table.key)
     return f"DELETE FROM {quoted(table.name)} t USING {quoted(source)} s WHERE {where}"
 
 
-def staging(name: str, table: Table, names: tuple[str, ...]) -> str:
+def staging(name: str, table: SqlTable, names: tuple[str, ...]) -> str:
     """The statement for a temporary table with some of the columns, which every commit empties."""
     types = ", ".join(f"{column(one)} {table.columns[one]}" for one in names)
     return f"CREATE TEMP TABLE {quoted(name)} ({types}) ON COMMIT DELETE ROWS"

@@ -14,8 +14,8 @@ from penstock.services.local.demo.csv_events import (
     REFUSED_FIELD,
     TIME_FIELD,
     CsvEvents,
+    CsvRow,
     NoTime,
-    Row,
     better_unit,
     formats_that_fit,
     read_rows,
@@ -160,9 +160,9 @@ def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'\xef\xbb\xbfk,v\r\n\r\na,"1\r\n2"\r\nb,3\r\n')
     assert list(read_rows(path)) == [
-        Row(0, 1, ["k", "v"]),
-        Row(1, 4, ["a", "1\r\n2"]),
-        Row(2, 5, ["b", "3"]),
+        CsvRow(0, 1, ["k", "v"]),
+        CsvRow(1, 4, ["a", "1\r\n2"]),
+        CsvRow(2, 5, ["b", "3"]),
     ]
     assert [row.number for row in read_rows(path, limit=1)] == [0, 1]
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.services.local.demo.replay import IngestRejected, Replay
+from penstock.services.local.demo.replay import EventReplay, IngestRejected
 
 
 class Endpoint:
@@ -49,7 +49,7 @@ async def test_a_rejected_event_is_counted_with_its_number() -> None:
     """The number of a rejected event is counted in the whole replay, not in its request."""
     async with Endpoint() as endpoint:
         events = iter([b"good", b"good", b"bad", b"good", b"bad"])
-        replay = Replay(endpoint.url, "t", events, lambda number, message: f"row {number}: {message}")
+        replay = EventReplay(endpoint.url, "t", events, lambda number, message: f"row {number}: {message}")
         assert await replay.send(2) is True
         assert await replay.send() is False
         await replay.close()
@@ -61,7 +61,7 @@ async def test_a_rejected_event_is_counted_with_its_number() -> None:
 async def test_a_request_that_was_stopped_is_an_error() -> None:
     """If the endpoint stopped reading a request, the replay ends with an error, so no event is lost unnoticed."""
     async with Endpoint() as endpoint:
-        replay = Replay(endpoint.url, "t", iter([b"stop"]), lambda number, message: message)
+        replay = EventReplay(endpoint.url, "t", iter([b"stop"]), lambda number, message: message)
         with pytest.raises(IngestRejected, match="there were 1000 errors"):
             await replay.send()
         await replay.close()
@@ -70,7 +70,7 @@ async def test_a_request_that_was_stopped_is_an_error() -> None:
 async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:
     """A 429 or 503 means that nothing is stored, so the batch is sent again until it is stored once."""
     async with Endpoint(503, 429, 503) as endpoint:
-        replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
+        replay = EventReplay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
         await replay.send()
         await replay.close()
         assert endpoint.requests == 4
@@ -80,7 +80,7 @@ async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:
 async def test_a_batch_that_may_be_stored_is_not_sent_again() -> None:
     """A 504 ends the replay with an error, since a second copy could be stored."""
     async with Endpoint(504) as endpoint:
-        replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
+        replay = EventReplay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
         with pytest.raises(IngestRejected, match=r"504.*2 events 2"):
             await replay.send()
         await replay.close()

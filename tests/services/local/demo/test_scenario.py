@@ -11,7 +11,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo.flights import PLAN
 from penstock.services.local.demo.replay import ReplayCounts
-from penstock.services.local.demo.scenario import Outcome, aggregator_spec, consumer_spec, gateway_spec
+from penstock.services.local.demo.scenario import DemoOutcome, aggregator_spec, consumer_spec, gateway_spec
 from penstock.services.local.settings import GatewaySettings
 from penstock.services.local.stack import ServiceSpec
 from penstock.shared.common.settings import ServiceSettings
@@ -36,7 +36,7 @@ def test_dead_letters_must_equal_the_invalid_events(
     audit_ok: bool, dead_letters: int, unfit: int, rejected: int, ok: bool
 ) -> None:
     """A valid event among the dead letters fails the demo although the audit passes, as does a missing invalid one."""
-    outcome = Outcome(ReplayCounts(rejected=rejected), unfit=unfit, audit_ok=audit_ok)
+    outcome = DemoOutcome(ReplayCounts(rejected=rejected), unfit=unfit, audit_ok=audit_ok)
     outcome.audit, outcome.batch = {"dead_letters": dead_letters}, {"batch_rows": 1, "batch_differences": 0}
     assert outcome.ok is ok
 
@@ -52,7 +52,7 @@ def test_dead_letters_must_equal_the_invalid_events(
 )
 def test_the_batch_must_have_the_same_results(batch: dict[str, int], ok: bool) -> None:
     """A row that differs fails the demo, as does a batch without rows."""
-    outcome = Outcome(ReplayCounts(), unfit=0, audit_ok=True, audit={"dead_letters": 0}, batch=batch)
+    outcome = DemoOutcome(ReplayCounts(), unfit=0, audit_ok=True, audit={"dead_letters": 0}, batch=batch)
     assert outcome.ok is ok
 
 

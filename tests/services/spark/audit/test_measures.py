@@ -5,9 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.audit.measures import OTHER, TEXT, Field, _value_parser
+from penstock.services.spark.audit.measures import OTHER, TEXT, MeasuredField, _value_parser
 
-WANTED = [Field("n", "int64"), Field("x", "float64"), Field("page", TEXT), Field("page", OTHER)]
+WANTED = [
+    MeasuredField("n", "int64"),
+    MeasuredField("x", "float64"),
+    MeasuredField("page", TEXT),
+    MeasuredField("page", OTHER),
+]
 
 
 def parsed(*values: bytes | None) -> list[tuple[object, ...]]:

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from penstock.services.spark.audit.audit import AuditReport, CheckResult
+from penstock.services.spark.audit.audit import AuditCheck, AuditReport
 from penstock.services.spark.audit.report import as_object, print_report
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 
 
 def report(differences: int) -> AuditReport:
     shown = [{"partition": 0, "key": "[red]", "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
-    checks = [CheckResult("windows", "no session is split", differences, shown), CheckResult("twice", "none", 0, [])]
+    checks = [AuditCheck("windows", "no session is split", differences, shown), AuditCheck("twice", "none", 0, [])]
     return AuditReport(
         9, 5 - differences, 1, 1, 1, 1, 0, 3, 1, 3, 1, checks, ["means: why"], ["grace: taken"], 2.5, "s"
     )
@@ -78,7 +78,7 @@ def test_keys_are_shown_as_they_are() -> None:
     keys = ("[bold]a", "a\\[/b]", "b\\", "x\\[link=http://example.org]y", "\x1b[31mred", "\ud800")
     shown = [{"partition": 0, "key": key, "at_ms": 5, "detail": f"lost {key}"} for key in keys]
     text = io.StringIO()
-    found = msgspec.structs.replace(report(1), checks=[CheckResult("windows", "none", 5, shown)])
+    found = msgspec.structs.replace(report(1), checks=[AuditCheck("windows", "none", 5, shown)])
     print_report(found, as_json=False, console=Console(file=text, width=200))
     for key in (*keys[:4], "\\x1b[31mred", "\\ud800"):
         assert text.getvalue().count(key) >= 2

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, spread, stores_of
+from penstock.services.spark.compaction.compact import CompactionJob, bounded_ranges, spread, stores_of
 from penstock.services.spark.compaction.fold import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
@@ -25,8 +25,8 @@ from penstock.shared.streams.changelog.format import AggregationSchema, Progress
 CLOSED, LATE = "closed/s", "late/s"
 
 
-def job() -> Compaction:
-    return Compaction(None, CompactSettings(application="app", lake="lake"), print)  # type: ignore[arg-type]
+def job() -> CompactionJob:
+    return CompactionJob(None, CompactSettings(application="app", lake="lake"), print)  # type: ignore[arg-type]
 
 
 def offsets(earliest: int, latest: int) -> TopicOffsets:

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.spark.compaction import delta_writer, table_maintenance
-from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
+from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
 from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import (
@@ -39,7 +39,7 @@ class Steps(TableMaintenance):
         return {"optimized_tables": self.attempt("OPTIMIZE of x", lost, 0)}
 
 
-class Job(Compaction):
+class Job(CompactionJob):
     """A compaction that is committed and may not delete from the changelog."""
 
     def __init__(self, say: Any, error: Exception | None) -> None:
@@ -47,19 +47,19 @@ class Job(Compaction):
         super().__init__(None, settings, say)  # type: ignore[arg-type]  # it has no session, and needs none
         self.maintenance, self.error = Steps(settings, say), error
 
-    def plan(self) -> Plan:
-        return Plan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
+    def plan(self) -> CompactionPlan:
+        return CompactionPlan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
 
-    def _fold_and_commit(self, plan: Plan) -> CompactionReport:
+    def _fold_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         return DONE
 
-    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
         return 1
 
     def _closed_and_late_paths(self) -> dict[str, str]:
         return {}
 
-    def _delete_covered_records(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: CompactionPlan) -> None:
         if self.error is not None:
             raise self.error
 

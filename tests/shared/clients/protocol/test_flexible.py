@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.protocol.flexible import NO_TAGS, Reader, leader_in, text, uvarint
-from penstock.shared.testing.fake_broker.codec import Message, Schema
+from penstock.shared.clients.connection.flexible import NO_TAGS, Reader, leader_in, text, uvarint
+from penstock.shared.testing.fake_broker.codec import Message, MessageSchema
 
-TAGGED = Schema(
+TAGGED = MessageSchema(
     """
 number int8
 leader {} 0+ tag 0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse
 from penstock.shared.clients.protocol.record_batches import produce_request
 from penstock.shared.common.errors import UnsupportedVersion
-from penstock.shared.testing.fake_broker.codec import Message, Schema
+from penstock.shared.testing.fake_broker.codec import Message, MessageSchema
 from penstock.shared.testing.fake_broker.schemas import PRODUCE
 
-REQUEST, RESPONSE = (Schema(text, flexible=9) for text in PRODUCE)
+REQUEST, RESPONSE = (MessageSchema(text, flexible=9) for text in PRODUCE)
 
 topics = st.lists(
     st.tuples(

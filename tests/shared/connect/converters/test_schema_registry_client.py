@@ -6,7 +6,7 @@ import pytest
 
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.connect.converters import schema_registry_client
-from penstock.shared.connect.converters.schema_registry_client import Access, RegistryClient
+from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient
 from penstock.shared.connect.errors import DataError, RetriableError
 from tests.shared.connect.converters.registry_server import schema_registry
 
@@ -21,21 +21,21 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_requests_are_authenticated() -> None:
     """Requests contain the user and password of the settings or the URL; without them the registry answers 401."""
     async with schema_registry("ann:s3cret") as server:
-        with_user = RegistryClient(Access((server.url,), user="ann:s3cret"))
+        with_user = RegistryClient(RegistryAccess((server.url,), user="ann:s3cret"))
         assert await with_user.register("a/b", "AVRO", '"int"') == 1
         assert server.requested == ["POST /subjects/a%2Fb/versions"]
-        in_url = RegistryClient(Access((server.url.replace("//", "//ann:s3cret@"),)))
+        in_url = RegistryClient(RegistryAccess((server.url.replace("//", "//ann:s3cret@"),)))
         assert (await in_url.by_id(1)).text == '"int"'
         with pytest.raises(DataError, match="Unauthorized"):
-            await RegistryClient(Access((server.url,))).by_id(1)
-        assert "s3cret" not in repr(Access((), user="ann:s3cret"))
+            await RegistryClient(RegistryAccess((server.url,))).by_id(1)
+        assert "s3cret" not in repr(RegistryAccess((), user="ann:s3cret"))
 
 
 async def test_retriable_failures_are_retried() -> None:
     """A failed request is retried with other addresses; a persistent failure is a RetriableError."""
     async with schema_registry() as server:
         id = server.add("t-value", "int")
-        client = RegistryClient(Access(("http://127.0.0.1:9", server.url)))
+        client = RegistryClient(RegistryAccess(("http://127.0.0.1:9", server.url)))
         server.failing += [DOWN]
         assert (await client.by_id(id)).text == '"int"'
         server.failing += [DOWN] * 3
@@ -48,9 +48,9 @@ async def test_retriable_failures_are_retried() -> None:
 async def test_errors_have_the_registrys_message() -> None:
     """An error of the registry is a DataError with its message and is not retried."""
     async with schema_registry() as server:
-        with pytest.raises(DataError, match=r"Invalid schema.*42201"):
-            await RegistryClient(Access((server.url,))).register("t", "AVRO", '{"type": "nonsense"}')
+        with pytest.raises(DataError, match="Invalid schema; error code: 42201"):
+            await RegistryClient(RegistryAccess((server.url,))).register("t", "AVRO", '{"type": "nonsense"}')
         assert len(server.requested) == 1
         server.failing.append((404, {}, b"<html>"))
         with pytest.raises(DataError, match="404 <html>"):
-            await RegistryClient(Access((server.url,))).by_id(1)
+            await RegistryClient(RegistryAccess((server.url,))).by_id(1)

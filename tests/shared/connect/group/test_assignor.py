@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
+from penstock.shared.connect.group.assignor import AssignmentPlan, IncrementalAssignor, assign_eagerly
 from penstock.shared.connect.group.connect_protocol import NOTHING, ConnectorsAndTasks
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
@@ -25,7 +25,7 @@ class Cluster:
         self.held = {f"w{n}": NOTHING for n in range(members)}
         self.configured, self.generation, self.now_ms = configured, 0, 0
 
-    def rebalance(self) -> Plan:
+    def rebalance(self) -> AssignmentPlan:
         self.generation += 1
         plan = self.assignor.assign(
             self.held, self.configured, now_ms=self.now_ms, generation=self.generation, completed=self.generation - 1

@@ -21,7 +21,7 @@ from penstock.shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, WorkerGroup
+from penstock.shared.connect.group.worker_group import CompleteRebalance, GiveUpWork, Lead, Stable, WorkerGroup
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 ALL = ConnectorsAndTasks({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
@@ -45,13 +45,13 @@ def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: 
 
 def complete(
     worker: WorkerGroup, assignment: ExtendedAssignment, *, now_ms: int = 0, version: int = SESSIONED
-) -> list[GiveUp]:
+) -> list[GiveUpWork]:
     """Sync with an assignment, and return the work that had to be given up."""
     assert isinstance(worker.next_step(now_ms), Sync)
     worker.on_sync(SyncAnswer(0, encode_assignment(assignment, version)), now_ms)
     given_up = []
-    while not isinstance(step := worker.next_step(now_ms), Complete):
-        assert isinstance(step, GiveUp)
+    while not isinstance(step := worker.next_step(now_ms), CompleteRebalance):
+        assert isinstance(step, GiveUpWork)
         given_up.append(step)
         worker.on_given_up(step.work)
     worker.on_completed(step.assignment)
@@ -125,7 +125,7 @@ def test_revoked_work_is_stopped_before_the_worker_rejoins() -> None:
     worker.rejoin("test")
     join(worker, leader="you")
     back = ConnectorsAndTasks((), {ConnectorTaskId("c", 1)})
-    assert complete(worker, ExtendedAssignment("you", "u", 3, NOTHING, back)) == [GiveUp(back, lost=False)]
+    assert complete(worker, ExtendedAssignment("you", "u", 3, NOTHING, back)) == [GiveUpWork(back, lost=False)]
     assert worker.held == ALL - back
     assert isinstance(worker.next_step(0), Join)
 
@@ -136,7 +136,7 @@ def test_eager_gives_up_everything_first() -> None:
     join(worker, leader="you", protocol="default")
     complete(worker, ExtendedAssignment("you", "u", 3, ALL), version=EAGER)
     worker.rejoin("test")
-    assert worker.next_step(0) == GiveUp(ALL, lost=False)
+    assert worker.next_step(0) == GiveUpWork(ALL, lost=False)
     worker.on_given_up(ALL)
     join(worker, leader="you", protocol="default")
     complete(worker, ExtendedAssignment("you", "u", 3, ConnectorsAndTasks({"c"})), version=EAGER)
@@ -148,7 +148,7 @@ def test_after_a_long_silence_everything_is_lost() -> None:
     worker = settled()
     worker.on_heartbeat_lost(SESSION_MS)
     assert worker.forget_coordinator
-    assert worker.next_step(SESSION_MS) == GiveUp(ALL, lost=True)
+    assert worker.next_step(SESSION_MS) == GiveUpWork(ALL, lost=True)
     worker.on_given_up(ALL)
     assert isinstance(worker.next_step(SESSION_MS), Join)
 
@@ -182,7 +182,7 @@ def test_a_worker_that_misses_a_rebalance_loses_its_work() -> None:
     assert not worker.has_lost_work(0)
     worker.on_heartbeat(worker.on_heartbeat_sent(1), 25, 1)
     assert worker.has_lost_work(1)
-    assert worker.next_step(1) == GiveUp(ALL, lost=True)
+    assert worker.next_step(1) == GiveUpWork(ALL, lost=True)
     worker.on_given_up(ALL)
     step = worker.next_step(1)
     assert isinstance(step, Join)

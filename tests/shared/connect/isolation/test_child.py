@@ -12,7 +12,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.herder.loggers import Loggers
-from penstock.shared.connect.isolation.child import Commands, Link
+from penstock.shared.connect.isolation.child import Commands, WorkerLink
 from penstock.shared.connect.isolation.messages import Message, pack
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.worker_task import TaskSpec
@@ -159,13 +159,13 @@ async def test_the_end_of_the_worker_is_the_end_of_the_commands() -> None:
         commands: list[Message] = []
         over = asyncio.Event()
         with ours, theirs, theirs.makefile("rb") as lines:
-            Link(theirs, lines).read(commands.append, over.set)
+            WorkerLink(theirs, lines).read(commands.append, over.set)
             ours.sendall(pack({"do": "stop", "tasks": []}) + cut_off)
             ours.shutdown(socket.SHUT_WR)
             await over.wait()
             assert commands == [{"do": "stop", "tasks": []}]
             ours.close()
-            Link(theirs, lines).send({"event": "shutdown"})  # nobody is there to take it
+            WorkerLink(theirs, lines).send({"event": "shutdown"})  # nobody is there to take it
 
 
 async def test_a_killed_worker_that_had_not_read_all_messages_has_ended() -> None:
@@ -174,7 +174,7 @@ async def test_a_killed_worker_that_had_not_read_all_messages_has_ended() -> Non
     commands: list[Message] = []
     over = asyncio.Event()
     with theirs, theirs.makefile("rb") as lines:
-        link = Link(theirs, lines)
+        link = WorkerLink(theirs, lines)
         link.send({"event": "running"})
         ours.close()
         link.read(commands.append, over.set)

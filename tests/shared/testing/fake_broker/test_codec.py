@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message, Schema, read_varint, write_varint
+from penstock.shared.testing.fake_broker.codec import (
+    MalformedMessage,
+    Message,
+    MessageSchema,
+    read_varint,
+    write_varint,
+)
 
 EVERYTHING = """
 flag bool
@@ -68,7 +74,7 @@ MESSAGES = st.builds(
 @given(MESSAGES)
 def test_messages_round_trip(message: Message) -> None:
     """All fields round-trip in the newest version."""
-    schema = Schema(EVERYTHING, flexible=2)
+    schema = MessageSchema(EVERYTHING, flexible=2)
     data = schema.encode(message, 2)
     assert schema.decode(data, 2) == (message, len(data))
 
@@ -76,7 +82,7 @@ def test_messages_round_trip(message: Message) -> None:
 @given(MESSAGES, st.integers(0, 2))
 def test_every_version_round_trips(message: Message, version: int) -> None:
     """A message decoded in a version is encoded to the same bytes, and missing fields have their defaults."""
-    schema = Schema(EVERYTHING, flexible=2)
+    schema = MessageSchema(EVERYTHING, flexible=2)
     data = schema.encode(message, version)
     read, end = schema.decode(data, version)
     assert end == len(data)
@@ -88,7 +94,7 @@ def test_every_version_round_trips(message: Message, version: int) -> None:
 @given(MESSAGES, st.data())
 def test_a_truncated_message_is_malformed(message: Message, data: st.DataObject) -> None:
     """A truncated message is MalformedMessage, wherever it ends."""
-    schema = Schema(EVERYTHING, flexible=2)
+    schema = MessageSchema(EVERYTHING, flexible=2)
     version = data.draw(st.integers(0, 2))
     whole = schema.encode(message, version)
     cut = data.draw(st.integers(0, len(whole) - 1))
@@ -98,15 +104,15 @@ def test_a_truncated_message_is_malformed(message: Message, data: st.DataObject)
 
 def test_unknown_tags_are_skipped() -> None:
     """An unknown tagged field is skipped without an error."""
-    newer = Schema("n int32\nextra string 1+ tag 9", flexible=1)
-    older = Schema("n int32", flexible=1)
+    newer = MessageSchema("n int32\nextra string 1+ tag 9", flexible=1)
+    older = MessageSchema("n int32", flexible=1)
     data = newer.encode(Message(n=1, extra="more"), 1)
     assert older.decode(data, 1) == (Message(n=1), len(data))
 
 
 def test_missing_fields_have_defaults() -> None:
     """An empty message is encoded with each field's default."""
-    schema = Schema(EVERYTHING, flexible=2)
+    schema = MessageSchema(EVERYTHING, flexible=2)
     read, _ = schema.decode(schema.encode(Message(rows=[Message()]), 2), 2)
     assert (read.text, read.null, read.texts, read.numbers, read.id) == ("", None, None, [], uuid.UUID(int=0))
     assert (read.rows[0].since_one, read.leader, read.many) == (-1, None, [])
@@ -115,7 +121,7 @@ def test_missing_fields_have_defaults() -> None:
 def test_a_length_beyond_the_message_is_malformed() -> None:
     """An array with more items than bytes is malformed before any item is read."""
     with pytest.raises(MalformedMessage, match="items"):
-        Schema("numbers []int32").decode(b"\x7f\xff\xff\xff\0\0", 0)
+        MessageSchema("numbers []int32").decode(b"\x7f\xff\xff\xff\0\0", 0)
 
 
 @given(st.integers(0, 2**63))

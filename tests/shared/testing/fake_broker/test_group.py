@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.group import Group, GroupState
+from penstock.shared.testing.fake_broker.group import BrokerGroup, BrokerGroupState
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later, Timers
 
@@ -48,18 +48,18 @@ def done(answer: Message | Later) -> Message:
     return answer.value  # type: ignore[no-any-return]
 
 
-def stable(group: Group, now_ms: int = 0) -> Message:
+def stable(group: BrokerGroup, now_ms: int = 0) -> Message:
     """The only member of a group, in a stable generation."""
     member = done(group.join(VERSION, CLIENT, joining(), now_ms))
     group.sync(VERSION, identity(member), now_ms)
-    assert group.state is GroupState.STABLE
+    assert group.state is BrokerGroupState.STABLE
     return member
 
 
 def test_a_member_that_does_not_rejoin_is_removed() -> None:
     """A rebalance waits for the longest timeout of a member, and continues without those that did not join."""
     timers = Timers()
-    group = Group("g", timers)
+    group = BrokerGroup("g", timers)
     old = stable(group)
     new = group.join(VERSION, CLIENT, joining(rebalance_ms=3_000), 100)
     assert isinstance(new, Later)
@@ -75,7 +75,7 @@ def test_a_member_that_does_not_rejoin_is_removed() -> None:
 def test_a_joining_member_needs_no_heartbeat() -> None:
     """A member whose join is not answered yet is not removed."""
     timers = Timers()
-    group = Group("g", timers)
+    group = BrokerGroup("g", timers)
     old = stable(group)
     new = group.join(VERSION, CLIENT, joining(session_ms=200), 0)
     for now in range(0, 3_000, 100):
@@ -89,17 +89,17 @@ def test_a_joining_member_needs_no_heartbeat() -> None:
 def test_a_member_that_does_not_sync_is_removed() -> None:
     """A member that does not request its assignment within the rebalance timeout is removed."""
     timers = Timers()
-    group = Group("g", timers)
+    group = BrokerGroup("g", timers)
     done(group.join(VERSION, CLIENT, joining(session_ms=60_000, rebalance_ms=500), 0))
-    assert group.state is GroupState.COMPLETING
+    assert group.state is BrokerGroupState.COMPLETING
     timers.run(500)
-    assert (group.state, group.members) == (GroupState.EMPTY, {})
+    assert (group.state, group.members) == (BrokerGroupState.EMPTY, {})
 
 
 def test_a_first_member_waits_for_others() -> None:
     """With an initial delay an empty group waits for further members and answers all in one generation."""
     timers = Timers()
-    group = Group("g", timers, initial_delay_ms=100)
+    group = BrokerGroup("g", timers, initial_delay_ms=100)
     answers = [group.join(VERSION, CLIENT, joining(), now) for now in (0, 50)]
     timers.run(99)
     assert not any(isinstance(answer, Later) and answer.is_done for answer in answers)
@@ -109,7 +109,7 @@ def test_a_first_member_waits_for_others() -> None:
 
 def test_a_follower_that_rejoins_stays() -> None:
     """A follower that joins again without a change is answered with the current generation."""
-    group = Group("g", Timers())
+    group = BrokerGroup("g", Timers())
     leader = stable(group)
     second = group.join(VERSION, CLIENT, joining(), 0)
     group.join(VERSION, CLIENT, joining(leader.member_id), 0)
@@ -118,14 +118,14 @@ def test_a_follower_that_rejoins_stays() -> None:
     group.sync(VERSION, identity(Message(member_id=leader.member_id, generation_id=2)), 0)
     again = group.join(VERSION, CLIENT, joining(follower.member_id), 0)
     assert isinstance(again, Message)
-    assert (again.generation_id, group.state) == (2, GroupState.STABLE)
+    assert (again.generation_id, group.state) == (2, BrokerGroupState.STABLE)
     assert isinstance(group.join(VERSION, CLIENT, joining(leader.member_id), 0), Later)
-    assert group.state is GroupState.PREPARING
+    assert group.state is BrokerGroupState.PREPARING
 
 
 def test_a_rebalance_ends_waiting_syncs() -> None:
     """A member that waits for its assignment while another joins must join again."""
-    group = Group("g", Timers())
+    group = BrokerGroup("g", Timers())
     leader = stable(group)
     second = group.join(VERSION, CLIENT, joining(), 0)
     group.join(VERSION, CLIENT, joining(leader.member_id), 0)
@@ -137,7 +137,7 @@ def test_a_rebalance_ends_waiting_syncs() -> None:
 
 def test_most_votes_win() -> None:
     """The protocol is the common one that most members prefer."""
-    group = Group("g", Timers(), initial_delay_ms=10)
+    group = BrokerGroup("g", Timers(), initial_delay_ms=10)
     likes = (["a", "b", "c"], ["b", "a"], ["b", "a"])
     for names in likes:
         group.join(VERSION, CLIENT, joining(protocols=[Message(name=n, metadata=n.encode()) for n in names]), 0)
@@ -148,7 +148,7 @@ def test_most_votes_win() -> None:
 def test_an_unused_member_id_expires() -> None:
     """A group waits for a member that was given an id only until its session ends."""
     timers = Timers()
-    group = Group("g", timers)
+    group = BrokerGroup("g", timers)
     leader = stable(group)
     rejected = group.join(4, CLIENT, joining(), 0)
     assert isinstance(rejected, Message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.protocol.record_batches import read_batches
-from penstock.shared.testing.fake_broker.broker_batches import Batch, assign_offset, parse, records
+from penstock.shared.clients.connection import read_batches
+from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, assign_offset, parse, records
 from penstock.shared.testing.fake_broker.partition_log import Appended, PartitionLog, ProducerStates
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from tests.shared.testing.fake_broker.test_broker_batches import built
@@ -191,11 +191,11 @@ def test_repr() -> None:
     assert repr(log) == "PartitionLog(0..4, stable to 2)"
 
 
-def batch_of(sequence: int, *, epoch: int = 0, count: int = 2) -> Batch:
+def batch_of(sequence: int, *, epoch: int = 0, count: int = 2) -> BrokerBatch:
     return parse(built(*[b"v"] * count, producer=(7, epoch, sequence)))
 
 
-def append(states: ProducerStates, batch: Batch, offset: int) -> None:
+def append(states: ProducerStates, batch: BrokerBatch, offset: int) -> None:
     assert states.check(batch) is ErrorCode.NONE
     states.appended(assign_offset(batch, offset, 0))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.connect.connectors.postgres.changes import Changes, Progress, position_of
+from penstock.shared.connect.connectors.postgres.changes import SlotProgress, SlotReader, position_of
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from tests.shared.connect.connectors.postgres.recorded import (
@@ -37,17 +37,17 @@ ONE = {
 }
 
 
-def changes(offset: dict[str, Any] | None = None, **more: Any) -> tuple[Changes, Progress]:
+def changes(offset: dict[str, Any] | None = None, **more: Any) -> tuple[SlotReader, SlotProgress]:
     values = {
         "table.whitelist": [], "key.columns": [], "topic.prefix": "p-", "numeric.scale": 2,
         "tombstones.on.delete": True,
         **{name.replace("_", "."): value for name, value in more.items()},
     }  # fmt: skip
-    progress = Progress(offset)
-    return Changes(values, PARTITION, progress), progress
+    progress = SlotProgress(offset)
+    return SlotReader(values, PARTITION, progress), progress
 
 
-def read(made: Changes, *messages: bytes) -> list[SourceRecord]:
+def read(made: SlotReader, *messages: bytes) -> list[SourceRecord]:
     return [record for message in messages for record in made.records(message)]
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
-    Column,
-    Commit,
     Delete,
     Insert,
     Other,
+    PgCommit,
     Relation,
+    RelationColumn,
     Truncate,
     Update,
     decode,
@@ -33,15 +33,15 @@ def test_begin_and_commit() -> None:
     assert begin == Begin(0x1530388, 848662155952317, 726)
     assert isinstance(begin, Begin)
     assert begin.committed_ms == 1795346955952
-    assert decode(recorded.COMMIT) == Commit(0x1530388, 0x15303B8, 848662155952317)
+    assert decode(recorded.COMMIT) == PgCommit(0x1530388, 0x15303B8, 848662155952317)
 
 
 def test_a_table() -> None:
     """Relation has the table's name, its replica identity, and its columns with types."""
     assert decode(recorded.SRC) == Relation(
         16384, "public", "src", "d",
-        (Column("id", True, 23), Column("name", False, 25), Column("price", False, 1700), Column("at", False, 1184),
-         Column("big", False, 25)),
+        (RelationColumn("id", True, 23), RelationColumn("name", False, 25), RelationColumn("price", False, 1700),
+         RelationColumn("at", False, 1184), RelationColumn("big", False, 25)),
     )  # fmt: skip
     odd = decode(recorded.ODD)
     assert isinstance(odd, Relation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
+from penstock.shared.connect.connectors.postgres.rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
 
@@ -16,7 +16,7 @@ def record(key: int, value: Any) -> SinkRecord:
     return SinkRecord("t", 0, None, {"id": key}, None, value, kafka_offset=key)
 
 
-def build(*values: Any) -> list[Rows]:
+def build(*values: Any) -> list[RowsToWrite]:
     return RowBuilder(UPSERT).build([record(at, value) for at, value in enumerate(values)])
 
 
