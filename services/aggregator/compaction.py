@@ -234,7 +234,7 @@ class CompactionSupervisor:
                 self._requested.clear()
                 await self._run_job()
                 if self._consecutive_failures:
-                    await self._back_off()
+                    await self._wait_before_compaction_retry()
                     self._request_remaining_compaction()
         finally:
             await self._stop_job()
@@ -352,7 +352,7 @@ class CompactionSupervisor:
         self._failing.set(0)
         log.info("compaction: what is left is for the instance that owns partition 0 now")
 
-    async def _back_off(self) -> None:
+    async def _wait_before_compaction_retry(self) -> None:
         compaction = self._settings.compaction
         backoff = ExponentialBackoff(compaction.retry_backoff_ms, compaction.interval_ms)
         await asyncio.sleep(backoff.wait_ms(self._consecutive_failures) / 1000)

@@ -65,14 +65,14 @@ def live_windows(
             found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=live_order)}
     positions = heapq.nsmallest(limit + 1, found, key=live_order)
     last = positions[limit - 1] if len(positions) > limit else None
-    return LiveRows([_window_row(position, found[position]) for position in positions[:limit]], last, unseen)
+    return LiveRows([_live_window_as_json(position, found[position]) for position in positions[:limit]], last, unseen)
 
 
 def _live_position(store: str, partition: int, row: LiveRow) -> LivePosition:
     return LivePosition(row.end, store, partition, key_text(row.key), row.start)
 
 
-def _window_row(position: LivePosition, row: LiveRow) -> WindowRow:
+def _live_window_as_json(position: LivePosition, row: LiveRow) -> WindowRow:
     return WindowRow(
         store=position.store,
         partition=position.partition,

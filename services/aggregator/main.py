@@ -83,7 +83,7 @@ class Aggregator:
             title="Penstock aggregator",
         )
         self.server = HttpServer(app, settings.http, unix_socket=unix_socket)
-        self._search = WindowSearch(settings, self._read_open)
+        self._search = WindowSearch(settings, self._read_store_of_all_partitions)
         self._beside: list[asyncio.Task[None]] = []
         self._turned_ms: int | None = None
 
@@ -161,7 +161,7 @@ class Aggregator:
             raise ConfigError(f"no store with windows {store!r}")
         return await self._search.find(builder.schema, status, params)
 
-    async def _read_open(self, store: str, params: StoreQueryParams) -> Any:
+    async def _read_store_of_all_partitions(self, store: str, params: StoreQueryParams) -> Any:
         """Return rows of all instances. Raises Problem if some are missing."""
         if self._settings.queries.all_instances:
             return await self._whole.read_store(store, partial=False, **params)

@@ -255,12 +255,12 @@ class SessionsQuery:
             deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
             while any([await consumer.position(at) < ends[at] for at in by_partition.values()]):
                 if SYSTEM_CLOCK.monotonic_ms() > deadline:
-                    raise KafkaTimeout(self._too_slow(records))
+                    raise KafkaTimeout(self._changelog_timeout_message(records))
                 for at, columns in (await consumer.poll(POLL_MS)).items():
                     feed(readers[at.partition], columns)
         return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
 
-    def _too_slow(self, records: int) -> str:
+    def _changelog_timeout_message(self, records: int) -> str:
         name = self._settings.timeout_name
         ms = self._settings.kafka_timeout_ms
         lake_name = self._settings.lake_name

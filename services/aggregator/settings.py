@@ -133,7 +133,7 @@ class SessionsSettings(CommandSettings):
 
     @field_validator("from_", "to")
     @classmethod
-    def _require_time(cls, text: str) -> str:
+    def _require_iso_time_or_ms(cls, text: str) -> str:
         try:
             time_ms(text)
         except ConfigError as e:

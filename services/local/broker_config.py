@@ -96,7 +96,7 @@ class EmbeddedKafkaSettings(Section):
 
     @field_validator("properties")
     @classmethod
-    def _not_reserved(cls, properties: dict[str, str]) -> dict[str, str]:
+    def _reject_reserved_broker_properties(cls, properties: dict[str, str]) -> dict[str, str]:
         if reserved := sorted(RESERVED_PROPERTIES & properties.keys()):
             raise ValueError(f"{', '.join(reserved)} cannot be set for the embedded broker")
         return properties

@@ -119,24 +119,24 @@ def _result_column(aggregation: AggregationSchema, state: dict[str, Any]) -> Any
         case "count":
             return state["n"]
         case "sum" | "min" | "max" as function:
-            return _null_unless(pc.greater(state["n"], 0), state[function])
+            return _results_or_null(pc.greater(state["n"], 0), state[function])
         case "mean":
             some = pc.greater(state["n"], 0)
             total, n = (state[name].cast(pa.float64(), safe=False) for name in ("sum", "n"))
-            return _null_unless(some, pc.divide(total, pc.if_else(some, n, 1.0)))
+            return _results_or_null(some, pc.divide(total, pc.if_else(some, n, 1.0)))
         case "first" | "last" if aggregation.result != "json":
-            return _null_unless(pc.greater_equal(state["at_ms"], 0), state["value"])
+            return _results_or_null(pc.greater_equal(state["at_ms"], 0), state["value"])
         case "count_distinct":
             return pa.array([_estimate_distinct_count(sketch) for sketch in state["hll"].to_pylist()], pa.int64())
         case "aggregate" | "collect_list" | "collect_set" | "quantiles" | "first" | "last":
             text = state["json"].cast(pa.string())
-            return _null_unless(pc.greater(pc.binary_length(text), 0), text)
+            return _results_or_null(pc.greater(pc.binary_length(text), 0), text)
     raise SchemaMismatch(
         f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
     )
 
 
-def _null_unless(condition: Any, values: Any) -> Any:
+def _results_or_null(condition: Any, values: Any) -> Any:
     return pc.if_else(condition, values, pa.scalar(None, values.type))
 
 

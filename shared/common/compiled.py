@@ -39,7 +39,7 @@ if IS_COMPILED:
 
         return types.void(out, types.int64, source, types.int64, types.int64), generated
 
-    def _widened(argument: Any) -> Any:
+    def _widened_kernel_argument(argument: Any) -> Any:
         """The argument type that called kernels are compiled for: one type for all constants and integer widths."""
         plain: Any = types.unliteral(argument)  # type: ignore[no-untyped-call]
         return types.int64 if plain == types.int32 else plain
@@ -63,5 +63,5 @@ def compiled(function: Kernel) -> Kernel:
     except RuntimeError:  # no folder is writable: each process compiles again
         kernel = numba.njit(**options)(function)
     template = kernel.get_call_template
-    kernel.get_call_template = lambda arguments, names: template(tuple(map(_widened, arguments)), names)
+    kernel.get_call_template = lambda arguments, names: template(tuple(map(_widened_kernel_argument, arguments)), names)
     return cast(Kernel, kernel)

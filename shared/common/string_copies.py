@@ -17,7 +17,7 @@ from penstock.shared.common.packed_bytes import PackedBytes
 
 
 @compiled
-def _copy(data, offsets, lengths, out, out_offsets):
+def _copy_strings_kernel(data, offsets, lengths, out, out_offsets):
     at = 0
     for row in range(len(lengths)):
         out_offsets[row] = at
@@ -30,7 +30,7 @@ def copied(strings: PackedBytes) -> PackedBytes:
     """The same strings in a new buffer, so that the old buffer can be freed."""
     out = np.empty(int(strings.sizes().sum()), np.uint8)
     offsets = np.empty(len(strings), np.int64)
-    _copy(*strings.arrays, out, offsets)
+    _copy_strings_kernel(*strings.arrays, out, offsets)
     return PackedBytes(out, offsets, strings.lengths)
 
 

@@ -245,7 +245,7 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
     Raises ConfigError with the file, the line and the reason if the file cannot be read.
     """
     csv.field_size_limit(FIELD_BYTES_MAX)
-    with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+    with _open_decompressed_csv(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text)
         rows = (fields for fields in reader if fields)
         try:
@@ -254,13 +254,13 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
                     raise ConfigError(f"{path} is not a text file")
                 yield CsvRow(number, reader.line_num, fields)
         except UnicodeDecodeError as e:
-            raise ConfigError(_no_text(path, e)) from None
+            raise ConfigError(_csv_decoding_error(path, e)) from None
         except (csv.Error, *_UNREADABLE) as e:
             raise ConfigError(f"{path}, line {reader.line_num + 1}: {_reason_of_file_error(e)}") from None
 
 
 @contextlib.contextmanager
-def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def _open_decompressed_csv(path: Path) -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
         try:
             if path.exists() and not path.is_file():
@@ -288,9 +288,9 @@ def _reason_of_file_error(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def _no_text(path: Path, error: UnicodeDecodeError) -> str:
+def _csv_decoding_error(path: Path, error: UnicodeDecodeError) -> str:
     """Return the error with the line that is not UTF-8. The decoder works in blocks and knows no line numbers."""
-    with _open_bytes(path) as raw:
+    with _open_decompressed_csv(path) as raw:
         for number, line in enumerate(raw, start=1):
             try:
                 line.decode()

@@ -135,19 +135,19 @@ class BatchJob:
 
     def _prepare_batch(self) -> tuple[PreparedTopics, Held, dict[int, Progress]]:
         settings = self.settings
-        self._wait_for_kafka(self._require_alone())
+        self._wait_for_kafka(self._require_no_live_instances())
         if settings.changelog_topic in self._wait_for_kafka(self._list_topics()):
             # Tasks then restore most of their state from the lake, not from the changelog. The compaction may take
             # long, so check again that no live instance has started.
             self._compact_changelog(with_hook=False)
-            self._wait_for_kafka(self._require_alone())
+            self._wait_for_kafka(self._require_no_live_instances())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
         rows = {} if state is None else delta_writer.progress_rows(state)
         return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 
-    async def _require_alone(self) -> None:
+    async def _require_no_live_instances(self) -> None:
         try:
             await require_no_members(self.settings.kafka, self.settings.application)
         except GroupHasMembers as e:

@@ -110,7 +110,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         return guarantee
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_file_settings(self) -> Self:
         if self.files is None:
             if configured := [name for name in OF_FILES if getattr(self, name) is not None]:
                 raise ValueError(f"{', '.join(configured)}: only with files")

@@ -220,7 +220,7 @@ class PartitionFold:
         self.topic = topic
         self.range = of
         progress = None if of.progress is None else decode_progress(of.progress.encode())
-        self.reader = ChangelogReader(self._add_confirmed, epoch=of.epoch, progress=progress)
+        self.reader = ChangelogReader(self._append_confirmed_entries, epoch=of.epoch, progress=progress)
         self.parts: list[Confirmed] = []
         self.commit: ConfirmedCommit | None = None
         self.covered_offset = of.first
@@ -240,7 +240,7 @@ class PartitionFold:
         """Returns an error message with the partition, the offset and the reason."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
 
-    def _add_confirmed(self, confirmed: Confirmed) -> None:
+    def _append_confirmed_entries(self, confirmed: Confirmed) -> None:
         if len(confirmed):
             self.parts.append(confirmed)
         if confirmed.commits:

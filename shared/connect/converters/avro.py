@@ -197,7 +197,7 @@ def _is_map_as_entries(schema: Schema) -> bool:
 def reading(schema: Schema) -> Change | None:
     """The conversion from fastavro's value to Connect's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
-        return lambda value: _from_branch(schema, value)
+        return lambda value: _struct_of_union_branch(schema, value)
     if _is_map_as_entries(schema):
         inner = reading(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else {
@@ -218,15 +218,15 @@ def writing(schema: Schema) -> Change | None:
     change = _convert_nested_values(schema, writing)
     if schema.has_default and not schema.optional:
         default = schema.default
-        return lambda value: (change or _keep_value)(default if value is None else value)
+        return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
     return change
 
 
-def _keep_value(value: Any) -> Any:
+def _avro_value_unchanged(value: Any) -> Any:
     return value
 
 
-def _from_branch(union: Schema, value: Any) -> Any:
+def _struct_of_union_branch(union: Schema, value: Any) -> Any:
     """A union's value as a struct in which only its branch is set."""
     if value is None:
         return None

@@ -283,7 +283,7 @@ class BaseHerder(ABC):
             except StaleConfig as e:
                 log.info("a patch is merged again with the changed config", connector=name, reason=str(e))
 
-    def _check_put(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
+    def _check_config_precondition(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
         """Returns whether the connector exists. Raises AlreadyExists, StaleConfig."""
         config = self.snapshot().configs.get(name)
         if config is not None and not replace:

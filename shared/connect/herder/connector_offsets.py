@@ -136,12 +136,12 @@ class ConnectorOffsets:
     ) -> str:
         """Stores the offsets. Returns REST's message. `altered` is the result of the connector's `alter_offsets`."""
         if isinstance(wanted, dict):
-            await self._keep_sink(name, config, rows, wanted)
+            await self._alter_or_delete_sink_group_offsets(name, config, rows, wanted)
         else:
             await self._offsets.set({offset_key(name, part): offset_value(offset) for part, offset in wanted})
         return _result_message(rows, altered)
 
-    async def _keep_sink(
+    async def _alter_or_delete_sink_group_offsets(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Mapping[TopicPartition, int | None]
     ) -> None:
         group = group_of_sink(name, config)

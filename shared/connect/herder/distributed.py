@@ -107,7 +107,7 @@ class DistributedHerder(BaseHerder):
             self.snapshot,
             on_started=self._reconfigure_tasks,
             on_reconfiguration=self._reconfigure_tasks,
-            before_task=self._before_task if config.exactly_once else None,
+            before_task=self._fence_before_source_task if config.exactly_once else None,
         )
         self._wakeup = asyncio.Event()
         group = WorkerGroup(
@@ -310,11 +310,11 @@ class DistributedHerder(BaseHerder):
             # As claimWritePrivileges in Kafka Connect (KIP-618): fences a former leader's writes.
             if not self._stores.configs.is_claimed:
                 await self._stores.configs.claim()
-            await self._forget_removed()
+            await self._forget_deleted_connectors()
         else:
             await self._stores.configs.release()
 
-    async def _forget_removed(self) -> None:
+    async def _forget_deleted_connectors(self) -> None:
         """On the leader: removes the statuses of connectors and tasks that are no longer configured."""
         await self._stores.statuses.refresh()
         snapshot = self.snapshot()
@@ -371,14 +371,14 @@ class DistributedHerder(BaseHerder):
 
     # --- the worker that may act now ---
 
-    def _check_settled(self) -> None:
+    def _require_no_pending_rebalance(self) -> None:
         if self.group.needs_to_join:
             raise RebalanceNeeded(
                 "Request cannot be completed because a rebalance is expected: connectors and tasks are being reassigned"
             )
 
-    def _check_leader(self) -> None:
-        self._check_settled()
+    def _require_group_leader(self) -> None:
+        self._require_no_pending_rebalance()
         if not self.group.is_leader:
             assignment = self.group.assignment
             raise NotHere("Only the leader can do this.", assignment.leader_url if assignment else None)
@@ -394,7 +394,8 @@ class DistributedHerder(BaseHerder):
 
     async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         async def run_if_leader() -> T:
-            self._check_leader()  # in the loop, since a rebalance may have changed the leader while the request waited
+            # in the loop, since a rebalance may have changed the leader while the request waited
+            self._require_group_leader()
             try:
                 return await run()
             except ProducerFenced:
@@ -410,7 +411,7 @@ class DistributedHerder(BaseHerder):
                 run, REBALANCE_WAIT_MS if self.group.needs_to_join else REQUEST_TIMEOUT_MS
             )
         except RequestTimedOut:
-            self._check_settled()
+            self._require_no_pending_rebalance()
             raise
 
     async def is_healthy(self) -> bool:
@@ -433,7 +434,7 @@ class DistributedHerder(BaseHerder):
         self._check_group(name, config)
 
         async def put_connector_config() -> tuple[bool, Json]:
-            exists = self._check_put(name, replace=replace, instead_of=instead_of)
+            exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             return not exists, self.connector_info(name)
 
@@ -482,7 +483,7 @@ class DistributedHerder(BaseHerder):
         """Restarts a connector without its tasks, on its worker. Raises ConnectorNotFound, NotHere."""
 
         async def restart_assigned_connector() -> asyncio.Task[None]:
-            self._check_settled()
+            self._require_no_pending_rebalance()
             if name not in self.snapshot().configs:
                 raise self._unknown_connector(name, ": ")
             if name not in self._runner.running().connectors:
@@ -497,7 +498,7 @@ class DistributedHerder(BaseHerder):
         """Restarts a task, on its worker. Raises ConnectorNotFound, NotHere."""
 
         async def restart_assigned_task() -> None:
-            self._check_settled()
+            self._require_no_pending_rebalance()
             snapshot = self.snapshot()
             if task.connector not in snapshot.configs:
                 raise self._unknown_connector(task.connector, ": ")
@@ -512,7 +513,7 @@ class DistributedHerder(BaseHerder):
         await self._execute_command(restart_assigned_task)
 
     def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
-        self._check_leader()  # raises the leader's address: only the leader has all assignments
+        self._require_group_leader()  # raises the leader's address: only the leader has all assignments
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
@@ -615,7 +616,7 @@ class DistributedHerder(BaseHerder):
             return
 
         async def put_task_configs() -> str | None:
-            self._check_settled()
+            self._require_no_pending_rebalance()
             if not self.group.is_leader:
                 return self.group.assignment.leader_url if self.group.assignment else None
             await self._put_tasks(name, made)
@@ -641,7 +642,7 @@ class DistributedHerder(BaseHerder):
 
     # --- between workers ---
 
-    def _check_signed(self, body: bytes, headers: Mapping[str, str]) -> None:
+    def _verify_request_signature(self, body: bytes, headers: Mapping[str, str]) -> None:
         # Signatures came with the protocol `sessioned` (KIP-507). Older workers send none.
         if self.group.version < SESSIONED:
             return
@@ -660,15 +661,15 @@ class DistributedHerder(BaseHerder):
     ) -> None:
         """Stores the tasks of a connector that another worker runs. Raises Forbidden, BadRequest if the signature is
         bad."""
-        self._check_signed(body, headers)
+        self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._put_tasks(name, configs))
 
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Fences older tasks of a source, for another worker that is to start new ones."""
-        self._check_signed(body, headers)
+        self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._fence_older_tasks(name))
 
-    async def _before_task(self, task: ConnectorTaskId) -> bool:
+    async def _fence_before_source_task(self, task: ConnectorTaskId) -> bool:
         """Returns whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
         snapshot = self.snapshot()
         if views.kind_of_connector(self.plugins, snapshot.configs.get(task.connector)) != "source":

@@ -104,7 +104,7 @@ class StandaloneHerder(BaseHerder):
         await self._check_config(name, self._with_stored_secrets(name, config))
 
         async def put_connector_config() -> tuple[bool, Json]:
-            exists = self._check_put(name, replace=replace, instead_of=instead_of)
+            exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             # Beside the loop: a connector's start may take any time, and must not delay other requests.
             if exists:

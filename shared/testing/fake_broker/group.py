@@ -101,7 +101,10 @@ class BrokerGroup:
             if static is not None:
                 self._replace_static_member(static, member_id)
                 member = self.members[member_id]
-                if self.state is BrokerGroupState.STABLE and self._would_vote(member, protocols) == self.protocol:
+                if (
+                    self.state is BrokerGroupState.STABLE
+                    and self._elect_group_protocol(member, protocols) == self.protocol
+                ):
                     member.protocols = protocols
                     return self._resume_static_member(version, member, static.member_id, body, now_ms)
         self.protocol_type = body.protocol_type
@@ -190,7 +193,7 @@ class BrokerGroup:
             member_id = static.member_id
         if member_id in self.pending:
             self.pending.discard(member_id)
-            self._maybe_complete(now_ms)
+            self._complete_join_if_all_joined(now_ms)
             return ErrorCode.NONE
         if member_id not in self.members:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -257,7 +260,7 @@ class BrokerGroup:
         def expire_pending_member(at_ms: int) -> None:
             if member_id in self.pending:
                 self.pending.discard(member_id)
-                self._maybe_complete(at_ms)
+                self._complete_join_if_all_joined(at_ms)
 
         self.timers.at(now_ms + within_ms, expire_pending_member)
 
@@ -279,7 +282,7 @@ class BrokerGroup:
             if waiting is not None:
                 waiting.resolve(self._error_response(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
         if self.state is BrokerGroupState.PREPARING:
-            self._maybe_complete(now_ms)
+            self._complete_join_if_all_joined(now_ms)
         else:
             self._prepare_rebalance(now_ms)
 
@@ -300,9 +303,9 @@ class BrokerGroup:
             self._deadline = self.timers.at(
                 now_ms + (self.initial_delay_ms if self._is_delayed else limit_ms), self._complete_join
             )
-        self._maybe_complete(now_ms)
+        self._complete_join_if_all_joined(now_ms)
 
-    def _maybe_complete(self, now_ms: int) -> None:
+    def _complete_join_if_all_joined(self, now_ms: int) -> None:
         everyone = all(one.joining is not None for one in self.members.values()) and not self.pending
         if self.state is BrokerGroupState.PREPARING and everyone and not self._is_delayed:
             self._complete_join(now_ms)
@@ -320,7 +323,7 @@ class BrokerGroup:
             return
         self.state = BrokerGroupState.COMPLETING
         anyone = next(iter(self.members.values()))
-        self.protocol = self._would_vote(anyone, anyone.protocols)
+        self.protocol = self._elect_group_protocol(anyone, anyone.protocols)
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
         self._deadline = self.timers.at(
@@ -351,7 +354,7 @@ class BrokerGroup:
                 shared &= {name for name, _ in one.protocols}
         return shared
 
-    def _would_vote(self, member: BrokerGroupMember, protocols: list[tuple[str, bytes]]) -> str:
+    def _elect_group_protocol(self, member: BrokerGroupMember, protocols: list[tuple[str, bytes]]) -> str:
         """The protocol that all members support and most prefer, with one member's new list."""
         shared = self._shared_protocols(protocols, member.member_id)
         liked = [protocols if one is member else one.protocols for one in self.members.values()]

@@ -256,7 +256,7 @@ class PostgresSinkTask(SinkTask):
             await self._write_in_transactions(records[half:], keep=keep)
             return
         for table in dict.fromkeys(group.table for group in groups):
-            await self._have_table(connection, table, [group for group in groups if group.table == table])
+            await self._ensure_sink_table(connection, table, [group for group in groups if group.table == table])
         groups = self._fit_groups_to_tables(groups)
         await self._have_stagings(connection, groups)  # outside the transaction: a rollback would drop them
         async with transaction(connection, keep=keep):
@@ -311,7 +311,7 @@ class PostgresSinkTask(SinkTask):
             await connection.execute(sql.staging(name, self._tables[table], names))
             self._stagings[table, names] = name
 
-    async def _have_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
+    async def _ensure_sink_table(self, connection: Any, name: str, groups: list[RowsToWrite]) -> None:
         """Read the table's columns; create the table or add columns if the settings allow it."""
         wanted = columns_of(groups)
         table = self._tables.get(name)

@@ -85,7 +85,7 @@ class TableReader:
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Record all rows that a query returned as read. Returns the offset of each."""
         if self._mode == "timestamp":
-            return self._read_moments(rows)
+            return self._offsets_by_timestamp(rows)
         offsets = []
         for row in rows:
             if "incrementing" in self._mode:
@@ -98,7 +98,7 @@ class TableReader:
             offsets.append(self.offset())
         return offsets
 
-    def _read_moments(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _offsets_by_timestamp(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         moments = [self._timestamp_of_row(row) for row in rows]
         offsets = []
         for at, moment in enumerate(moments):
