@@ -8,32 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.runtime.states import TRANSITIONS, ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import Id
-from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
     Forgotten,
-    StatusRecord,
     TaskStatus,
     TopicStatus,
 )
+from penstock.shared.connect.storage.status_store import StatusStore
 
 log = get_logger(__name__)
-
-
-class Statuses(Protocol):
-    """The store that statuses are written to."""
-
-    cache: StatusCache
-
-    def put(self, status: StatusRecord) -> None: ...
-
-    def put_safe(self, status: ConnectorStatus | TaskStatus) -> None: ...
 
 
 class StatusReporter:
@@ -42,7 +30,7 @@ class StatusReporter:
 
     def __init__(
         self,
-        statuses: Statuses,
+        statuses: StatusStore,
         worker_id: str,
         clock: Clock,
         *,

@@ -15,8 +15,8 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres import sink
-from penstock.shared.connect.connectors.postgres.offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
+from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from penstock.shared.connect.errors import ConnectError, RetriableError
 from penstock.shared.connect.record import SinkRecord

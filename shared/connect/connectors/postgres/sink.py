@@ -16,8 +16,6 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.offsets import OffsetTable
-from penstock.shared.connect.connectors.postgres.rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.settings import (
     HIGH,
     LOW,
@@ -29,6 +27,8 @@ from penstock.shared.connect.connectors.postgres.settings import (
     transaction,
     translated,
 )
+from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
+from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import SinkTask

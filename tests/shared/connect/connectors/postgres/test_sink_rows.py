@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.shared.connect.connectors.postgres.rows import RowBuilder, RowSettings, RowsToWrite, columns_of
+from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
 
