@@ -18,8 +18,8 @@ from penstock.services.cli import SERVICES as SERVICE_COMMANDS
 from penstock.services.connect.connectors import TOKEN_VARIABLE, URL_VARIABLE
 from penstock.services.connect.main import SHUTDOWN_TIMEOUT_MS
 from penstock.services.connect.settings import advertised, is_open, listener, misspelled, read_command_line
+from penstock.services.local.broker_config import KAFKA_VERSION
 from penstock.services.local.demo.flights import PLAN
-from penstock.services.local.kafka_jars import KAFKA_VERSION
 from penstock.shared.clients.admin import event_time_topic
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import ServiceSettings

@@ -1,4 +1,4 @@
-"""The embedded broker's configuration: from settings to the text of its files and its command line.
+"""The embedded broker's jars and configuration: from settings to the text of its files and its command line.
 
 One node is both broker and controller (KRaft). Replication factors are one, internal topics have few partitions, and
 memory is bounded, since the machine also runs everything else. All paths are relative to the data folder, the broker's
@@ -16,8 +16,11 @@ from pydantic import Field, field_validator
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.java.class_archive import archive_options, archive_path
 from penstock.shared.common.java.installed_java import Java
+from penstock.shared.common.java.jars import read_jar_set
 from penstock.shared.common.settings import Port, PositiveMs, Section
 
+KAFKA_VERSION = "4.1.1"
+KAFKA_JARS = read_jar_set(Path(__file__).with_name("kafka_jars.json"))
 DEFAULT_DATA_DIR = Path(".penstock/kafka")
 CLIENT_LISTENER = "PLAINTEXT"
 CONTROLLER_LISTENER = "CONTROLLER"

@@ -29,10 +29,9 @@ from typing import NoReturn, Self
 
 from penstock.services.local import broker_config as config
 from penstock.services.local import ports
-from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
+from penstock.services.local.broker_config import DEFAULT_DATA_DIR, KAFKA_JARS, EmbeddedKafkaSettings
 from penstock.services.local.broker_failure import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, check_no_kafka_runs_in
-from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.child_process import ChildProcess, tail
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
 from penstock.shared.common.java.installed_java import Java, find_java

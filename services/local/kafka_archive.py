@@ -6,9 +6,8 @@ import signal
 import tempfile
 from pathlib import Path
 
-from penstock.services.local.broker_config import EmbeddedKafkaSettings, kafka_archive
+from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings, kafka_archive
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer

@@ -1,4 +1,4 @@
-"""Kafka's jars, and `penstock jars`, which downloads jars into the cache ahead of their first use.
+"""`penstock jars`: downloads jars into the cache ahead of their first use.
 
 There is one copy for each user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/java/jars.py).
 """
@@ -11,13 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.shared.common.extras import needs
-from penstock.shared.common.java.jars import JarSet, announcement, fetch_jars, read_jar_set
+from penstock.shared.common.java.jars import JarSet, announcement, fetch_jars
 from penstock.shared.common.log import configure
 from penstock.shared.common.settings import LogSettings
 
-KAFKA_VERSION = "4.1.1"
-KAFKA_JARS = read_jar_set(Path(__file__).with_name("kafka_jars.json"))
 SETS = {
     "kafka": "the embedded Kafka",
     "spark": "Spark's connectors for Kafka and Delta, for the jobs",

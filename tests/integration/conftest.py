@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local import broker_config as config
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka, new_cluster_id
-from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.services.local.stack import Stack
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars

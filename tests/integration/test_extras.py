@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import (

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer

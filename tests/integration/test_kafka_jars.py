@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.ports import pick
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.java.jars import fetch_jars

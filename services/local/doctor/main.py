@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.doctor.findings import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
-from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.services.local.settings import DoctorSettings
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.common.clock import SYSTEM_CLOCK

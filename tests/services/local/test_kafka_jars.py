@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.services.cli import app
-from penstock.services.local.kafka_jars import KAFKA_JARS, KAFKA_VERSION
+from penstock.services.local.broker_config import KAFKA_JARS, KAFKA_VERSION
 from penstock.services.spark.spark_session import S3_JARS, SPARK_JARS
 from penstock.shared.common.java.jars import cache_root
 
