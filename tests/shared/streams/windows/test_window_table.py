@@ -226,7 +226,7 @@ def require_same(
     guard = Guard()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_table, "OUTPUTS_MIN", size)
-        patch.setattr(window_table, "grown", guard.array)
+        patch.setattr(window_table, "grown_array", guard.array)
         tight = store_of(kind, *own)
         for name, extra in zip(OUTPUTS, more, strict=True):
             assert len(getattr(tight.table, name)) in (size, 0)
