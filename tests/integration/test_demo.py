@@ -93,7 +93,7 @@ def test_a_users_csv_with_bad_rows(tmp_path: Path) -> None:
     assert result["compactions"] == 2
     assert result["delta_rows"] == result["sessions_closed"] + result["sessions_open"] > 0
     for reason in (
-        "row 101 (line 102), column 'at': 'yesterday' is no ISO 8601 time",
+        "row 101 (line 102), column 'at': 'yesterday' is not an ISO 8601 time",
         "row 102 (line 103), column 'who': the key is empty",
         "row 103 (line 104), column 'at': the row ends after 1 of 2 columns",
     ):
