@@ -334,7 +334,7 @@ async def test_deleted_credentials(secured: Secured, topic_name: str) -> None:
         await consumer.poll(200)
         await set_password(secured.kafka, "baba", None)
         consumer.pause(TopicPartition(topic_name, 0))
-        for connection in (admin._connection, consumer._subscription.connection):
+        for connection in (admin._connection, consumer._connection):
             (node,) = connection.nodes()
             async with asyncio.timeout(5):
                 while connection.connected(node):  # noqa: ASYNC110 - there is no event to wait for

@@ -175,13 +175,13 @@ async def test_the_documented_listener_loses_no_record_in_a_crash(
     async def work_of_first(record: ConsumerRecord) -> None:
         if len(processed["first"]) == 10:
             coming.set()
-            while not (first._subscription.is_listener_due or processed["second"]):  # noqa: ASYNC110 - beside the members
+            while not (first._coordinator.is_listener_due or processed["second"]):  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
         if coming.is_set() and (crash == "before the next poll" or len(first.assignment()) < partitions):
             while crash == "after the rebalance" and not processed["second"]:  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
             has_crashed.set()
-            await first._subscription.connection.close()  # as if the process were killed
+            await first._connection.close()  # as if the process were killed
             await asyncio.Event().wait()
         processed["first"].add((record.partition, record.offset))
 

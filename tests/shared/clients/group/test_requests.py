@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.assignors import ASSIGNORS
-from penstock.shared.clients.consumer.membership_manager import GroupState
+from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.group.member_states import GroupConfig
 from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.clients.group.steps import Join
@@ -20,7 +20,7 @@ async def test_a_leave_finds_a_coordinator_that_has_moved() -> None:
         config = GroupConfig("g", "c", retry_backoff_ms=1)
         connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, client_id="c"))
         await connection.open()
-        member = GroupState(config, ASSIGNORS["range"])
+        member = ConsumerMembershipManager(config, ASSIGNORS["range"])
         requests = GroupRequests(
             connection, member, SYSTEM_CLOCK,
             protocol_type="any", rebalance_timeout_ms=1_000, on_heartbeat=lambda _ok: None,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection.flexible import NO_TAGS, Reader, leader_in, text, uvarint
+from penstock.shared.clients.protocol.flexible import NO_TAGS, Reader, leader_in, text, uvarint
 from penstock.shared.testing.fake_broker.codec import Message, MessageSchema
 
 TAGGED = MessageSchema(

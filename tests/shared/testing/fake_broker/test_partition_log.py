@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import read_batches
+from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, assign_offset, parse, records
 from penstock.shared.testing.fake_broker.partition_log import Appended, PartitionLog, ProducerStates
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
