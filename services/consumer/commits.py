@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.services.consumer.executor import Outcome
 from penstock.services.consumer.runner_metrics import RunnerMetrics
-from penstock.services.consumer.transactor import Offsets, OutputRejected, Transactor
+from penstock.services.consumer.transactor import Offsets, OutputRejected, OutputTransactor
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.dead_letters.dead_letter import shortened
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
@@ -113,7 +113,7 @@ class TransactionalCommits:
 
     def __init__(
         self,
-        transactor: Transactor,
+        transactor: OutputTransactor,
         group: Callable[[], GroupMetadata],
         scheduler: KeyScheduler,
         make_dead_letters: MakeDeadLetters,

@@ -22,7 +22,7 @@ from penstock.services.consumer.handler_loop import HandlerLoop
 from penstock.services.consumer.handlers import load_decoder, load_exceptions, load_handler
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
-from penstock.services.consumer.transactor import Transactor
+from penstock.services.consumer.transactor import OutputTransactor
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -130,7 +130,7 @@ class HandlerRunner:
         scheduler = settings.scheduler(batch=self._handler.batch)
         commits = None
         if settings.is_exactly_once:
-            transactor = Transactor(make_producer, consumer.committed)
+            transactor = OutputTransactor(make_producer, consumer.committed)
             commits = TransactionalCommits(
                 transactor, consumer.group_metadata, scheduler, executor.dead_letters_of_rejected, metrics
             )

@@ -57,7 +57,7 @@ class OutputRejected(DataError):
         self.errors = dict(errors)
 
 
-class Transactor:
+class OutputTransactor:
     """Runs one transaction at a time and replaces its producer if necessary.
 
     `make_producer` returns a new producer with the same transactional id. `committed` returns the group's committed
@@ -71,7 +71,7 @@ class Transactor:
         self._known_topics: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"Transactor({self._producer!r})"
+        return f"OutputTransactor({self._producer!r})"
 
     async def start(self) -> None:
         """Take the transactional id over. Raises the errors of `Producer.init_transactions`."""

@@ -18,7 +18,7 @@ from penstock.services.consumer.handler_loop import HandlerLoop
 from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.services.consumer.transactor import Transactor
+from penstock.services.consumer.transactor import OutputTransactor
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.producer import Producer
@@ -70,7 +70,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
     producing, scheduler = settings.producer_settings(0), settings.scheduler(batch=False)
     executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), None, metrics, group="g")
     async with Consumer(settings.kafka, settings.consumer_settings()) as reader:
-        transactor = Transactor(lambda: Producer(settings.kafka, producing), reader.committed)
+        transactor = OutputTransactor(lambda: Producer(settings.kafka, producing), reader.committed)
         own = TransactionalCommits(
             transactor, reader.group_metadata, scheduler, executor.dead_letters_of_rejected, metrics
         )

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.consumer.transactor import OutputRejected, Transactor
+from penstock.services.consumer.transactor import OutputRejected, OutputTransactor
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import CommitFailed, FencedInstanceId, RetriableError, TransactionAborted
@@ -30,21 +30,21 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 @asynccontextmanager
-async def transactor(cluster: FakeCluster) -> AsyncIterator[Transactor]:
+async def transactor(cluster: FakeCluster) -> AsyncIterator[OutputTransactor]:
     kafka = KafkaSettings(
         bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=150, retry_backoff_ms=5, reconnect_backoff_ms=5
     )
     settings = ProducerSettings(transactional_id="t", linger_ms=0, max_block_ms=300, delivery_timeout_ms=500)
     reading = ConsumerSettings(group_id="g", isolation_level="read_committed")
     async with Consumer(kafka, reading) as consumer:
-        own = Transactor(lambda: Producer(kafka, settings), consumer.committed)
+        own = OutputTransactor(lambda: Producer(kafka, settings), consumer.committed)
         try:
             yield own
         finally:
             await own.close()
 
 
-async def until_committed(own: Transactor) -> int:
+async def until_committed(own: OutputTransactor) -> int:
     """Repeat the transaction while its error is temporary, and return the number of failures."""
     for failures in range(20):
         try:
