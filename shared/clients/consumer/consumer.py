@@ -47,7 +47,7 @@ from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
 from penstock.shared.clients.consumer.settings import ConsumerSettings, ResetPolicy
 from penstock.shared.clients.consumer.subscription_state import Polled, Positions, SubscriptionState
-from penstock.shared.clients.group.member_states import GroupConfig
+from penstock.shared.clients.group.member import GroupConfig
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (

@@ -34,9 +34,8 @@ from penstock.shared.clients.consumer.membership_manager import (
     Step,
 )
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
-from penstock.shared.clients.group.member_states import MemberState
+from penstock.shared.clients.group.member import Join, MemberState, Sync, Wait
 from penstock.shared.clients.group.requests import GroupRequests
-from penstock.shared.clients.group.steps import Join, Sync, Wait
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import Clock

@@ -16,9 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.shared.clients.consumer.assignors import Assignor, GroupMember
-from penstock.shared.clients.group.member import Member
-from penstock.shared.clients.group.member_states import MemberState
-from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member import Join, JoinAnswer, Member, MemberState, Sync, SyncAnswer, Wait
 from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
     Subscription,

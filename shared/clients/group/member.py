@@ -1,6 +1,10 @@
-"""A member of any kind of group: how it handles the coordinator's answers, and missing answers.
+"""A member of any kind of group, by Kafka's classic protocol: its states, its steps, and how it handles every answer.
 
-Nothing here waits or sends. A subclass's `next_step` returns the next step. This class handles what all members share:
+UNJOINED --needs a group--> PREPARING --revoked--> JOINING --generation--> SYNCING --assignment--> COMPLETING
+COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
+any --retriable error--> UNJOINED; --no poll for max_poll_interval_ms--> LEFT; --fatal--> FAILED
+
+Nothing here waits or sends. A subclass's `next_step` returns the next step. `Member` handles what all members share:
 it forgets an invalid generation, retries retriable errors with a doubling backoff, and requests a new lookup of a
 coordinator that has moved. Every other error goes to `fail`.
 """
@@ -8,14 +12,101 @@ coordinator that has moved. Every other error goes to `fail`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from penstock.shared.clients.group.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
-from penstock.shared.clients.group.steps import JoinAnswer
 from penstock.shared.clients.protocol.errors import CODE_OF, NO_ERROR, codes_of, error_for_code, name_of
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import PenstockError, RetriableError
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing for `ms` (None: until something changes)."""
+
+    ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Send JoinGroup with these protocols, (name, the member's metadata); then call `on_join` or `on_failure`."""
+
+    member_id: str
+    protocols: tuple[tuple[str, bytes], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Send SyncGroup with the leader's assignments; then call `on_sync` or `on_failure`."""
+
+    generation: int
+    member_id: str
+    assignments: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswer:
+    """The answer to JoinGroup. `members` are (member id, instance id, metadata); only the leader gets them."""
+
+    code: int
+    generation: int = NO_GENERATION
+    protocol: str = ""
+    leader: str = ""
+    member_id: str = ""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncAnswer:
+    """The answer to SyncGroup."""
+
+    code: int
+    assignment: bytes = b""
+
+
+class MemberState(StrEnum):
+    """The states of a member."""
+
+    UNJOINED = "unjoined"
+    PREPARING = "preparing"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    COMPLETING = "completing"
+    STABLE = "stable"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+_S = MemberState
+TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
+    _S.UNJOINED: frozenset({_S.PREPARING, _S.JOINING, _S.LEFT, _S.FAILED}),
+    _S.PREPARING: frozenset({_S.UNJOINED, _S.LEFT}),
+    _S.JOINING: frozenset({_S.SYNCING, _S.UNJOINED, _S.FAILED}),
+    _S.SYNCING: frozenset({_S.COMPLETING, _S.UNJOINED, _S.FAILED}),
+    _S.COMPLETING: frozenset({_S.STABLE, _S.UNJOINED, _S.LEFT}),
+    _S.STABLE: frozenset({_S.UNJOINED, _S.LEFT}),
+    _S.LEFT: frozenset({_S.PREPARING, _S.UNJOINED}),
+    _S.FAILED: frozenset({_S.UNJOINED}),
+}
+BEATING = frozenset({_S.PREPARING, _S.COMPLETING, _S.STABLE})
+"""The states in which the coordinator expects heartbeats. While a member joins or syncs, it waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """The member's identity and its time limits; times in ms."""
+
+    group_id: str
+    client_id: str
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    retry_backoff_ms: int = 100
+
 
 COORDINATOR_MOVED = codes_of("COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
 COORDINATOR_LOADING = CODE_OF["COORDINATOR_LOAD_IN_PROGRESS"]

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.group.member import COORDINATOR_MOVED, Member
-from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
+from penstock.shared.clients.group.member import COORDINATOR_MOVED, Join, JoinAnswer, Member, Sync, SyncAnswer
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import NO_ERROR, name_of
 from penstock.shared.common.clock import Clock

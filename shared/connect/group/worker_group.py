@@ -19,9 +19,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.shared.clients.group.member import UNKNOWN_MEMBER, Member
-from penstock.shared.clients.group.member_states import BEATING, MemberState
-from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member import (
+    BEATING,
+    UNKNOWN_MEMBER,
+    Join,
+    JoinAnswer,
+    Member,
+    MemberState,
+    Sync,
+    SyncAnswer,
+    Wait,
+)
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import PenstockError, SerializationError
 from penstock.shared.connect.group.assignor import AssignmentPlan, IncrementalAssignor, assign_eagerly

@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.group.member_states import GroupConfig
+from penstock.shared.clients.group.member import GroupConfig
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock

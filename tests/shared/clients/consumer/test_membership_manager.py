@@ -14,8 +14,16 @@ from penstock.shared.clients.consumer.membership_manager import (
     Revoke,
     Step,
 )
-from penstock.shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
-from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member import (
+    TRANSITIONS,
+    GroupConfig,
+    Join,
+    JoinAnswer,
+    MemberState,
+    Sync,
+    SyncAnswer,
+    Wait,
+)
 from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
     Subscription,

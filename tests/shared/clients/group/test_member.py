@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.shared.clients.group.member import Member
-from penstock.shared.clients.group.member_states import GroupConfig, MemberState
-from penstock.shared.clients.group.steps import JoinAnswer
+from penstock.shared.clients.group.member import GroupConfig, JoinAnswer, Member, MemberState
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError
 

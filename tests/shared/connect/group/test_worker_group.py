@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.group.member_states import GroupConfig, MemberState
-from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member import GroupConfig, Join, JoinAnswer, MemberState, Sync, SyncAnswer, Wait
 from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
