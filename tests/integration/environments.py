@@ -167,7 +167,8 @@ def link_kernels(python: Path) -> None:
     """Give the installed wheel the kernels that the checkout has compiled, with the modules that they belong to."""
     (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
     indexes = [path for room in ("shared", "services") for path in (ROOT / room).rglob("*.nbi")]
-    for module in {path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in indexes}:
+    modules = {path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in indexes}
+    for module in filter(Path.is_file, modules):  # the cache of a module that was moved stays
         for path in (module, *_compiled(module)):
             _link(path, ROOT, site / "penstock" / path.relative_to(ROOT), python)
 

@@ -173,7 +173,12 @@ class Admin:
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
         async def check_leaders() -> None:
-            for description in (await self.describe_topics(names, timeout_ms=timeout_ms)).values():
+            try:
+                described = await self.describe_topics(names, timeout_ms=timeout_ms)
+            except UnknownTopicOrPartition as e:
+                # The topic exists: a broker that has not heard of it yet is no reason to report it as missing.
+                raise NotLeaderOrFollower(f"{e}: not known to the broker yet") from None
+            for description in described.values():
                 for partition in description.partitions:
                     if partition.leader is None:
                         raise NotLeaderOrFollower(f"{description.name}-{partition.partition}: no leader yet")

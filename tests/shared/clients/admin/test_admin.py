@@ -9,11 +9,21 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
+from penstock.shared.clients.connection.client import UNKNOWN_TOPIC_GRACE_MS
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, FakeCluster, Message, Respond
+from penstock.shared.testing.fake_broker import (
+    Api,
+    Delay,
+    Drop,
+    ErrorCode,
+    FakeCluster,
+    Message,
+    Request,
+    Respond,
+)
 
 
 async def test_waiting_for_leaders_counts_against_the_timeout() -> None:
@@ -27,6 +37,31 @@ async def test_waiting_for_leaders_counts_against_the_timeout() -> None:
             with pytest.raises(KafkaTimeout):
                 await admin.create_topics([NewTopic("new", 1)], timeout_ms=300)
             assert time.monotonic() - started < 2
+
+
+async def test_a_created_topic_is_awaited_until_the_broker_knows_it() -> None:
+    """A broker can hear of a new topic late. The call waits for longer than for a topic that may not exist."""
+    late_ms = 2 * UNKNOWN_TOPIC_GRACE_MS
+    created: list[float] = []
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        host, port = cluster.bootstrap_servers.split(":")
+        unknown = Message(
+            brokers=[Message(node_id=cluster.nodes[0], host=host, port=int(port))],
+            controller_id=cluster.nodes[0],
+            topics=[Message(name="new", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)],
+        )
+
+        def note_creation(_: Request) -> None:
+            created.append(time.monotonic())
+
+        def hide_topic(_: Request) -> Respond | None:
+            return Respond(unknown) if created and (time.monotonic() - created[0]) * 1000 < late_ms else None
+
+        cluster.control(Api.CREATE_TOPICS, note_creation)
+        cluster.control(Api.METADATA, hide_topic)
+        await admin.create_topics([NewTopic("new", 1)])
+        assert (time.monotonic() - created[0]) * 1000 >= late_ms
+        assert await admin.list_topics() == ["new"]
 
 
 A = TopicPartition("t", 0)
