@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "Replay real events through the whole chain and audit it.",
         ("demo",),
     ),
-    "kafka": (LOCAL, "penstock.services.local.embedded_kafka:main", "Run the embedded Kafka alone.", ()),
+    "kafka": (LOCAL, "penstock.services.local.kafka_command:main", "Run the embedded Kafka alone.", ()),
     "producer": (
         SERVICES,
         "penstock.services.producer.main:main",

@@ -116,7 +116,7 @@ class EventSender:
         if not self._producer.has_room():
             raise BufferExhausted("too many records wait for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
-        outcomes = asyncio.ensure_future(outcomes_of(deliveries))
+        outcomes = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(parsed.records), outcomes)
         UNWATCHED.add(outcomes)
         outcomes.add_done_callback(_retrieve_exception)
@@ -168,7 +168,7 @@ class EventSender:
         except PenstockError as e:
             self._add_interrupted(positions, unsent, e)
             return
-        flight = BatchInFlight(positions, asyncio.ensure_future(outcomes_of(deliveries)), deadline)
+        flight = BatchInFlight(positions, asyncio.ensure_future(deliveries), deadline)
         turn.count_in_flight(len(positions), flight.outcomes)
         self._flights.append(flight)
         self._in_flight += len(positions)
@@ -197,11 +197,6 @@ class EventSender:
         maybe_stored = _error_with_outcome(error, maybe_written=True)
         not_stored = _error_with_outcome(error, maybe_written=False)
         self.result.add_outcomes(positions, [maybe_stored] * sent + [not_stored] * (len(positions) - sent))
-
-
-async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
-    """Await the deliveries in a coroutine, which a task needs."""
-    return await deliveries
 
 
 def _error_with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:

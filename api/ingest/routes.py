@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from penstock.api.http import field_types as of
 from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
@@ -53,13 +53,13 @@ from penstock.api.ingest.atomic import (
 )
 from penstock.api.ingest.batches import EventSender, IngestProducer
 from penstock.api.ingest.bodies import RequestEvents, check_media_type, next_turn, open_events, read_body, stop_status
-from penstock.api.ingest.event import RecordError, TopicReader, topic_reader
+from penstock.api.ingest.event import TopicReader, topic_reader
+from penstock.api.ingest.metrics import IngestMetrics
 from penstock.api.ingest.ndjson import Parsed, TooManyEvents
 from penstock.api.ingest.responses import OPENAPI, accepted_response, problem_of, retry_after
 from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedAnswer
 from penstock.api.settings import IngestSettings
-from penstock.shared.common import metrics
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import BufferExhausted, PenstockError
 from penstock.shared.common.log import get_logger
@@ -338,58 +338,3 @@ class Ingest:
         if status in (OK, MULTI_STATUS):
             return json_response(result.body(), status, retry_after(result.retry_after_s))
         return problem_of(result).response()
-
-
-class IngestMetrics:
-    """Counts the requests and records of all interfaces in one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = metrics.counter(registry, "ingest_requests", "Ingest requests answered.", "topic", "status")
-        self._rejected_requests = metrics.counter(
-            registry, "ingest_rejected_requests", "Ingest requests rejected as a whole.", "error_code"
-        )
-        self._stored = metrics.counter(registry, "ingest_stored_records", "Records acknowledged by Kafka.", "topic")
-        self._rejected_records = metrics.counter(
-            registry, "ingest_rejected_records", "Events that were not stored.", "topic", "error_code"
-        )
-        self._unknown = metrics.counter(
-            registry,
-            "ingest_unknown_records",
-            "Events that may or may not be stored.",
-            "topic",
-            "error_code",
-        )
-        self._seconds = metrics.histogram(
-            registry, "ingest_request_seconds", "Time from the last byte of a request to its answer.", "topic"
-        )
-        # Looking up a label costs several times as much as counting.
-        self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._stored_in: dict[str, Counter] = {}
-
-    def answered(self, topic: str, status: int, seconds: float | None = None) -> None:
-        """Count an answered request; `seconds` is the time since its last byte, None if unknown."""
-        metrics_of = self._answered.get((topic, status))
-        if metrics_of is None:
-            metrics_of = (self._requests.labels(topic, status), self._seconds.labels(topic))
-            self._answered[topic, status] = metrics_of
-        requests, histogram = metrics_of
-        requests.inc()
-        if seconds is not None:
-            histogram.observe(seconds)
-
-    def stored(self, topic: str, records: int) -> None:
-        """Count records that Kafka acknowledged."""
-        counter = self._stored_in.get(topic)
-        if counter is None:
-            counter = self._stored_in[topic] = self._stored.labels(topic)
-        counter.inc(records)
-
-    def rejected_request(self, topic: str, kind: ErrorKind) -> None:
-        """Count a request that was rejected as a whole. The topic is empty if it is unknown."""
-        self._requests.labels(topic, kind.status).inc()
-        self._rejected_requests.labels(kind.error_code).inc()
-
-    def failed_record(self, topic: str, error: RecordError) -> None:
-        """Count an event that was not stored, or may not have been."""
-        counter = self._unknown if error.outcome == "unknown" else self._rejected_records
-        counter.labels(topic, error.error_code).inc()

@@ -21,7 +21,7 @@ from penstock.api.http.problem import (
 )
 from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
 from penstock.api.http.turns import Turn
-from penstock.api.ingest.batches import IngestProducer, outcomes_of
+from penstock.api.ingest.batches import IngestProducer
 from penstock.api.ingest.bodies import read_body
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.ndjson import TooManyEvents
@@ -152,7 +152,7 @@ class RestProducer:
             return SentRecords(
                 _fill_outcomes(outcomes, indexes, [self._outcome_of_error(e)] * len(indexes)), [], deadline, None
             )
-        pending = asyncio.ensure_future(outcomes_of(deliveries))
+        pending = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(records), pending)
         return SentRecords(outcomes, indexes, deadline, pending)
 

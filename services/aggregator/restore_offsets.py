@@ -94,7 +94,7 @@ async def plan_restore(
         raise GroupNotFound(f"group {application} has no committed offsets")
     if missing := set(start_over) - {at.topic for at in committed}:
         raise ConfigError(f"--start-over {', '.join(sorted(missing))}: the group has no offset of this topic")
-    return compare(settings, committed, await read_progress(admin, kafka, settings), start_over)
+    return compare(settings, committed, await read_changelog_progress(admin, kafka, settings), start_over)
 
 
 def compare(
@@ -142,10 +142,13 @@ def _is_application_offset(offset: OffsetAndMetadata | None) -> bool:
     return offset is not None and offset.metadata == own_offset(0).metadata
 
 
-async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSettings) -> dict[int, Progress | None]:
-    """Return the newest valid progress record of each changelog partition, by the reader's rule; None if there is none.
+async def read_changelog_progress(
+    admin: Admin, kafka: KafkaSettings, settings: StreamsSettings
+) -> dict[int, Progress | None]:
+    """Return the newest valid progress record of each changelog partition; None if there is none.
 
-    Reads the lake's snapshot, if there is one, and the changelog after it.
+    The group's offsets are compared with it. Reads the lake's snapshot, if there is one, and the changelog after it,
+    by the reader's rule.
     """
     topic = settings.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]

@@ -6,26 +6,23 @@
 The folder is formatted the first time and used again afterwards, so topics survive. The broker inherits a lock of the
 folder and holds it while it lives, so two brokers never share a folder. The broker ends with this process, however it
 ends (see child_process.py). Records that a broker has acknowledged are in the page cache or on disk. So SIGKILL loses
-nothing; only a crash of the whole machine can. `python -m penstock.services.local.embedded_kafka [--data-dir D] [--port
-N]` runs one in the foreground.
+nothing; only a crash of the whole machine can. `penstock kafka` runs one in the foreground (see kafka_command.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import contextlib
 import shutil
 import signal
 import struct
-import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from penstock.services.local import broker_config as config
 from penstock.services.local import ports
@@ -33,11 +30,10 @@ from penstock.services.local.broker_config import DEFAULT_DATA_DIR, KAFKA_JARS, 
 from penstock.services.local.broker_failure import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, check_no_kafka_runs_in
 from penstock.shared.common.child_process import ChildProcess, tail
-from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import fetch_jars
-from penstock.shared.common.log import configure, get_logger
-from penstock.shared.common.settings import LogSettings
+from penstock.shared.common.log import get_logger
 
 PROBE_API_KEY = 18  # ApiVersions
 PROBE_CORRELATION_ID = 1
@@ -52,8 +48,6 @@ PROBE_TIMEOUT_MS = 2_000
 LOG_LINES = 400
 # With less, a broker starts but fails at its first topics: index files alone map 20 MiB a partition.
 MIN_FREE_BYTES = 64 * 1024 * 1024
-WRONG_SETTING = 2
-PORT_MAX = 65_535
 META_PROPERTIES = "meta.properties"  # Kafka's formatting writes it last, so without it the folder is not formatted
 
 
@@ -308,53 +302,6 @@ def new_cluster_id() -> str:
             return text
 
 
-async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> None:
-    """Run a broker until SIGINT or SIGTERM. Its address is the one line on standard output."""
-
-    async def serve_broker() -> None:
-        async with EmbeddedKafka(data_dir, settings) as kafka:
-            print(kafka.bootstrap_servers, flush=True)
-            await kafka.wait()
-
-    work = asyncio.ensure_future(serve_broker())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print one line, without the usage before it, and exit."""
-        self.exit(WRONG_SETTING, f"{self.prog}: {message}\n")
-
-
-def _parse_port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= PORT_MAX):
-        raise argparse.ArgumentTypeError(f"must be a port from 0 to {PORT_MAX}, got {text!r}")
-    return int(text)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run `penstock kafka`. Returns the exit status. A failure is one message on standard error."""
-    parser = _Parser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
-    parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: %(default)s")
-    parser.add_argument(
-        "--port", type=_parse_port, default=0, help="port; 0: a free one, printed when the broker is up"
-    )
-    given = parser.parse_args(arguments)
-    configure(LogSettings(), "kafka")
-    try:
-        asyncio.run(run_in_foreground(given.data_dir, EmbeddedKafkaSettings(port=given.port)))
-    except ConfigError as e:
-        print(f"penstock kafka: {e}", file=sys.stderr)
-        return WRONG_SETTING
-    except PenstockError as e:
-        print(f"penstock kafka: {e}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def probe_request() -> bytes:
     """Return an ApiVersions request, with its size. It is the smallest request that only a working broker answers.
 
@@ -391,7 +338,3 @@ async def broker_answers(host: str, port: int, timeout_ms: int) -> bool:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

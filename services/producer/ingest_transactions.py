@@ -16,7 +16,7 @@ from typing import TypeVar
 from penstock.api.ingest.atomic import IdempotencyKey, MakeResponse, StoredResponse
 from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
-from penstock.services.producer.idempotency_keys import StoredKeys, encode_stored_key
+from penstock.services.producer.stored_keys import StoredKeys, encode_stored_key
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings

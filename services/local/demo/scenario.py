@@ -274,7 +274,7 @@ class Scenario:
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
-        outcome.lake = await asyncio.to_thread(delta_tables.describe, str(self._lake), plan.application)
+        outcome.lake = await asyncio.to_thread(delta_tables.describe_tables, str(self._lake), plan.application)
         outcome.reasons = await dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable(self._notable)
 

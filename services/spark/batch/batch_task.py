@@ -295,7 +295,7 @@ class PartitionBatch:
         task.sources = {source.topic: reached}
         row = 0
         for batch in batches:
-            columns = columns_of(batch, source.topic, self._partition, row)
+            columns = record_columns(batch, source.topic, self._partition, row)
             row += len(columns)
             # Another attempt gets the same rows in the same order, so a row's number identifies it. Leave out the
             # committed ones.
@@ -435,7 +435,7 @@ def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
     )
 
 
-def columns_of(batch: Any, topic: str, partition: int, first: int) -> Columns:
+def record_columns(batch: Any, topic: str, partition: int, first: int) -> Columns:
     """Returns rows (timestamp_ms, key, value) as records. Their offsets are the rows' numbers, from `first` on."""
     return Columns(
         topic,

@@ -3,7 +3,7 @@
 `ConsumerMembershipManager` decides the next step; this module takes it and reports the result. There are two tasks.
 One takes the steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the
 heartbeats, also during the calls of the listener, since a call may take longer than a session. The requests are those
-of every group member (`penstock.shared.clients.group.requests`). Without a group there are no tasks: then a
+of every group member (`penstock.shared.clients.group.group_requests`). Without a group there are no tasks: then a
 subscription reads all partitions of its topics.
 
 The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
@@ -34,8 +34,8 @@ from penstock.shared.clients.consumer.membership_manager import (
     Step,
 )
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
+from penstock.shared.clients.group.group_requests import GroupRequests
 from penstock.shared.clients.group.member import Join, MemberState, Sync, Wait
-from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import Clock

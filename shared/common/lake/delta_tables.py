@@ -337,11 +337,13 @@ def _timestamps_in_ms(column: pa.Array) -> list[int]:
     return [int(ms) for ms in (column.cast(pa.int64()).to_numpy() // 1_000).tolist()]
 
 
-# --- what a dashboard shows ---
+# --- figures and compactions ---
 
 
-def describe(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A dashboard's figures: live rows, closed rows by store, table versions, and the end of the newest compaction.
+def describe_tables(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the figures of an application's lake tables.
+
+    They are live rows, closed rows by store, table versions, and the end of the newest compaction.
 
     `compacted_at_ms` is None and `state_version` is -1 if nothing was compacted yet.
     """

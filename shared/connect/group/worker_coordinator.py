@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.group.group_requests import GroupRequests
 from penstock.shared.clients.group.member import Join, Sync, Wait
-from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger

@@ -21,8 +21,8 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
 from penstock.shared.common.string_copies import copied
 from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
+from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns
-from penstock.shared.streams.task.repartition_headers import original_record
 from penstock.shared.streams.topology import ProcessorNode
 from penstock.shared.streams.windows.json_rows import json_texts
 

@@ -35,7 +35,7 @@ from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.punctuation import Punctuator
 from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
 from penstock.shared.streams.task.late_records import as_bytes
-from penstock.shared.streams.task.repartition_headers import origin_headers
+from penstock.shared.streams.task.origin_headers import origin_headers
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.windows.window_limits import name_window
 

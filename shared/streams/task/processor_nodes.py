@@ -32,9 +32,9 @@ from penstock.shared.streams.result_encoders import encode_json, encode_key, enc
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
 from penstock.shared.streams.task.late_records import send_late, send_late_columns
+from penstock.shared.streams.task.origin_headers import origin_headers
 from penstock.shared.streams.task.output_guard import Edge, Forward, OutputGuard, edges_of
 from penstock.shared.streams.task.outputs import OutputColumns
-from penstock.shared.streams.task.repartition_headers import origin_headers
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
 from penstock.shared.streams.user_code import plain, require_done, require_plain_methods
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, LateRows

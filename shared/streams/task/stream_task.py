@@ -60,9 +60,9 @@ from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.context import Guarantee, TaskMark
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
+from penstock.shared.streams.task.origin_headers import original_record, without_origin_headers
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
-from penstock.shared.streams.task.repartition_headers import original_record, without_origin_headers
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedules
 from penstock.shared.streams.task.store_entries import encode_stores
 from penstock.shared.streams.task.time_slices import HasTime, always_has_time

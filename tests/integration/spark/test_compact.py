@@ -148,7 +148,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
     plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
-    tables = delta_tables.describe(str(tmp_path), simulation.name)
+    tables = delta_tables.describe_tables(str(tmp_path), simulation.name)
     assert tables["live_rows"] == len(live_in_tasks(simulation))
     assert tables["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
 
@@ -446,7 +446,7 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     assert before.bytes is not None
     assert after.bytes is not None
     assert before.bytes > 1_000 > after.bytes
-    assert after.snapshot_ms == delta_tables.describe(str(tmp_path), simulation.name)["compacted_at_ms"]
+    assert after.snapshot_ms == delta_tables.describe_tables(str(tmp_path), simulation.name)["compacted_at_ms"]
     assert after.snapshot_ms is not None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka, main, new_cluster_id
+from penstock.services.local.embedded_kafka import EmbeddedKafka, new_cluster_id
 from penstock.shared.common.errors import IllegalState, JarsUnavailable
 from penstock.shared.common.java import installed_java
 
@@ -54,19 +54,3 @@ def test_cluster_ids_are_kafkas_uuids() -> None:
     ids = {new_cluster_id() for _ in range(300)}
     assert len(ids) == 300
     assert all(len(i) == 22 and not i.startswith("-") and len(base64.urlsafe_b64decode(i + "==")) == 16 for i in ids)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--port", "99999"], "penstock kafka: argument --port: must be a port from 0 to 65535, got '99999'"),
-        (["--port=-1"], "penstock kafka: argument --port: must be a port from 0 to 65535, got '-1'"),
-        (["--prot", "1"], "penstock kafka: unrecognized arguments: --prot 1"),
-    ],
-)
-def test_an_invalid_flag_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An invalid flag ends with status 2 and one line."""
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert left.value.code == 2
-    assert capsys.readouterr().err == f"{message}\n"

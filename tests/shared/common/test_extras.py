@@ -140,7 +140,7 @@ def test_an_import_names_its_missing_extra(code: str, module: str, message: str)
         ("from penstock import Consumer, Admin", NOT_LOADED),
         ("import penstock.clients, penstock.connect, penstock.errors, penstock.testing", NOT_LOADED),
         ("import penstock.services.cli", (*NOT_LOADED, "aiokafka")),
-        ("import penstock.services.local.embedded_kafka, penstock.services.local.doctor.main", NOT_LOADED),
+        ("import penstock.services.local.kafka_command, penstock.services.local.doctor.main", NOT_LOADED),
         ("import penstock.services.connect.connectors, penstock.services.consumer.dlq", NOT_LOADED),
     ],
 )

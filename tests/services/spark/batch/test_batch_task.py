@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.batch.batch_task import FileInput, columns_of, rows_reached
+from penstock.services.spark.batch.batch_task import FileInput, record_columns, rows_reached
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -25,7 +25,7 @@ def test_rows_are_records_by_their_numbers() -> None:
     rows = {"timestamp_ms": [5, 6, 7], "key": [b"a", None, b""], "value": [b"x", b"yy", None]}
     kinds = {"timestamp_ms": pa.int64(), "key": pa.binary(), "value": pa.binary()}
     batch = pa.record_batch({name: pa.array(values, kinds[name]) for name, values in rows.items()})
-    columns = columns_of(batch.slice(1), "in", 3, 41)
+    columns = record_columns(batch.slice(1), "in", 3, 41)
     assert [(r.offset, r.timestamp, r.key, r.value) for r in columns] == [(41, 6, None, b"yy"), (42, 7, b"", None)]
     assert str(columns.topic_partition) == "in-3"
 

@@ -55,7 +55,7 @@ def replayed(root: Path, partition: int, version: int, store: str = STORE) -> di
 def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
     """An application that was never compacted has no snapshot and an empty description."""
     assert delta_tables.read_snapshot(str(tmp_path), "app", [0]) is None
-    assert delta_tables.describe(str(tmp_path), "app")["state_version"] == -1
+    assert delta_tables.describe_tables(str(tmp_path), "app")["state_version"] == -1
     assert delta_tables.compactions(str(tmp_path), "app", 5) == []
     assert delta_tables.find_closed(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
 
@@ -140,7 +140,7 @@ def test_replayed_rows_are_the_live_windows(
         )
         own = [row for row in rows_read if row["partition"] == partition]
         assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n_n"]) for r in own} == windows
-    assert delta_tables.describe(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
+    assert delta_tables.describe_tables(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
 
 
 def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
     assert second == delta_tables.Compaction(1, second.ended_at_ms, "two", None, None, None, None)
     assert delta_tables.compactions(str(tmp_path), "app", 1) == [second]
     assert second.ended_at_ms >= first.ended_at_ms
-    assert delta_tables.describe(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
+    assert delta_tables.describe_tables(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
 
 
 def test_a_compaction_before_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_a_damaged_log_is_unavailable(tmp_path: Path) -> None:
     (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
     for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
         log.write_text(text)
-        for read in (ended, delta_tables.describe, lambda root, app: delta_tables.read_snapshot(root, app, [0])):
+        for read in (ended, delta_tables.describe_tables, lambda root, app: delta_tables.read_snapshot(root, app, [0])):
             with pytest.raises(LakeUnavailable, match="cannot be read"):
                 read(str(tmp_path), "app")
 
@@ -388,6 +388,6 @@ def test_describe_counts_windows(tmp_path: Path) -> None:
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     write_state(tmp_path, "app", STORES, [tombstone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
     write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
-    description = delta_tables.describe(str(tmp_path), "app")
+    description = delta_tables.describe_tables(str(tmp_path), "app")
     assert (description["live_rows"], description["closed_rows"]) == (1, {STORE: 0, "other": 1})
     assert (description["state_version"], description["closed_versions"]) == (1, {STORE: -1, "other": 0})

@@ -12,15 +12,15 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.task import late_records
 from penstock.shared.streams.task.late_records import OFFSET, PARTITION, TOPIC
-from penstock.shared.streams.task.repartition_headers import (
+from penstock.shared.streams.task.origin_headers import (
     KEY,
     KEY_BYTES_MAX,
     origin_headers,
     original_record,
     without_origin_headers,
 )
-from penstock.shared.streams.task.repartition_headers import OFFSET as ORIGIN_OFFSET
-from penstock.shared.streams.task.repartition_headers import TOPIC as ORIGIN_TOPIC
+from penstock.shared.streams.task.origin_headers import OFFSET as ORIGIN_OFFSET
+from penstock.shared.streams.task.origin_headers import TOPIC as ORIGIN_TOPIC
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 from tests.consumed import as_consumed
 

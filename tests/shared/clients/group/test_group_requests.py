@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.assignors import ASSIGNORS
 from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
+from penstock.shared.clients.group.group_requests import GroupRequests
 from penstock.shared.clients.group.member import GroupConfig, Join
-from penstock.shared.clients.group.requests import GroupRequests
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
-from penstock.services.producer.idempotency_keys import (
+from penstock.services.producer.stored_keys import (
     StoredKeys,
     decode_stored_key,
     encode_stored_key,
