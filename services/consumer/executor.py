@@ -88,7 +88,11 @@ class _Unwritten:
 
 
 class Executor:
-    """See the module. `dead_letter_topic` may hold `{topic}`."""
+    """Runs executions of the handler (see the module).
+
+    `{topic}` in `dead_letter_topic` stands for the record's topic. Without `write` the caller writes
+    `Outcome.outputs`.
+    """
 
     def __init__(
         self,

@@ -149,7 +149,7 @@ def pack_response(response: StoredResponse) -> bytes:
 
 
 def unpack_response(status: int, data: bytes) -> StoredResponse:
-    """Return the response that was packed. Raises DataError if `pack` did not write the data."""
+    """Return the response that `pack_response` packed, with this status. Raises DataError if it cannot be decoded."""
     try:
         end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]
         body = zlib.decompress(data[_PART_LENGTH.size : end])

@@ -180,7 +180,10 @@ class NoOffsetForPartition(PenstockError):
 
 
 class GroupNotEmpty(PenstockError):
-    """The group has members, so its offsets cannot be changed. The message names them."""
+    """The group has members, so it cannot be deleted and its offsets cannot be changed.
+
+    The message names the members, unless they have left meanwhile.
+    """
 
 
 class CorruptRecord(DataError):

@@ -125,9 +125,9 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class RecordColumns(Sequence[ProducerRecord]):
     """Records to send to one topic, as parallel columns. Objects are made only for records that are accessed.
 
-    `timestamps` (ms) is None if all are now, `partition` is None if each record's key decides, and `headers` is None if
-    no record has any. Columns of PackedBytes, with an int64 array of timestamps, are sent without one Python object per
-    record. So are headers in the form of a consumer's `Columns`.
+    `timestamps` (ms) is None if all records get the time of sending, `partition` is None if each record's key decides,
+    and `headers` is None if no record has any. PackedBytes as keys and values, an int64 array as `timestamps`, and
+    PackedHeaders (as in a consumer's `Columns`) are sent without one Python object per record.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)

@@ -421,7 +421,8 @@ class CompactionJob:
     def _delete_covered_records(self, plan: CompactionPlan) -> None:
         """Delete the changelog records that the previous compaction covers.
 
-        Partitions of which a table lacked rows keep theirs until the next compaction.
+        A partition keeps its records until the next compaction if a `closed` or `late` table lagged behind in it: the
+        table may still need them.
         """
         offsets = plan.offsets
         topic = plan.offsets.topic

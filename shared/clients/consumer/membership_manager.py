@@ -178,9 +178,10 @@ class ConsumerMembershipManager(Member):
         return self._next_step_between_rebalances(now_ms, idle_ms)
 
     def leave_if_idle(self, idle_ms: float) -> Leave | None:
-        """Leave the group if the last poll is older than `max_poll_interval_ms`.
+        """Return the step that leaves the group if the last poll is older than `max_poll_interval_ms`, else None.
 
-        Returns None if it is not, or while a request is in flight, since its answer comes first.
+        Also returns None for a consumer that is no member, and while a join or sync is in flight: its response comes
+        first.
         """
         if idle_ms < self.config.max_poll_interval_ms or self.generation == NO_GENERATION:
             return None

@@ -77,7 +77,10 @@ class CommandQueue:
         return True
 
     def put(self, run: Callable[[], Awaitable[T]], delay_ms: int = 0) -> asyncio.Future[T]:
-        """Adds a command that the loop runs after `delay_ms`. Returns a future of its result."""
+        """Adds a command that the loop runs after `delay_ms`. Returns a future of its result.
+
+        The future ends in IllegalState if the queue is closed or full.
+        """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         # The limit bounds the memory if the loop is busy for long, for example with a rebalance.
         if self._closed or len(self._heap) >= COMMANDS_MAX:

@@ -167,10 +167,13 @@ class ConnectorOffsets:
             await self._change_empty_group(group, lambda: self._admin.delete_group_offsets(group, known))
 
     async def _change_empty_group(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
-        """Changes a group whose members have left. Retries until the group is empty.
+        """Change a group whose members have left.
 
-        The brokers delay a group's first rebalance (`group.initial.rebalance.delay.ms`). If the last member leaves
-        during that delay, the group is not empty before it is over.
+        While it has no members but the broker does not count it as empty yet, the change is retried for about five
+        seconds. Raises GroupNotEmpty or UnknownMember if it still has members, or afterwards.
+
+        A group's first rebalance is delayed (`group.initial.rebalance.delay.ms`). If the last member leaves during the
+        delay, the broker counts the group as empty only at its end.
         """
         for _ in range(SETTLE_TRIES):
             try:

@@ -61,10 +61,11 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
     """Read the envelopes of records up to the first invalid one; return its index, or the number of records.
 
     Steps for each record:
-    1. Without the first two bytes of an entry it is foreign.
-    2. Read the envelope. Another version, a negative commit number or an epoch that is too high is invalid.
-    3. A progress or takeover record has no fields of a fixed size.
-    4. Read the fields of its operation. A missing key or a body of the wrong size is invalid.
+    1. A record that does not begin with the mark of an entry (a version from 1 to 7, a capital letter) is foreign.
+    2. Read the envelope. One that is too short, another version, a negative commit number or an epoch that is too high
+       is invalid.
+    3. The body of a progress or takeover record is JSON, which Python decodes later.
+    4. Read the fields of its operation. An unknown operation, a missing key or a body of the wrong size is invalid.
     """
     for i in range(len(offsets)):
         at = offsets[i]

@@ -648,8 +648,9 @@ class Stream(Generic[K, V]):
     def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
         """Group the stream by its records' keys.
 
-        A record without a value that stands for a retracted window or a deleted row cannot be aggregated. It is skipped
-        and counted.
+        The records without a value in a stream of window results or table rows stand for retracted windows and deleted
+        rows. They cannot be aggregated, so they are left out, and `streams_skipped_records` counts them (reason
+        `null value`).
         """
         require_groupable("group_by_key", self._flow)
         keyed = self._partitioned_by_key()
