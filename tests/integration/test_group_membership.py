@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.broker_config import KAFKA_JARS
+from penstock.services.local.broker_config import KAFKA_JARS, QUICK_START, kafka_archive
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import GroupNotEmpty
+from penstock.shared.common.java.class_archive import archive_options
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
@@ -241,8 +242,8 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
 
     Without an assignor it uses the new consumer group protocol (KIP-848).
     """
-    java = find_java().executable
-    listing = [java, "--list-modules"]
+    java = find_java()
+    listing = [java.executable, "--list-modules"]
     modules = (await asyncio.to_thread(subprocess.run, listing, capture_output=True, text=True, check=True)).stdout
     if "jdk.compiler" not in modules:
         pytest.skip("a JDK is needed to compile a Java member")
@@ -250,8 +251,10 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
     source.write_text(JAVA_MEMBER)
     jars = await fetch_jars(KAFKA_JARS)
     command = [
-        java,
+        java.executable,
         "-Xmx128m",
+        *QUICK_START,
+        *archive_options(kafka_archive(java, jars)),
         "-cp",
         f"{jars}/*",
         source,
