@@ -128,7 +128,15 @@ class Consumer(Generic[K, V]):
             read_committed=settings.isolation_level == "read_committed",
             has_group=settings.group_id is not None,
         )
-        self._fetches = FetchRequestManager(self._connection, self._fetcher, SYSTEM_CLOCK, self._metrics)
+        self._positions = Positions()
+        self._fetches = FetchRequestManager(
+            self._connection,
+            self._fetcher,
+            SYSTEM_CLOCK,
+            self._metrics,
+            fetch_committed=lambda tps: self._commits.fetch(tps, settings.commit_timeout_ms),
+            on_move=self._positions.moved,
+        )
         self._subscription = SubscriptionState(client_id)
         self._coordinator = coordinator = ConsumerCoordinator(
             self._connection,
@@ -161,7 +169,6 @@ class Consumer(Generic[K, V]):
             on_rejected=coordinator.on_commit_rejected,
             on_committed=self._interceptors.on_commit,
         )
-        self._positions = Positions()
         self._invoker = RebalanceListenerInvoker(
             coordinator, self._fetcher, self._commits, self._positions, settings, self._metrics
         )
@@ -185,10 +192,9 @@ class Consumer(Generic[K, V]):
             raise IllegalState(f"the consumer is {self._state}; make a new one")
         if not compile_decoding.cache_info().currsize:
             await loaded(compile_decoding, "the decoding of records")
-        self._fetches.on_move = self._positions.moved
         await self._connection.open()
         self._connection.on_metadata(self._coordinator.on_metadata)
-        self._fetches.open(lambda tps: self._commits.fetch(tps, self._settings.commit_timeout_ms))
+        self._fetches.open()
         self._state = "open"
         self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms
         if isinstance(self._wanted, list):

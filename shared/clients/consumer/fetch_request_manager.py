@@ -26,20 +26,26 @@ FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartit
 
 
 class FetchRequestManager:
-    """Reads for one consumer, over a connection that is shared.
-
-    The group or the user decides what is read, through `assign`. `waiters` are the futures of callers that wait for
-    data; an error may be set on them.
-    """
+    """Reads for one consumer, over a shared connection. The group or the user sets the partitions, through `assign`."""
 
     def __init__(
-        self, connection: Connection, fetcher: Fetcher, clock: Clock, metrics: ConsumerMetrics | None = None
+        self,
+        connection: Connection,
+        fetcher: Fetcher,
+        clock: Clock,
+        metrics: ConsumerMetrics,
+        *,
+        fetch_committed: FetchCommitted,
+        on_move: Callable[[TopicPartition, Move], None],
     ) -> None:
+        """`fetch_committed` looks up the group's offsets. `on_move` is called for a position that changed without a
+        record taken."""
         self._connection = connection
         self.fetcher = fetcher
         self._clock = clock
         self._metrics = metrics
-        self._fetch_committed: FetchCommitted | None = None
+        self._fetch_committed = fetch_committed
+        self._on_move = on_move
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing = False
@@ -47,16 +53,14 @@ class FetchRequestManager:
         self._refreshed_ms = 0.0
         self._broken: BaseException | None = None
         self._is_open = False
-        self.waiters: set[asyncio.Future[None]] = set()
-        self.on_move: Callable[[TopicPartition, Move], None] | None = None
-        """Called for a position that changed without a record taken."""
+        self._waiters: set[asyncio.Future[None]] = set()
+        """The futures of callers that wait for data."""
 
     def __repr__(self) -> str:
         return f"<FetchRequestManager {self.fetcher}, {len(self._tasks)} tasks>"
 
-    def open(self, fetch_committed: FetchCommitted | None) -> None:
-        """Begin to fetch, over an open connection. `fetch_committed` looks up the group's offsets."""
-        self._fetch_committed = fetch_committed
+    def open(self) -> None:
+        """Begin to fetch, over an open connection."""
         self._is_open = True
         self.pump()
 
@@ -122,19 +126,19 @@ class FetchRequestManager:
         try:
             return self.fetcher.take(max_records)
         finally:
-            self._tell_moves()
+            self._report_moves()
             self.pump()
 
     async def wait_for_data(self, timeout_ms: float) -> None:
-        """Wait until there may be records to take, an error was set on `waiters`, or `timeout_ms` has passed."""
+        """Wait until there may be records to take, a request's task has failed, or `timeout_ms` has passed."""
         if self.fetcher.has_data or not self._is_open:
             return
         waiter = asyncio.get_running_loop().create_future()
-        self.waiters.add(waiter)
+        self._waiters.add(waiter)
         try:
             await asyncio.wait([waiter], timeout=timeout_ms / 1000)
         finally:
-            self.waiters.discard(waiter)
+            self._waiters.discard(waiter)
             if not waiter.done():
                 waiter.cancel()
             elif not waiter.cancelled():
@@ -158,7 +162,7 @@ class FetchRequestManager:
             self._timer = None
         if requests.next_ms is not None:
             self._timer = asyncio.get_running_loop().call_later((requests.next_ms - now_ms) / 1000, self.pump)
-        if self.waiters and self.fetcher.has_data:
+        if self._waiters and self.fetcher.has_data:
             self.wake_pollers()
 
     async def _send_fetch(self, fetch: Fetch) -> None:
@@ -180,23 +184,20 @@ class FetchRequestManager:
         except PenstockError as e:
             log.debug("fetch failed", client_id=self._connection.client_id, node=fetch.node, reason=str(e))
             self.fetcher.failed(fetch, e, self._clock.monotonic_ms())
-            if self._metrics is not None:
-                self._metrics.fetch_failed()
+            self._metrics.fetch_failed()
         else:
             now_ms = self._clock.monotonic_ms()
             for tp, node in self.fetcher.received(fetch, response, now_ms).items():
                 self._connection.leader_moved(tp, node)
-            self._tell_moves()
-            if self._metrics is not None:
-                size = sum(len(answer.records) for answer in response.answers.values())
-                self._metrics.fetched(now_ms - started_ms, size)
-                self._metrics.buffered(self.fetcher.buffered_bytes)
+            self._report_moves()
+            size = sum(len(answer.records) for answer in response.answers.values())
+            self._metrics.fetched(now_ms - started_ms, size)
+            self._metrics.buffered(self.fetcher.buffered_bytes)
         self.pump()
 
     async def _look_up_offsets(self, lookup: OffsetLookup) -> None:
         try:
             if lookup.by_commit:
-                assert self._fetch_committed is not None
                 found = await self._fetch_committed(list(lookup.wanted))
                 self.fetcher.committed(lookup, found)
             else:
@@ -205,26 +206,24 @@ class FetchRequestManager:
                 level = "read_committed" if self.fetcher.read_committed else "read_uncommitted"
                 limit_ms = self._connection.settings.request_timeout_ms
                 self.fetcher.placed(lookup, await list_offsets(self._connection, specs, level, limit_ms))
-                self._tell_moves()
+                self._report_moves()
         except PenstockError as e:
             self.fetcher.failed(lookup, e, self._clock.monotonic_ms())
         self.pump()
 
-    def _tell_moves(self) -> None:
+    def _report_moves(self) -> None:
         for tp, move in self.fetcher.moves().items():
             if move.reason:
-                self._say_reset(tp, move)
-            if self.on_move is not None:
-                self.on_move(tp, move)
+                self._log_reset(tp, move)
+            self._on_move(tp, move)
 
-    def _say_reset(self, tp: TopicPartition, move: Move) -> None:
+    def _log_reset(self, tp: TopicPartition, move: Move) -> None:
         fields = {"client_id": self._connection.client_id, "partition": str(tp), "reason": move.reason}
         if move.left is None:
             log.info("position found", **fields, to=move.position)
             return
         log.warning("position reset", **fields, left=move.left, to=move.position)
-        if self._metrics is not None:
-            self._metrics.position_reset(tp.topic, move.position - move.left)
+        self._metrics.position_reset(tp.topic, move.position - move.left)
 
     async def _refresh_metadata(self) -> None:
         """Refresh the metadata; the wait until the next refresh grows while leaders are missing."""
@@ -247,13 +246,13 @@ class FetchRequestManager:
     def _on_request_task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            for waiter in self.waiters:
+            for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_exception(error)
             self._broken = error
 
     def wake_pollers(self) -> None:
         """Wake a poll that waits."""
-        for waiter in self.waiters:
+        for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
