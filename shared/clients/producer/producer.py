@@ -399,7 +399,7 @@ class Producer:
         if txn.state is not TxnState.UNINITIALIZED:
             raise IllegalState(f"transactional id {txn.transactional_id}: init_transactions was called before")
         with self._note_transaction_errors(txn):
-            await self._sender.coordinator.init_producer_id()
+            await self._sender.transaction_requests.init_producer_id()
         txn.move(TxnState.READY)
 
     async def begin_transaction(self) -> None:
@@ -452,7 +452,7 @@ class Producer:
         # 3. For a transaction that it does not know, the coordinator would answer INVALID_TXN_STATE.
         if not txn.is_empty:
             with self._note_transaction_errors(txn):
-                await self._sender.coordinator.end(commit=True)
+                await self._sender.transaction_requests.end(commit=True)
         txn.ended()
 
     async def abort_transaction(self) -> None:
@@ -484,7 +484,7 @@ class Producer:
             # 2. Abort at the coordinator.
             if not txn.is_empty:
                 try:
-                    await self._sender.coordinator.end(commit=False)
+                    await self._sender.transaction_requests.end(commit=False)
                 except (ProducerFenced, InvalidProducerIdMapping):
                     # Step 3 shows which of three cases it is. 1. The coordinator has aborted the transaction after its
                     # timeout: it grants the next epoch (KIP-588). 2. It has forgotten the id: it grants a new one
@@ -493,7 +493,7 @@ class Producer:
             # 3. Request the next epoch if this one is spent. A lost batch may still be in flight with sequence numbers
             #    that are used again. The new epoch makes the broker reject it (KIP-360).
             if txn.epoch_is_spent:
-                await self._sender.coordinator.init_producer_id(bump=True)
+                await self._sender.transaction_requests.init_producer_id(bump=True)
                 txn.epoch_is_spent = False
 
     @asynccontextmanager
@@ -539,7 +539,7 @@ class Producer:
             first = txn.is_empty
             # Before the request: if its response is lost, the coordinator may know the group, and EndTxn is needed.
             txn.groups.add(group.group_id)
-            await self._sender.coordinator.add_offsets(offsets, group, known=known, first=first)
+            await self._sender.transaction_requests.add_offsets(offsets, group, known=known, first=first)
 
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()

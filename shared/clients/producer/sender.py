@@ -23,7 +23,7 @@ from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState
+from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionRequests, TxnState
 from penstock.shared.clients.protocol.errors import NO_ERROR
 from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse
 from penstock.shared.clients.protocol.record_batches import SealedBatch, produce_request
@@ -86,7 +86,7 @@ class Sender:
         self._acks = ACKS_ALL if settings.acks == "all" else int(settings.acks)
         retry_backoff_ms = connection.settings.retry_backoff_ms
         self.completion = BatchCompletion(accumulator, memory, settings, transaction, metrics, retry_backoff_ms)
-        self.coordinator = TransactionCoordinator(connection, settings, self.completion.ledger)
+        self.transaction_requests = TransactionRequests(connection, settings, self.completion.ledger)
         self._nodes: dict[int, _Node] = defaultdict(_Node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._producing: set[asyncio.Task[None]] = set()
@@ -309,7 +309,7 @@ class Sender:
 
     async def _fetch_producer_id(self) -> None:
         try:
-            await self.coordinator.init_producer_id()
+            await self.transaction_requests.init_producer_id()
         except PenstockError as e:
             log.warning("no producer id", client_id=self._connection.client_id, reason=str(e))
             # Without an id (for example CLUSTER_AUTHORIZATION_FAILED) nothing can be sent: fail the records now, not
@@ -327,7 +327,7 @@ class Sender:
     async def _add_partitions(self, partitions: set[TopicPartition]) -> None:
         assert self._transaction is not None
         try:
-            await self.coordinator.add_partitions(partitions, first=self._transaction.is_empty)
+            await self.transaction_requests.add_partitions(partitions, first=self._transaction.is_empty)
             self._transaction.added |= partitions
         except PenstockError as e:
             self.fail_transaction(e)

@@ -38,7 +38,7 @@ transaction.
 An error of a record or of an offset makes the transaction abortable: it can no longer be committed. Being fenced is
 fatal, and so is every FatalError that is not marked as `abortable`.
 
-`TransactionCoordinator` sends the requests to the coordinators of a transaction, and retries each within its deadline.
+`TransactionRequests` sends the requests to the coordinators of a transaction, and retries each within its deadline.
 The error code and the request together decide what an error ends. Being fenced, and a missing permission for the
 transactional id, end the producer. These end the transaction alone: a topic or group that the principal may not use,
 a member that has left its group, an expired producer id. Such an error is `abortable`, whatever its class.
@@ -356,7 +356,7 @@ class Transaction:
         self.groups.clear()
 
 
-class TransactionCoordinator:
+class TransactionRequests:
     """Sends the requests of one transactional id. Without one, it fetches a producer id for idempotence."""
 
     def __init__(self, connection: Connection, settings: ProducerSettings, ledger: SequenceLedger) -> None:

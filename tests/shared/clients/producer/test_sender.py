@@ -494,7 +494,7 @@ async def test_an_error_nobody_expected_while_a_partition_is_added() -> None:
         async def broken(partitions: object, *, first: bool) -> None:
             raise RuntimeError("nobody expected this")
 
-        producer._sender.coordinator.add_partitions = broken  # type: ignore[method-assign]
+        producer._sender.transaction_requests.add_partitions = broken  # type: ignore[method-assign]
         delivery = await producer.send("t", b"v")
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(TransactionAborted, match="nobody expected this"):

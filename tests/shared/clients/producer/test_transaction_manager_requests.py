@@ -11,7 +11,7 @@ import pytest
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transaction_manager import SequenceLedger, TransactionCoordinator
+from penstock.shared.clients.producer.transaction_manager import SequenceLedger, TransactionRequests
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     FencedInstanceId,
@@ -61,13 +61,13 @@ async def test_a_new_identity_begins_new_numbers_between_transactions(
     one."""
     connection, ledger = Granting(), SequenceLedger()
     settings = ProducerSettings(transactional_id=transactional_id, transaction_timeout_ms=5_000)
-    coordinator = TransactionCoordinator(connection, settings, ledger)  # type: ignore[arg-type]
+    requests = TransactionRequests(connection, settings, ledger)  # type: ignore[arg-type]
     ledger.adopt(7, 0)
     ledger.assign(TP, 1)
-    await coordinator.init_producer_id()
+    await requests.init_producer_id()
     assert ledger.assign(TP, 1) == state
     assert ledger.assign(TP._replace(partition=1), 1) == (9, 1, 0)
-    await coordinator.init_producer_id(bump=True)
+    await requests.init_producer_id(bump=True)
     assert connection.requests == [
         (transactional_id, timeout_ms, -1, -1),
         (transactional_id, timeout_ms, 9, 1),
