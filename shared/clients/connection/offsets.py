@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.connection.connection import Connection
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.requests import NO_UUID

@@ -136,7 +136,7 @@ class OfOthers(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if isinstance(frame.f_locals.get("self"), Socket | Client):
+            if isinstance(frame.f_locals.get("self"), Socket | SocketClient):
                 return False
             if frame.f_globals.get("__name__", "").split(".")[0] not in {"logging", "aiokafka"}:
                 return True
@@ -194,7 +194,7 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
 
 
-class Client(AIOKafkaClient):  # type: ignore[misc]
+class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     """The sockets and the metadata of one client."""
 
     _sync_task: Any

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
-from penstock.shared.clients.connection.client import UNKNOWN_TOPIC_GRACE_MS
+from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.connection.connection import Connection
 from penstock.shared.clients.connection.sockets import FRAME_BYTES_MAX, Frames, read_in_place
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.settings import KafkaSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.connection.client import retry_waits
+from penstock.shared.clients.connection.connection import retry_waits
 from penstock.shared.common.errors import BrokerNotAvailable, ConcurrentTransactions
 
 BUSY, DOWN = ConcurrentTransactions("x"), BrokerNotAvailable("x")

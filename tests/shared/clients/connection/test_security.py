@@ -13,7 +13,7 @@ import pytest
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0
 from pydantic import SecretStr
 
-from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.connection.connection import Connection
 from penstock.shared.clients.connection.security import SeenThrough, TokenProvider, aiokafka_options, ssl_context
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError

@@ -19,8 +19,8 @@ from aiokafka.protocol.admin import ApiVersionResponse_v0
 from aiokafka.protocol.metadata import MetadataResponse_v0
 
 from penstock.shared.clients.connection import sockets
-from penstock.shared.clients.connection.client import Connection, bootstrap
-from penstock.shared.clients.connection.sockets import Addresses, Client, Found, canonical_names
+from penstock.shared.clients.connection.connection import Connection, bootstrap
+from penstock.shared.clients.connection.sockets import Addresses, Found, SocketClient, canonical_names
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable
@@ -84,7 +84,7 @@ def settings(*ports: int, **more: Any) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=",".join(f"127.0.0.1:{port}" for port in ports), **more)
 
 
-def knowing(client: Client, *ports: int) -> None:
+def knowing(client: SocketClient, *ports: int) -> None:
     """Sets a client's metadata to brokers 0, 1, … at the given ports."""
     client.cluster.update_metadata(MetadataResponse_v0([(i, "127.0.0.1", port) for i, port in enumerate(ports)], []))
 
@@ -114,12 +114,12 @@ async def test_unreachable_brokers_are_logged_before_the_deadline(capsys: pytest
     log.configure(LogSettings(format="json"), "test")
     async with serving(closing, answering) as [(_, hangs_up), (_, answers)]:
         kafka_settings = settings(hangs_up, request_timeout_ms=400)
-        clients = [Client(kafka_settings, name) for name in "ab"]
+        clients = [SocketClient(kafka_settings, name) for name in "ab"]
         outcomes = await asyncio.gather(
             *(bootstrap(client, kafka_settings, log_after_ms=100) for client in clients), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [BrokerNotAvailable] * 2
-        reached = Client(settings(answers), "c")
+        reached = SocketClient(settings(answers), "c")
         await bootstrap(reached, settings(answers))
         for client in (*clients, reached):
             await client.close()
@@ -140,7 +140,7 @@ async def test_the_backoff_between_attempts_is_bounded() -> None:
 async def test_the_setup_timeout_bounds_a_connection() -> None:
     """A broker that accepts without responding is given up after `socket_connection_setup_timeout_ms`."""
     async with serving(silent) as [(_, port)]:
-        client = Client(settings(port, socket_connection_setup_timeout_ms=100), "c")
+        client = SocketClient(settings(port, socket_connection_setup_timeout_ms=100), "c")
         knowing(client, port)
         started = time.monotonic()
         assert not await client.ready(0)
@@ -155,7 +155,7 @@ async def test_the_setup_timeout_grows_with_the_failures() -> None:
     """The setup timeout doubles with each consecutive failure, up to `socket_connection_setup_timeout_max_ms`."""
     async with serving(silent) as [(_, port)]:
         limits = {"socket_connection_setup_timeout_ms": 20, "socket_connection_setup_timeout_max_ms": 50}
-        client = Client(settings(port, reconnect_backoff_ms=1, reconnect_backoff_max_ms=1, **limits), "c")
+        client = SocketClient(settings(port, reconnect_backoff_ms=1, reconnect_backoff_max_ms=1, **limits), "c")
         knowing(client, port)
         reasons = []
         while len(reasons) < 4:
@@ -196,7 +196,7 @@ async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.Monk
     kafka_settings = KafkaSettings(
         bootstrap_servers="a:1,gone:2,b:3", client_dns_lookup="resolve_canonical_bootstrap_servers_only"
     )
-    client = Client(kafka_settings, "c")
+    client = SocketClient(kafka_settings, "c")
     wanted = {("a-1.example", 1), ("a-2.example", 1), ("b-1.example", 3), ("b-2.example", 3)}
     assert set(await client._bootstrap_hosts()) == wanted
     await client.close()
@@ -205,7 +205,7 @@ async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.Monk
 async def test_callers_share_one_attempt_to_a_broker() -> None:
     """Callers that wait for an unresponsive broker share one attempt. Other brokers can be connected to meanwhile."""
     async with serving(silent, answering) as [(mute, first), (_, second)]:
-        client = Client(settings(first, socket_connection_setup_timeout_ms=5_000), "c")
+        client = SocketClient(settings(first, socket_connection_setup_timeout_ms=5_000), "c")
         knowing(client, first, second)
         waiting = [asyncio.ensure_future(client.ready(0)) for _ in range(5)]
         async with asyncio.timeout(3):
@@ -241,7 +241,7 @@ async def test_failed_attempts_are_backed_off() -> None:
     """After a failed attempt the next ones are delayed, with a growing, limited backoff. The reason stays available
     meanwhile."""
     async with serving(closing) as [(server, port)]:
-        client = Client(settings(port, reconnect_backoff_ms=20, reconnect_backoff_max_ms=80), "c")
+        client = SocketClient(settings(port, reconnect_backoff_ms=20, reconnect_backoff_max_ms=80), "c")
         knowing(client, port)
         times: list[float] = []
         async with asyncio.timeout(10):
@@ -258,7 +258,7 @@ async def test_failed_attempts_are_backed_off() -> None:
 
 async def test_a_broker_that_is_not_known() -> None:
     """A request to a node without an address fails with an error that names the node."""
-    client = Client(settings(1), "c")
+    client = SocketClient(settings(1), "c")
     assert not await client.ready(7)
     assert str(client.connection_error(7, "produce")) == "produce: broker 7 is not in the metadata"
     await client.close()
@@ -267,7 +267,7 @@ async def test_a_broker_that_is_not_known() -> None:
 async def test_authentication_error_of_a_node_is_kept() -> None:
     """An authentication error is kept until the node is removed from the metadata. Other errors are not authentication
     errors."""
-    client = Client(settings(1), "c")
+    client = SocketClient(settings(1), "c")
     knowing(client, 1, 2)
     client._node_errors = {0: BrokerNotAvailable("gone"), 1: AuthenticationFailed("wrong")}
     assert str(client.authentication_error()) == "wrong"
@@ -278,7 +278,7 @@ async def test_authentication_error_of_a_node_is_kept() -> None:
 
 async def test_errors_of_failed_connections() -> None:
     """TLS alerts and failed SASL exchanges are AuthenticationFailed. A closed socket is not."""
-    client = Client(settings(1), "c")
+    client = SocketClient(settings(1), "c")
     alert = kafka.KafkaConnectionError("closed")
     alert.__cause__ = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
     error = client._connection_error(alert, "h:1", 5)
@@ -307,7 +307,7 @@ async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(more: dict[st
     """If no known broker returns metadata for too long, the bootstrap servers are used again, unless this is switched
     off."""
     async with serving(answering, closing) as [(_, new), (_, old)]:
-        client = Client(settings(new, **more), "c")
+        client = SocketClient(settings(new, **more), "c")
         knowing(client, old)
         assert await client._metadata_update(client.cluster, set()) is found
         assert [(broker.nodeId, broker.port) for broker in client.cluster.brokers()] == [
@@ -319,7 +319,7 @@ async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(more: dict[st
 async def test_metadata_is_kept_if_bootstrapping_again_fails() -> None:
     """If the bootstrap servers are unreachable too, the update fails and the old metadata is kept."""
     async with serving(closing, closing) as [(_, one), (_, other)]:
-        client = Client(settings(one, metadata_recovery_rebootstrap_trigger_ms=0), "c")
+        client = SocketClient(settings(one, metadata_recovery_rebootstrap_trigger_ms=0), "c")
         knowing(client, other)
         assert not await client._metadata_update(client.cluster, set())
         assert [broker.port for broker in client.cluster.brokers()] == [other]
@@ -331,7 +331,7 @@ async def test_buffers_of_the_sockets_have_the_size_that_is_set() -> None:
     sizes, kinds = {}, dict[str, Any]
     async with serving(answering) as [(_, port)]:
         for name, more in (("system", kinds()), ("set", {"send_buffer_bytes": 20_000, "receive_buffer_bytes": 30_000})):
-            client = Client(settings(port, **more), name)
+            client = SocketClient(settings(port, **more), name)
             await client.bootstrap()
             assert await client.ready(1)
             at = client._conns[1, ConnectionGroup.DEFAULT]._writer.get_extra_info("socket")
@@ -347,7 +347,7 @@ async def test_aiokafka_logs_of_own_clients_are_suppressed(caplog: pytest.LogCap
     logging.getLogger("aiokafka").setLevel(logging.NOTSET)
     with caplog.at_level(logging.DEBUG):
         async with serving(closing) as [(_, port)]:
-            client = Client(settings(port), "c")
+            client = SocketClient(settings(port), "c")
             with pytest.raises(BrokerNotAvailable):
                 await client.bootstrap(500)
             await client.close()

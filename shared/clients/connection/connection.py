@@ -22,7 +22,7 @@ from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.structs import BrokerMetadata
 
 from penstock.shared.clients.connection.security import aiokafka_options
-from penstock.shared.clients.connection.sockets import Client, read_in_place
+from penstock.shared.clients.connection.sockets import SocketClient, read_in_place
 from penstock.shared.clients.protocol.errors import translate
 from penstock.shared.clients.protocol.fetch import FetchRequest, FetchResponse
 from penstock.shared.clients.protocol.flexible import Endpoint
@@ -110,7 +110,7 @@ def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[Ret
     return wait_after
 
 
-async def bootstrap(client: Client, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
+async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
     """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
     After `log_after_ms` without metadata it logs the addresses and the reason. Raises BrokerNotAvailable with the
@@ -181,7 +181,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect; see `bootstrap` for the errors."""
-        client = Client(self.settings, self.client_id)
+        client = SocketClient(self.settings, self.client_id)
         try:
             await bootstrap(client, self.settings)
         except BaseException:
