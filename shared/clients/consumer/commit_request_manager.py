@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.group.member_identity import describe_member, log_fields
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import codes_of, error_for_code
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
@@ -104,7 +105,7 @@ class CommitRequestManager:
         if callback is not None:
             self._waiting.append((dict(offsets), numbers, callback))
             if len(self._waiting) > WAITING_MAX:
-                where = self._describe_member(self._member())
+                where = self._describe_member()
                 error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
                 # The event loop calls it, because the user's code must not run inside `commit_async`.
                 asyncio.get_running_loop().call_soon(self._call_commit_callback, self._waiting.pop(0), error)
@@ -117,7 +118,7 @@ class CommitRequestManager:
         after `timeout_ms`: the offsets may then still be committed. An error of one partition (it does not exist, its
         metadata is too long) is raised once the others are committed.
         """
-        where = self._describe_member(self._member())
+        where = self._describe_member()
         numbers = self.sequence.register(offsets)
         # Errors of earlier commits concern earlier offsets.
         self._last_error = self._rejection = None
@@ -190,7 +191,7 @@ class CommitRequestManager:
 
     def _partitions_lost(self) -> CommitFailed:
         reason = self._gone_because() or "the partitions were taken away"
-        return CommitFailed(f"{self._describe_member(self._member())}: not committed before: {reason}")
+        return CommitFailed(f"{self._describe_member()}: not committed before: {reason}")
 
     async def close(self) -> None:
         """Stop. Callbacks that still wait are called with CommitFailed."""
@@ -204,7 +205,7 @@ class CommitRequestManager:
         self._waiting = []
         for entry in waiting:
             self._call_commit_callback(
-                entry, CommitFailed(f"{self._describe_member(self._member())}: closed before the commit succeeded")
+                entry, CommitFailed(f"{self._describe_member()}: closed before the commit succeeded")
             )
 
     async def fetch(
@@ -219,7 +220,7 @@ class CommitRequestManager:
         # open (KIP-447), and the request is repeated. Otherwise the consumer could start before records that the
         # previous owner's transaction covers, and process them again.
         request = requests.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
-        where = f"offsets of {self._describe_member(self._member())}"
+        where = f"offsets of {self._describe_member()}"
 
         async def fetch_committed_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
             response = await self._connection.ask_coordinator("group", group_id, request, where)
@@ -378,7 +379,7 @@ class CommitRequestManager:
         member = self._member()
         if member.generation_id < 0 and self._is_managed():
             # The broker would accept it as a commit from outside the group, as long as the group is empty.
-            raise UnknownMember(f"{self._describe_member(member)}: not assigned anything by the group yet")
+            raise UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
         for tp, (offset, metadata, epoch) in commit.offsets.items():
             topics[tp.topic].append((tp.partition, offset, epoch, metadata))
@@ -387,7 +388,7 @@ class CommitRequestManager:
         request = requests.OFFSET_COMMIT(
             member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
         )
-        where = f"OffsetCommit of {self._describe_member(member)}"
+        where = f"OffsetCommit of {self._describe_member()}"
         response = await self._connection.ask_coordinator("group", member.group_id, request, where)
         rejected: dict[TopicPartition, PenstockError] = {}
         of_group: PenstockError | None = None
@@ -440,17 +441,7 @@ class CommitRequestManager:
             log.exception("commit callback failed", **self._log_fields())
 
     def _log_fields(self) -> dict[str, object]:
-        member = self._member()
-        return {
-            "client_id": self._connection.client_id,
-            "group_id": member.group_id,
-            "generation": member.generation_id,
-            "member_id": member.member_id,
-        }
+        return log_fields(self._connection.client_id, self._member())
 
-    def _describe_member(self, member: GroupMetadata) -> str:
-        instance = f", instance {member.group_instance_id}" if member.group_instance_id else ""
-        return (
-            f"client {self._connection.client_id}, group {member.group_id}, generation {member.generation_id}, "
-            f"member {member.member_id}{instance}"
-        )
+    def _describe_member(self) -> str:
+        return describe_member(self._connection.client_id, self._member())

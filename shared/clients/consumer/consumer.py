@@ -492,9 +492,7 @@ class Consumer(Generic[K, V]):
         """
         if self._settings.group_id is None:
             raise IllegalState("no group_id is set")
-        return GroupMetadata(
-            self._settings.group_id, *self._coordinator.state.identity, self._settings.group_instance_id
-        )
+        return self._coordinator.state.owner_metadata
 
     async def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.

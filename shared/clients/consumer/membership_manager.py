@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from penstock.shared.clients.consumer.assignors import Assignor, GroupMember
 from penstock.shared.clients.group.member import Join, JoinAnswer, Member, MemberState, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member_identity import describe_member
 from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
     Subscription,
@@ -33,7 +34,7 @@ from penstock.shared.common.errors import (
     PenstockError,
     SerializationError,
 )
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import GroupMetadata, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,12 @@ class ConsumerMembershipManager(Member):
 
     def where(self) -> str:
         """Return the start of every message about this member."""
-        instance = f", instance {self.config.instance_id}" if self.config.instance_id else ""
-        return (
-            f"client {self.config.client_id}, group {self.config.group_id}, generation {self.generation}, "
-            f"member {self.member_id}{instance}"
-        )
+        return describe_member(self.config.client_id, self.group_metadata)
+
+    @property
+    def owner_metadata(self) -> GroupMetadata:
+        """The member's identity in the generation of its last assignment, under which it commits; see `identity`."""
+        return GroupMetadata(self.config.group_id, *self.identity, self.config.instance_id)
 
     @property
     def is_owner(self) -> bool:

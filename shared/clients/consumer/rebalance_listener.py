@@ -17,6 +17,7 @@ from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import Positions
+from penstock.shared.clients.group.member_identity import describe_member
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
@@ -228,10 +229,7 @@ class RebalanceListenerInvoker:
             self._calling = None
 
     def _describe_member(self) -> str:
-        return (
-            f"client {self._coordinator.state.config.client_id}, group {self._settings.group_id}, "
-            f"generation {self._coordinator.state.identity[0]}, member {self._coordinator.state.identity[1]}"
-        )
+        return describe_member(self._coordinator.state.config.client_id, self._coordinator.state.owner_metadata)
 
     def _note_listener_error(self, error: Exception, name: str) -> None:
         kind = "known" if isinstance(error, PenstockError) else type(error).__name__

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member import COORDINATOR_MOVED, Join, JoinAnswer, Member, Sync, SyncAnswer
+from penstock.shared.clients.group.member_identity import log_fields
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import NO_ERROR, name_of
 from penstock.shared.common.clock import Clock
@@ -206,14 +207,7 @@ class GroupRequests:
 
     def fields(self) -> dict[str, object]:
         """Return the member's identity as fields for the log."""
-        config = self._member.config
-        return {
-            "client_id": config.client_id,
-            "group_id": config.group_id,
-            "generation": self._member.generation,
-            "member_id": self._member.member_id,
-            "group_instance_id": config.instance_id,
-        }
+        return log_fields(self._member.config.client_id, self._member.group_metadata)
 
     async def _ask_group_coordinator(self, request: Any, api: str, waits_ms: float | None = None) -> Any:
         where = f"{api} of {self._member.where()}"

@@ -20,6 +20,7 @@ from penstock.shared.clients.protocol.errors import CODE_OF, NO_ERROR, codes_of,
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.records import GroupMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,11 @@ class Member(ABC):
     _retry_at_ms: int = field(default=0, init=False)
     _heard_ms: int = field(default=0, init=False)
     _beat_at_ms: int = field(default=0, init=False)
+
+    @property
+    def group_metadata(self) -> GroupMetadata:
+        """The member's identity within its current generation."""
+        return GroupMetadata(self.config.group_id, self.generation, self.member_id, self.config.instance_id)
 
     @abstractmethod
     def where(self) -> str:
