@@ -492,7 +492,7 @@ class Consumer(Generic[K, V]):
         """
         if self._settings.group_id is None:
             raise IllegalState("no group_id is set")
-        return self._coordinator.state.owner_metadata
+        return self._coordinator.member.owner_metadata
 
     async def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.
@@ -655,8 +655,8 @@ class Consumer(Generic[K, V]):
         if strategy == "none":
             return
         # Another member may be ahead with a lost partition. A commit would set it back.
-        owned = self._coordinator.owned
-        offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in owned}
+        committable = self._coordinator.committable_partitions
+        offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in committable}
         if not offsets:
             return
         if strategy == "sync":
@@ -694,12 +694,12 @@ class Consumer(Generic[K, V]):
         self._coordinator.leave_if_overdue()
         if not self._coordinator.is_managed:
             return wanted, {}
-        owned = self._coordinator.owned
-        mine = {tp: at for tp, at in wanted.items() if tp in owned}
+        committable = self._coordinator.committable_partitions
+        mine = {tp: at for tp, at in wanted.items() if tp in committable}
         if given is not None:
-            return mine, {tp: at.offset for tp, at in wanted.items() if tp not in owned}
+            return mine, {tp: at.offset for tp, at in wanted.items() if tp not in committable}
         # Records of partitions that are gone are lost only if this member did not commit them before.
-        gone = wanted.keys() - owned
+        gone = wanted.keys() - committable
         lost = positions.handed_out(gone, self._commits.committed(gone))
         return mine, lost | positions.forfeited({tp: at.offset for tp, at in mine.items()})
 
@@ -723,7 +723,7 @@ class Consumer(Generic[K, V]):
     def _client_and_group(self) -> str:
         """Return the client, its group and generation, for error messages about offsets."""
         group_id = self._settings.group_id
-        group = f", group {group_id}, generation {self._coordinator.state.generation}" if group_id else ""
+        group = f", group {group_id}, generation {self._coordinator.member.generation}" if group_id else ""
         return f"client {self._connection.client_id}{group}"
 
     async def _close_consumer(self, timeout_ms: float | None, *, processed: bool) -> None:

@@ -39,7 +39,7 @@ from penstock.shared.clients.group.member import Join, MemberState, Sync, Wait
 from penstock.shared.clients.protocol.consumer_protocol import PROTOCOL_TYPE
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import AuthorizationFailed, IllegalState, PenstockError
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 
@@ -67,7 +67,7 @@ class ConsumerCoordinator:
     def __init__(
         self,
         connection: Connection,
-        state: ConsumerMembershipManager,
+        member: ConsumerMembershipManager,
         subscription: SubscriptionState,
         fetches: FetchRequestManager,
         clock: Clock,
@@ -75,7 +75,7 @@ class ConsumerCoordinator:
         has_group: bool,
     ) -> None:
         self._connection = connection
-        self.state = state
+        self.member = member
         self._subscription = subscription
         self._fetches = fetches
         self._clock = clock
@@ -86,10 +86,10 @@ class ConsumerCoordinator:
         self._next_refresh_ms = 0
         self._requests = GroupRequests(
             connection,
-            state,
+            member,
             clock,
             protocol_type=PROTOCOL_TYPE,
-            rebalance_timeout_ms=state.config.max_poll_interval_ms,
+            rebalance_timeout_ms=member.config.max_poll_interval_ms,
             on_heartbeat=self._after_heartbeat,
         )
         self._wake = asyncio.Event()
@@ -107,7 +107,7 @@ class ConsumerCoordinator:
         """Why the membership was lost, if this process caused it; cleared when there is a new one."""
 
     def __repr__(self) -> str:
-        return f"<ConsumerCoordinator {self.state}>"
+        return f"<ConsumerCoordinator {self.member}>"
 
     # --- the subscription ---
 
@@ -150,9 +150,9 @@ class ConsumerCoordinator:
         if not subscription.is_by_topic:
             return
         if self._has_group:
-            self.state.subscribe(subscription.topics)
+            self.member.subscribe(subscription.topics)
             # The leader assigns the topics of all members, also those that it has not subscribed to itself.
-            self.state.metadata(self.known_partitions(subscription.topics | self.state.group_topics))
+            self.member.metadata(self.known_partitions(subscription.topics | self.member.group_topics))
             return
         known = {topic: self._connection.partitions(topic) or () for topic in subscription.topics}
         every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
@@ -171,7 +171,7 @@ class ConsumerCoordinator:
         """Note a poll: the consumer counts as alive for `max_poll_interval_ms` from now, unless that had passed."""
         # Check before the time is replaced. Otherwise this poll would hide that the interval has passed, and a member
         # that was blocked would go on as an owner.
-        if now_ms - self._polled_ms >= self.state.config.max_poll_interval_ms:
+        if now_ms - self._polled_ms >= self.member.config.max_poll_interval_ms:
             self.leave_if_overdue()
         self._polled_ms = now_ms
 
@@ -179,7 +179,7 @@ class ConsumerCoordinator:
     def polling(self) -> Iterator[None]:
         """Return a block in which the consumer counts as alive."""
         self._polls += 1
-        self.state.polled()
+        self.member.polled()
         self.wake()
         try:
             yield
@@ -195,16 +195,16 @@ class ConsumerCoordinator:
         return self._has_group and self._subscription.is_by_topic
 
     @property
-    def owned(self) -> frozenset[TopicPartition]:
+    def committable_partitions(self) -> frozenset[TopicPartition]:
         """The partitions that are read and may be committed: the assigned ones, without those that were lost."""
         # After the group has removed the member, its partitions stay assigned until the listener is called. Another
         # member may own them already, so they must not be committed.
-        is_lost = self.is_managed and self.state.generation == NO_GENERATION
+        is_lost = self.is_managed and self.member.generation == NO_GENERATION
         return frozenset() if is_lost else self._fetches.fetcher.assignment
 
     def enforce_rebalance(self) -> None:
         """Join the group again."""
-        self.state.rejoin("enforced")
+        self.member.rejoin("enforced")
         self.wake()
 
     def _start_tasks(self) -> None:
@@ -223,7 +223,7 @@ class ConsumerCoordinator:
             raise AuthorizationFailed(f"client {self._connection.client_id}: may not read {topics}")
         if self._broken is not None:
             raise self._broken
-        error = self.state.take_error()
+        error = self.member.take_error()
         if error is not None:
             self.wake()
             raise error
@@ -245,7 +245,7 @@ class ConsumerCoordinator:
         """Whether a call of the listener is due or in progress. Then no records may be returned before it has ended."""
         # If the group has removed the member, the step that reports the loss may not be decided yet. No record of the
         # lost partitions may be returned in between.
-        is_due = self._listener_due or self.state.is_forgotten
+        is_due = self._listener_due or self.member.is_forgotten
         return is_due and not self._stopping and self._broken is None
 
     async def call_listener(self) -> None:
@@ -257,7 +257,7 @@ class ConsumerCoordinator:
 
     def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
         """Handle a commit's error that shows the loss of the membership, without waiting for the next heartbeat."""
-        self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
+        self.member.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.wake()
 
     def leave_if_overdue(self) -> None:
@@ -265,7 +265,7 @@ class ConsumerCoordinator:
 
         Blocking code keeps the event loop from noticing it.
         """
-        if not self._calling and (step := self.state.leave_if_idle(self.idle_ms)) is not None:
+        if not self._calling and (step := self.member.leave_if_idle(self.idle_ms)) is not None:
             self._leave_group(step)
             self.wake()
 
@@ -294,12 +294,12 @@ class ConsumerCoordinator:
 
     @property
     def _ends_join(self) -> bool:
-        return self.state.is_owner and self.state.state in (MemberState.JOINING, MemberState.SYNCING)
+        return self.member.is_owner and self.member.state in (MemberState.JOINING, MemberState.SYNCING)
 
     @property
     def is_owner(self) -> bool:
         """Whether the member owns partitions and takes part in the group's rebalances."""
-        return self.state.is_owner and not self._stopping
+        return self.member.is_owner and not self._stopping
 
     async def close(self) -> None:
         """Leave the group, unless the member is static: the group keeps its membership until the session times out."""
@@ -308,7 +308,7 @@ class ConsumerCoordinator:
         self._began_ms = None
         for task in self._tasks:
             await _cancel_task(task)
-        await self._requests.leave(self.state.leave())
+        await self._requests.leave(self.member.leave())
         if self._leaving is not None:
             await asyncio.wait([self._leaving])
 
@@ -317,15 +317,10 @@ class ConsumerCoordinator:
         # Clear before the step is decided: a change during the step then causes another turn.
         self._wake.clear()
         self._update_subscription()
-        step = self.state.next_step(self._clock.monotonic_ms(), self.idle_ms)
-        try:
-            await self._execute_step(step)
-        except PenstockError as e:
-            self._requests.failed(step, e)
-            self.state.on_failure(e, self._clock.monotonic_ms())
-        else:
-            self._requests.succeeded(step)
-        self._send_follow_up_requests()
+        step = self.member.next_step(self._clock.monotonic_ms(), self.idle_ms)
+        await self._requests.execute(step, self._execute_step(step))
+        if self.member.error is not None:
+            self._fetches.wake_pollers()
 
     async def _execute_step(self, step: Step) -> None:
         if self._began_ms is None and isinstance(step, Join | Revoke):
@@ -333,30 +328,30 @@ class ConsumerCoordinator:
         self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
         if self._listener_due and not self._listening:
             # A poll wakes this wait. An overdue poll needs no timer: the member has left, or failed.
-            left_ms = self.state.config.max_poll_interval_ms - self.idle_ms
+            left_ms = self.member.config.max_poll_interval_ms - self.idle_ms
             await self._wait_for_wake(left_ms if left_ms > 0 else None)
             return
         match step:
             case Wait(ms):
                 await self._wait_for_wake(ms)
             case Revoke(partitions) | Lose(partitions):
-                # The state keeps the partitions until the listener returns: no other member gets them before its
+                # The member keeps the partitions until the listener returns: no other member gets them before its
                 # commit.
                 await self._call_listener(self._revoke(partitions, lost=isinstance(step, Lose)))
-                self.state.on_revoked(partitions)
+                self.member.on_revoked(partitions)
             case Complete(assigned, added):
                 # Before the listener, so that it commits under the new generation.
-                self.state.adopt()
+                self.member.adopt()
                 self._requests.follow_up()
                 await self._call_listener(self._assign(assigned, added))
-                self.state.on_completed()
+                self.member.on_completed()
                 self._began_ms, self.gone_because = None, ""
             case Join():
-                self.state.on_join(await self._requests.join(step), self._clock.monotonic_ms())
+                self.member.on_join(await self._requests.join(step), self._clock.monotonic_ms())
             case Gather(topics):
-                self.state.on_gathered(await self._fetch_partition_counts(topics))
+                self.member.on_gathered(await self._fetch_partition_counts(topics))
             case Sync():
-                self.state.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
+                self.member.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
             case Leave():
                 self._leave_group(step)
 
@@ -395,7 +390,7 @@ class ConsumerCoordinator:
     def _leave_group(self, step: Leave) -> None:
         """Send LeaveGroup in parallel to the steps: no poll waits for its answer, and a following close sends it."""
         event = "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
-        limit_ms = self.state.config.max_poll_interval_ms
+        limit_ms = self.member.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
         log.error(self.gone_because, **self._requests.fields())
         # A static member sends none: the group keeps its membership until the session times out.
@@ -432,7 +427,7 @@ class ConsumerCoordinator:
             if task is None or task.cancelling():
                 raise
             log.error("group membership broke", **self._requests.fields(), reason="cancelled from within")
-            self._broken = IllegalState(f"{self.state.where()}: cancelled from within: {e}")
+            self._broken = IllegalState(f"{self.member.where()}: cancelled from within: {e}")
             self._fetches.wake_pollers()
         except Exception as e:
             log.exception("group membership broke", **self._requests.fields())
@@ -443,7 +438,7 @@ class ConsumerCoordinator:
 
     def _watch_loop(self, due_ms: float) -> None:
         """Log code that does not await, since it delays heartbeats too, before the group removes the member."""
-        config = self.state.config
+        config = self.member.config
         now_ms = self._clock.monotonic_ms()
         if (late_ms := now_ms - due_ms) > config.session_timeout_ms / 2:
             self.gone_because = f"the event loop was held up for {late_ms:.0f} ms, in which no heartbeat was sent"
@@ -453,17 +448,12 @@ class ConsumerCoordinator:
 
     def _after_heartbeat(self, all_is_well: bool) -> None:
         # The answer may be for a member that has left meanwhile. Then the reason is kept.
-        if all_is_well and self.state.generation != NO_GENERATION:
+        if all_is_well and self.member.generation != NO_GENERATION:
             self.gone_because = ""
             return
-        if self.state.error is not None:
+        if self.member.error is not None:
             self._fetches.wake_pollers()
         self.wake()
-
-    def _send_follow_up_requests(self) -> None:
-        self._requests.follow_up()
-        if self.state.error is not None:
-            self._fetches.wake_pollers()
 
 
 async def _cancel_task(task: asyncio.Task[None]) -> None:

@@ -100,7 +100,7 @@ class RebalanceListenerInvoker:
 
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
         """Return the error for offsets that this member can no longer commit."""
-        if self._coordinator.state.identity[0] == NO_GENERATION:
+        if self._coordinator.member.identity[0] == NO_GENERATION:
             return UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
         reason = self._coordinator.gone_because or self._why_gone
         named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
@@ -128,8 +128,8 @@ class RebalanceListenerInvoker:
         log.info(
             "assigned",
             group_id=self._settings.group_id,
-            generation=self._coordinator.state.generation,
-            member_id=self._coordinator.state.member_id,
+            generation=self._coordinator.member.generation,
+            member_id=self._coordinator.member.member_id,
             partitions=sorted(map(str, partitions)),
         )
         try:
@@ -150,7 +150,7 @@ class RebalanceListenerInvoker:
         # The group may reject commits during a rebalance, so take part in no further one before the last commit.
         await self._coordinator.stop_joining(limit_ms)
         partitions = self._fetcher.assignment
-        lost = self._coordinator.is_managed and self._coordinator.state.generation == NO_GENERATION
+        lost = self._coordinator.is_managed and self._coordinator.member.generation == NO_GENERATION
         left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
         if lost:
             self._commits.keep(())
@@ -229,7 +229,7 @@ class RebalanceListenerInvoker:
             self._calling = None
 
     def _describe_member(self) -> str:
-        return describe_member(self._coordinator.state.config.client_id, self._coordinator.state.owner_metadata)
+        return describe_member(self._coordinator.member.config.client_id, self._coordinator.member.owner_metadata)
 
     def _note_listener_error(self, error: Exception, name: str) -> None:
         kind = "known" if isinstance(error, PenstockError) else type(error).__name__
@@ -238,8 +238,8 @@ class RebalanceListenerInvoker:
             method=name,
             kind=kind,
             reason=str(error),
-            client_id=self._coordinator.state.config.client_id,
+            client_id=self._coordinator.member.config.client_id,
             group_id=self._settings.group_id,
-            generation=self._coordinator.state.generation,
+            generation=self._coordinator.member.generation,
         )
         self._errors.append(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.shared.clients.connection import Connection
@@ -73,7 +73,7 @@ class GroupRequests:
 
     async def _send_join_group(self, join: Join) -> JoinAnswer:
         config = self._member.config
-        # `failed` logs a retry.
+        # `_log_failure` logs a retry.
         if not self._failing.is_failing:
             log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._ask_group_coordinator(
@@ -187,13 +187,24 @@ class GroupRequests:
         self.follow_up()
         self._on_heartbeat(code == NO_ERROR)
 
-    def failed(self, step: object, error: PenstockError) -> None:
+    async def execute(self, step: object, execution: Awaitable[None]) -> None:
+        """Await the execution of a step. If it fails, log the error and report it to the member."""
+        try:
+            await execution
+        except PenstockError as e:
+            self._log_failure(step, e)
+            self._member.on_failure(e, self._clock.monotonic_ms())
+        else:
+            self._log_success(step)
+        self.follow_up()
+
+    def _log_failure(self, step: object, error: PenstockError) -> None:
         """Log a step's failed request; repeated failures are logged only now and then."""
         if (times := self._failing.failed(self._clock.monotonic_ms())) is not None:
             name = type(step).__name__
             log.warning("group request failed", **self.fields(), **times, step=name, reason=str(error))
 
-    def succeeded(self, step: object) -> None:
+    def _log_success(self, step: object) -> None:
         """Note that a step succeeded. If the requests had failed before, log that they are answered again."""
         if isinstance(step, Join | Sync) and (times := self._failing.succeeded(self._clock.monotonic_ms())) is not None:
             log.info("group requests are answered again", **self.fields(), **times)

@@ -1,4 +1,4 @@
-"""The edge under `WorkerGroup`: executes each of its steps and reports the outcome.
+"""The edge under `WorkerMember`: executes each of its steps and reports the outcome.
 
 The herder drives it: `ensure_active` executes steps until the worker is an active member, and calls the herder back on
 the way. Heartbeats run beside it, also while the herder starts and stops work. A second task checks whether the group
@@ -15,10 +15,9 @@ from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.group_requests import GroupRequests
 from penstock.shared.clients.group.member import Join, Sync, Wait
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.group.connect_protocol import PROTOCOL_TYPE, ConnectorsAndTasks, ExtendedAssignment
-from penstock.shared.connect.group.worker_group import CompleteRebalance, GiveUpWork, Lead, Stable, Step, WorkerGroup
+from penstock.shared.connect.group.worker_member import CompleteRebalance, GiveUpWork, Lead, Stable, Step, WorkerMember
 
 log = get_logger(__name__)
 
@@ -45,20 +44,20 @@ class WorkerCoordinator:
     def __init__(
         self,
         connection: Connection,
-        group: WorkerGroup,
+        member: WorkerMember,
         rebalances: WorkerRebalanceListener,
         clock: Clock,
         *,
         rebalance_timeout_ms: int,
         on_rejoin: Callable[[], None],
     ) -> None:
-        self.group = group
+        self.member = member
         self._rebalances = rebalances
         self._clock = clock
         self._on_rejoin = on_rejoin
         self._requests = GroupRequests(
             connection,
-            group,
+            member,
             clock,
             protocol_type=PROTOCOL_TYPE,
             rebalance_timeout_ms=rebalance_timeout_ms,
@@ -68,7 +67,7 @@ class WorkerCoordinator:
         self._losing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<WorkerCoordinator {self.group}>"
+        return f"<WorkerCoordinator {self.member}>"
 
     async def ensure_active(self) -> None:
         """Returns when the worker is an active member of the group. Raises an error that excludes it for good."""
@@ -77,27 +76,20 @@ class WorkerCoordinator:
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),
                 asyncio.create_task(self._watch_membership(), name="worker's membership"),
             ]
-        while self.group.needs_to_join:
+        while self.member.needs_to_join:
             await self.run_once()
 
     async def run_once(self) -> None:
         """Executes one step."""
-        step = self.group.next_step(self._clock.monotonic_ms())
-        try:
-            await self._execute_step(step)
-        except PenstockError as e:
-            self._requests.failed(step, e)
-            self.group.on_failure(e, self._clock.monotonic_ms())
-        else:
-            self._requests.succeeded(step)
-        self._requests.follow_up()
+        step = self.member.next_step(self._clock.monotonic_ms())
+        await self._requests.execute(step, self._execute_step(step))
 
     async def step_out(self) -> None:
         """Gives up all work and leaves the group. `ensure_active` joins again."""
-        held = self.group.held
+        held = self.member.held
         await self._rebalances.on_revoked(held, lost=False)
-        self.group.on_given_up(held)
-        await self._requests.leave(self.group.leave())
+        self.member.on_given_up(held)
+        await self._requests.leave(self.member.leave())
 
     async def close(self) -> None:
         """Leaves the group. The caller must have stopped the worker's work."""
@@ -107,7 +99,7 @@ class WorkerCoordinator:
             task.cancel()
         if beside:
             await asyncio.wait(beside)
-        await self._requests.leave(self.group.leave())
+        await self._requests.leave(self.member.leave())
 
     async def _execute_step(self, step: Step) -> None:
         match step:
@@ -118,22 +110,22 @@ class WorkerCoordinator:
                 await asyncio.shield(self._begin_stop_of_lost_work())
             case GiveUpWork(work):
                 await self._rebalances.on_revoked(work, lost=False)
-                self.group.on_given_up(work)
+                self.member.on_given_up(work)
             case Join():
-                self.group.on_join(await self._requests.join(step), self._clock.monotonic_ms())
+                self.member.on_join(await self._requests.join(step), self._clock.monotonic_ms())
             case Lead(offset):
                 configured, read = await self._rebalances.read_configs(offset, LEAD_READ_MS)
-                self.group.on_led(configured, read, self._clock.monotonic_ms())
+                self.member.on_led(configured, read, self._clock.monotonic_ms())
             case Sync():
-                self.group.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
+                self.member.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
             case CompleteRebalance(assignment, generation):
-                self.group.on_completed(assignment)
+                self.member.on_completed(assignment)
                 self._rebalances.on_assigned(assignment, generation)
             case Stable():
                 pass
 
     def _after_heartbeat(self, _all_is_well: bool) -> None:
-        if self.group.needs_to_join:
+        if self.member.needs_to_join:
             self._on_rejoin()
         self._check_membership()
 
@@ -141,11 +133,11 @@ class WorkerCoordinator:
 
     async def _watch_membership(self) -> None:
         while True:
-            await asyncio.sleep(self.group.config.heartbeat_interval_ms / 1000)
+            await asyncio.sleep(self.member.config.heartbeat_interval_ms / 1000)
             self._check_membership()
 
     def _check_membership(self) -> None:
-        if self.group.has_lost_work(self._clock.monotonic_ms()):
+        if self.member.has_lost_work(self._clock.monotonic_ms()):
             self._begin_stop_of_lost_work()
 
     def _begin_stop_of_lost_work(self) -> asyncio.Task[None]:
@@ -156,9 +148,9 @@ class WorkerCoordinator:
         return self._losing
 
     async def _stop_lost_work(self) -> None:
-        held = self.group.held
+        held = self.member.held
         await self._rebalances.on_revoked(held, lost=True)
-        self.group.on_given_up(held)
+        self.member.on_given_up(held)
 
     def _lost_work_stopped(self, losing: asyncio.Task[None]) -> None:
         if not losing.cancelled() and (error := losing.exception()) is not None:

@@ -38,7 +38,7 @@ from penstock.shared.connect.group.connect_protocol import (
     ExtendedAssignment,
 )
 from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
-from penstock.shared.connect.group.worker_group import WorkerGroup
+from penstock.shared.connect.group.worker_member import WorkerMember
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
@@ -110,7 +110,7 @@ class DistributedHerder(BaseHerder):
             before_task=self._fence_before_source_task if config.exactly_once else None,
         )
         self._wakeup = asyncio.Event()
-        group = WorkerGroup(
+        self.member = WorkerMember(
             GroupConfig(
                 config["group.id"],
                 connection.client_id,
@@ -123,13 +123,12 @@ class DistributedHerder(BaseHerder):
         )
         self._coordinator = WorkerCoordinator(
             connection,
-            group,
+            self.member,
             self,
             clock,
             rebalance_timeout_ms=config["rebalance.timeout.ms"],
             on_rejoin=self.wake,
         )
-        self.group = group
         self._resolved = False
         """Whether the work of the current assignment was started."""
         self._rejoin_at_ms: int | None = None
@@ -140,7 +139,7 @@ class DistributedHerder(BaseHerder):
         self._rebalance_max_ms = 0.0
 
     def __repr__(self) -> str:
-        return f"<DistributedHerder {self.group}, {self._commands!r}>"
+        return f"<DistributedHerder {self.member}, {self._commands!r}>"
 
     @property
     def is_ready(self) -> bool:
@@ -152,17 +151,17 @@ class DistributedHerder(BaseHerder):
         return {
             "epoch": float(self.generation),
             "completed_rebalances_total": float(self.rebalances),
-            "rebalancing": float(self.group.needs_to_join or not self._resolved),
+            "rebalancing": float(self.member.needs_to_join or not self._resolved),
             "rebalance_avg_time_ms": self._rebalance_total_ms / self.rebalances if self.rebalances else 0.0,
             "rebalance_max_time_ms": self._rebalance_max_ms,
             "time_since_last_rebalance_ms": since,
         }
 
     def rebalance_texts(self) -> dict[str, str]:
-        assignment = self.group.assignment
+        assignment = self.member.assignment
         if assignment is None:
             return {}
-        return {"leader_name": assignment.leader_url, "connect_protocol": PROTOCOL_NAMES[self.group.version]}
+        return {"leader_name": assignment.leader_url, "connect_protocol": PROTOCOL_NAMES[self.member.version]}
 
     # --- lifecycle ---
 
@@ -172,7 +171,7 @@ class DistributedHerder(BaseHerder):
             tasks.create_task(self._stores.configs.start())
             tasks.create_task(self._stores.statuses.start())
             tasks.create_task(self.worker.startup())
-        self.group.config_offset = self.snapshot().offset
+        self.member.config_offset = self.snapshot().offset
 
     async def main_loop(self) -> None:
         """Runs until cancelled. It retries after retriable errors, such as a Kafka that does not answer."""
@@ -185,7 +184,7 @@ class DistributedHerder(BaseHerder):
             # Another worker has claimed the config topic: this one is no longer the leader, and keeps its work.
             except ProducerFenced as e:
                 log.warning("another worker leads", reason=str(e))
-                self.group.rejoin("another worker leads")
+                self.member.rejoin("another worker leads")
 
     async def shutdown(self) -> None:
         """Stops connectors and tasks, leaves the group, closes the stores."""
@@ -207,7 +206,7 @@ class DistributedHerder(BaseHerder):
         4. Apply new configs. They may require a rebalance, which the next turn does.
         5. Run the requests that wait.
         """
-        self.group.config_offset = self.snapshot().offset
+        self.member.config_offset = self.snapshot().offset
         await self._join_group()
         if not await self._rebalance_completed():
             return
@@ -216,17 +215,17 @@ class DistributedHerder(BaseHerder):
         now_ms = self._clock.monotonic_ms()
         if self._rejoin_at_ms is not None and now_ms >= self._rejoin_at_ms:
             self._rejoin_at_ms = None
-            self.group.rejoin("the scheduled rebalance delay is over")
+            self.member.rejoin("the scheduled rebalance delay is over")
         await self._follow_configs()
-        if self.group.needs_to_join or not self._resolved:
+        if self.member.needs_to_join or not self._resolved:
             return
         # Also if a change requires a rebalance: the changes that wait are then written and assigned together.
-        await self._commands.run_due(until=lambda: self.group.needs_to_join)
-        if not self.group.needs_to_join and not self._pending:
+        await self._commands.run_due(until=lambda: self.member.needs_to_join)
+        if not self.member.needs_to_join and not self._pending:
             await self._wait_for_work()
 
     async def _join_group(self) -> None:
-        if not self.group.needs_to_join:
+        if not self.member.needs_to_join:
             return
         began_ms = self._clock.monotonic_ms()
         await self._coordinator.ensure_active()
@@ -277,7 +276,7 @@ class DistributedHerder(BaseHerder):
 
     async def _rebalance_completed(self) -> bool:
         """Starts the assigned work, once per assignment. Returns False if the group must be joined again first."""
-        assignment = self.group.assignment
+        assignment = self.member.assignment
         if self._resolved or assignment is None:
             return True
         # 1. Read the configs that the leader assigned by. A worker that cannot leaves the group for a while, as in
@@ -290,23 +289,23 @@ class DistributedHerder(BaseHerder):
                 await self._coordinator.step_out()
                 await asyncio.sleep(self._config["worker.unsync.backoff.ms"] / 1000)
                 return False
-        self.group.config_offset = self.snapshot().offset
+        self.member.config_offset = self.snapshot().offset
         # 2. The leader was behind another member and assigned nothing. The group joins again, with a newer offset.
         if assignment.failed:
-            self.group.rejoin("read the configs")
+            self.member.rejoin("read the configs")
             return False
         # 3. Claim the config topic before any write of a leader.
         await self._lead_or_follow()
         # 4. Stop before starting. If the group has removed this worker meanwhile, others run the work.
         await self._runner.stop(self._runner.running() - assignment.work)
-        if self.group.held != assignment.work or self.group.is_given_up(self._clock.monotonic_ms()):
+        if self.member.held != assignment.work or self.member.is_given_up(self._clock.monotonic_ms()):
             return False
         await self._runner.start(assignment.work)
         self._resolved = True
         return True
 
     async def _lead_or_follow(self) -> None:
-        if self.group.is_leader:
+        if self.member.is_leader:
             # As claimWritePrivileges in Kafka Connect (KIP-618): fences a former leader's writes.
             if not self._stores.configs.is_claimed:
                 await self._stores.configs.claim()
@@ -356,11 +355,11 @@ class DistributedHerder(BaseHerder):
         for request in changes.restarts.values():
             await self._restart_assigned(request)
         if reason is not None:
-            self.group.rejoin(reason)
+            self.member.rejoin(reason)
 
     async def _keep_session_key(self) -> None:
         """On the leader: creates the session key if there is none, and replaces it in time."""
-        if not self.group.is_leader:
+        if not self.member.is_leader:
             return
         ttl_ms = self._config["inter.worker.key.ttl.ms"]
         now_ms = self._clock.now_ms()
@@ -372,21 +371,21 @@ class DistributedHerder(BaseHerder):
     # --- the worker that may act now ---
 
     def _require_no_pending_rebalance(self) -> None:
-        if self.group.needs_to_join:
+        if self.member.needs_to_join:
             raise RebalanceNeeded(
                 "Request cannot be completed because a rebalance is expected: connectors and tasks are being reassigned"
             )
 
     def _require_group_leader(self) -> None:
         self._require_no_pending_rebalance()
-        if not self.group.is_leader:
-            assignment = self.group.assignment
+        if not self.member.is_leader:
+            assignment = self.member.assignment
             raise NotHere("Only the leader can do this.", assignment.leader_url if assignment else None)
 
     def _owner_url(self, owned: Callable[[str], bool]) -> str | None:
         """Returns, on the leader, the REST URL of the member that holds work for which `owned` is True."""
-        owners = self.group.owners or {}
-        urls = self.group.urls or {}
+        owners = self.member.owners or {}
+        urls = self.member.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
 
     async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
@@ -399,7 +398,7 @@ class DistributedHerder(BaseHerder):
             try:
                 return await run()
             except ProducerFenced:
-                self.group.rejoin("another worker leads")
+                self.member.rejoin("another worker leads")
                 raise RebalanceNeeded("Another worker leads the group now: retry the request") from None
 
         return await self._execute_command(run_if_leader)
@@ -408,7 +407,7 @@ class DistributedHerder(BaseHerder):
         """Runs a command in the loop. During a rebalance it waits only briefly (RebalanceNeeded)."""
         try:
             return await self._commands.execute(
-                run, REBALANCE_WAIT_MS if self.group.needs_to_join else REQUEST_TIMEOUT_MS
+                run, REBALANCE_WAIT_MS if self.member.needs_to_join else REQUEST_TIMEOUT_MS
             )
         except RequestTimedOut:
             self._require_no_pending_rebalance()
@@ -488,7 +487,7 @@ class DistributedHerder(BaseHerder):
                 raise self._unknown_connector(name, ": ")
             if name not in self._runner.running().connectors:
                 self._reject_not_assigned(
-                    lambda m: name in (self.group.owners or {})[m].connectors, f"connector {name}"
+                    lambda m: name in (self.member.owners or {})[m].connectors, f"connector {name}"
                 )
             return self._runner.beside(self._runner.restart_connector(name))
 
@@ -505,9 +504,9 @@ class DistributedHerder(BaseHerder):
             if task not in snapshot.tasks(task.connector):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             # By the assignment and not by the running tasks: a task that could not be created can be restarted too.
-            held = self.group.assignment.work if self.group.assignment else None
+            held = self.member.assignment.work if self.member.assignment else None
             if held is None or task not in held.tasks:
-                self._reject_not_assigned(lambda m: task in (self.group.owners or {})[m].tasks, f"task {task}")
+                self._reject_not_assigned(lambda m: task in (self.member.owners or {})[m].tasks, f"task {task}")
             await self._runner.restart_tasks([task])
 
         await self._execute_command(restart_assigned_task)
@@ -617,8 +616,8 @@ class DistributedHerder(BaseHerder):
 
         async def put_task_configs() -> str | None:
             self._require_no_pending_rebalance()
-            if not self.group.is_leader:
-                return self.group.assignment.leader_url if self.group.assignment else None
+            if not self.member.is_leader:
+                return self.member.assignment.leader_url if self.member.assignment else None
             await self._put_tasks(name, made)
             return None
 
@@ -644,7 +643,7 @@ class DistributedHerder(BaseHerder):
 
     def _verify_request_signature(self, body: bytes, headers: Mapping[str, str]) -> None:
         # Signatures came with the protocol `sessioned` (KIP-507). Older workers send none.
-        if self.group.version < SESSIONED:
+        if self.member.version < SESSIONED:
             return
         key = self.snapshot().session_key
         if key is None:
@@ -675,13 +674,13 @@ class DistributedHerder(BaseHerder):
         if views.kind_of_connector(self.plugins, snapshot.configs.get(task.connector)) != "source":
             return True
         if task.connector in snapshot.pending_fencing:
-            if self.group.is_leader:
+            if self.member.is_leader:
                 await self._execute_command(lambda: self._fence_older_tasks(task.connector))
-            elif self.group.assignment is not None:
-                await self._leader_client.fence(self.group.assignment.leader_url, task.connector, snapshot.session_key)
+            elif self.member.assignment is not None:
+                await self._leader_client.fence(self.member.assignment.leader_url, task.connector, snapshot.session_key)
             await self._stores.configs.refresh()
         # A rebalance while the fencing ran may have moved the task.
-        held = self.group.assignment.work if self.group.assignment else None
+        held = self.member.assignment.work if self.member.assignment else None
         return held is not None and task in held.tasks
 
     async def _fence_older_tasks(self, name: str) -> None:

@@ -859,7 +859,7 @@ async def test_a_loss_in_a_pending_commit_is_reported_once(cluster: FakeCluster)
             cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1),
         ):
             consumer.commit_async({A: 1})
-            while consumer._coordinator.owned:  # noqa: ASYNC110 - beside the user's code
+            while consumer._coordinator.committable_partitions:  # noqa: ASYNC110 - beside the user's code
                 await asyncio.sleep(0)
             with pytest.raises(CommitFailed):
                 await consumer.commit()

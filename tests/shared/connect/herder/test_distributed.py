@@ -173,8 +173,8 @@ async def test_two_workers_share_and_one_leads() -> None:
         running_herder(cluster, "a:1") as first,
         running_herder(cluster, "b:1") as second,
     ):
-        await until(lambda: first.group.is_leader != second.group.is_leader)
-        leader, other = (first, second) if first.group.is_leader else (second, first)
+        await until(lambda: first.member.is_leader != second.member.is_leader)
+        leader, other = (first, second) if first.member.is_leader else (second, first)
         with pytest.raises(NotHere) as raised:
             await other.put_connector("c", config(), replace=False)
         assert raised.value.url == leader.url
@@ -193,12 +193,12 @@ async def test_the_work_of_a_leaving_worker_is_reassigned() -> None:
     """When a worker leaves, the other gets all work, and nothing runs twice."""
     async with FakeCluster() as cluster, running_herder(cluster, "a:1") as first:
         async with running_herder(cluster, "b:1") as second:
-            await until(lambda: first.group.is_leader != second.group.is_leader)
-            leader = first if first.group.is_leader else second
+            await until(lambda: first.member.is_leader != second.member.is_leader)
+            leader = first if first.member.is_leader else second
             await leader.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
             await until(lambda: len(first.worker.task_ids()) == len(second.worker.task_ids()) == 2)
             assert not first.worker.task_ids() & second.worker.task_ids()
-        await until(lambda: len(first.worker.task_ids()) == 4 and first.group.is_leader)
+        await until(lambda: len(first.worker.task_ids()) == 4 and first.member.is_leader)
         await until(lambda: {part["worker_id"] for part in first.connector_status("c")["tasks"]} == {"a:1"})
 
 
@@ -209,8 +209,8 @@ async def test_restarts_and_levels_reach_every_worker() -> None:
         running_herder(cluster, "a:1") as first,
         running_herder(cluster, "b:1") as second,
     ):
-        await until(lambda: first.group.is_leader != second.group.is_leader)
-        leader = first if first.group.is_leader else second
+        await until(lambda: first.member.is_leader != second.member.is_leader)
+        leader = first if first.member.is_leader else second
         await leader.put_connector("c", config(), replace=False)
         await until(lambda: states(first) == ["RUNNING"] * 3)
         before = sum(herder.startup_metrics()["task_startup_attempts_total"] for herder in (first, second))

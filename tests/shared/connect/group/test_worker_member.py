@@ -20,19 +20,19 @@ from penstock.shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-from penstock.shared.connect.group.worker_group import CompleteRebalance, GiveUpWork, Lead, Stable, WorkerGroup
+from penstock.shared.connect.group.worker_member import CompleteRebalance, GiveUpWork, Lead, Stable, WorkerMember
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 ALL = ConnectorsAndTasks({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
 SESSION_MS = 10_000
 
 
-def group() -> WorkerGroup:
+def group() -> WorkerMember:
     config = GroupConfig("g", "client", session_timeout_ms=SESSION_MS)
-    return WorkerGroup(config, "http://me:1/", (SESSIONED, COMPATIBLE, EAGER), IncrementalAssignor(1_000))
+    return WorkerMember(config, "http://me:1/", (SESSIONED, COMPATIBLE, EAGER), IncrementalAssignor(1_000))
 
 
-def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: str = "sessioned") -> None:
+def join(worker: WorkerMember, *, now_ms: int = 0, leader: str = "me", protocol: str = "sessioned") -> None:
     """Join the group; as the leader, with a member `you` that holds no work."""
     step = worker.next_step(now_ms)
     assert isinstance(step, Join)
@@ -43,7 +43,7 @@ def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: 
 
 
 def complete(
-    worker: WorkerGroup, assignment: ExtendedAssignment, *, now_ms: int = 0, version: int = SESSIONED
+    worker: WorkerMember, assignment: ExtendedAssignment, *, now_ms: int = 0, version: int = SESSIONED
 ) -> list[GiveUpWork]:
     """Sync with an assignment, and return the work that had to be given up."""
     assert isinstance(worker.next_step(now_ms), Sync)
@@ -57,7 +57,7 @@ def complete(
     return given_up
 
 
-def settled(held: ConnectorsAndTasks = ALL) -> WorkerGroup:
+def settled(held: ConnectorsAndTasks = ALL) -> WorkerMember:
     worker = group()
     join(worker, leader="you")
     complete(worker, ExtendedAssignment("you", "http://you:1/", 3, held))

@@ -80,7 +80,7 @@ Step = Wait | Stable | GiveUpWork | Join | Lead | Sync | CompleteRebalance
 
 
 @dataclass(slots=True)
-class WorkerGroup(Member):
+class WorkerMember(Member):
     """One worker in its group. All times are of one monotonic clock."""
 
     url: str
@@ -105,7 +105,7 @@ class WorkerGroup(Member):
     """The group completed a rebalance without this member, which did not join in time."""
 
     def __repr__(self) -> str:
-        return f"<WorkerGroup {self.state}, {self.where()}, holds {self.held}>"
+        return f"<WorkerMember {self.state}, {self.where()}, holds {self.held}>"
 
     def where(self) -> str:
         """Returns the start of every message about this member."""
