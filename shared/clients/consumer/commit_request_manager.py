@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
@@ -51,40 +52,59 @@ OF_ONE_PARTITION = codes_of(
 """Codes that concern one partition and not the others."""
 
 
+class Membership(Protocol):
+    """A consumer's membership in its group, as commits need it (`ConsumerCoordinator`)."""
+
+    gone_because: str
+    """Why the membership was lost, "" if unknown."""
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the group assigns the partitions."""
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the member owns partitions and takes part in the group's rebalances. A commit then waits for the end
+        of a rebalance."""
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the identity that a commit carries."""
+
+    def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
+        """Called if a commit's error shows the loss of the membership, with the generation and member id it carried."""
+
+
+class WaitingCommit(NamedTuple):
+    """A commit whose callback waits for the response, with the numbers of its offsets in the commit sequence."""
+
+    offsets: dict[TopicPartition, OffsetAndMetadata]
+    numbers: dict[TopicPartition, int]
+    callback: OnCommit
+
+
 class CommitRequestManager:
     """Commits a group's offsets for one member."""
 
     def __init__(
         self,
         connection: Connection,
-        member: Callable[[], GroupMetadata],
+        membership: Membership,
         metrics: ConsumerMetrics,
         clock: Clock,
         *,
-        is_managed: Callable[[], bool],
         require_stable: bool,
-        gone_because: Callable[[], str] = str,
-        is_owner: Callable[[], bool] = bool,
-        on_rejected: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
         on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
     ) -> None:
-        """`gone_because` returns the reason why the membership was lost, "" if unknown. `is_owner` returns whether
-        the member is in the group and owns partitions: a commit then waits for the end of a rebalance. `on_rejected` is
-        called with an answer that shows the loss of the membership: the commit's generation and member id, and the
-        code. `on_committed` is called with the offsets that the coordinator has stored."""
+        """`on_committed` is called with the offsets that the coordinator has stored."""
         self._connection = connection
-        self._member = member
+        self._membership = membership
         self._metrics = metrics
         self._clock = clock
-        self._is_managed = is_managed
         self._require_stable = require_stable
-        self._gone_because = gone_because
-        self._is_owner = is_owner
-        self._on_rejected = on_rejected
         self._on_committed = on_committed
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
-        self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
+        self._waiting: list[WaitingCommit] = []
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
         self._rejection: PenstockError | None = None
@@ -103,7 +123,7 @@ class CommitRequestManager:
         """
         numbers = self.sequence.register(offsets)
         if callback is not None:
-            self._waiting.append((dict(offsets), numbers, callback))
+            self._waiting.append(WaitingCommit(dict(offsets), numbers, callback))
             if len(self._waiting) > WAITING_MAX:
                 where = self._describe_member()
                 error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
@@ -179,7 +199,7 @@ class CommitRequestManager:
                 partitions=sorted(map(str, dropped)),
             )
         # The next owner commits these partitions. A late commit of this member would set them back.
-        for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
+        for entry in [each for each in self._waiting if not set(each.numbers) <= set(partitions)]:
             self._waiting.remove(entry)
             self._call_commit_callback(entry, self._partitions_lost())
         self._changed.set()
@@ -190,7 +210,7 @@ class CommitRequestManager:
         return self.sequence.committed(partitions)
 
     def _partitions_lost(self) -> CommitFailed:
-        reason = self._gone_because() or "the partitions were taken away"
+        reason = self._membership.gone_because or "the partitions were taken away"
         return CommitFailed(f"{self._describe_member()}: not committed before: {reason}")
 
     async def close(self) -> None:
@@ -212,7 +232,7 @@ class CommitRequestManager:
         self, partitions: Sequence[TopicPartition], timeout_ms: float
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets of partitions; partitions without a commit are missing."""
-        group_id = self._member().group_id
+        group_id = self._membership.group_metadata().group_id
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
@@ -248,7 +268,7 @@ class CommitRequestManager:
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         failures = 0
         # One commit at a time: two in flight may be applied in the other order, and the lower offset would win.
-        while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
+        while (commit := self.sequence.next_commit(self._membership.group_metadata().generation_id)) is not None:
             error = await self._attempt_commit(commit)
             if error is None:
                 failures = 0
@@ -299,7 +319,7 @@ class CommitRequestManager:
             await self._read_back(unsure)
         self._schedule_late_read_back()
         # A newer committed offset covers an older one, so its callback succeeds too.
-        for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
+        for entry in [each for each in self._waiting if self.sequence.is_done(each.numbers)]:
             self._waiting.remove(entry)
             self._call_commit_callback(entry, None)
         self._changed.set()
@@ -353,7 +373,7 @@ class CommitRequestManager:
             number = commit.numbers[tp]
             self.sequence.give_up(commit.of([tp]))
             self._given_up[tp] = number, error
-            for entry in [w for w in self._waiting if tp in w[1] and w[1][tp] <= number]:
+            for entry in [each for each in self._waiting if tp in each.numbers and each.numbers[tp] <= number]:
                 self._waiting.remove(entry)
                 self._call_commit_callback(entry, error)
         return again
@@ -368,7 +388,7 @@ class CommitRequestManager:
             self.sequence.give_up(commit)
         if not self._is_passing_error(error) and not self._is_of_before(commit):
             # The offsets may still be committed later; the callback reports this attempt.
-            for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
+            for entry in [each for each in self._waiting if set(each.numbers) <= set(commit.numbers)]:
                 self._waiting.remove(entry)
                 self._call_commit_callback(entry, error)
 
@@ -376,8 +396,8 @@ class CommitRequestManager:
         self, commit: Commit
     ) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
         """Return each rejected partition's error, and the first error that concerns the whole group."""
-        member = self._member()
-        if member.generation_id < 0 and self._is_managed():
+        member = self._membership.group_metadata()
+        if member.generation_id < 0 and self._membership.is_managed:
             # The broker would accept it as a commit from outside the group, as long as the group is empty.
             raise UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
@@ -400,7 +420,7 @@ class CommitRequestManager:
                     # The group has removed the member or has a newer generation. Report it now: the next heartbeat
                     # would be later.
                     if isinstance(error, CommitFailed):
-                        self._on_rejected((member.generation_id, member.member_id), code)
+                        self._membership.on_commit_rejected((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
         return rejected, of_group
 
@@ -411,7 +431,7 @@ class CommitRequestManager:
 
     def _commit_error(self, code: int, where: str, group_id: str) -> PenstockError:
         error = error_for_code(code, where)
-        if isinstance(error, CommitFailed) and (reason := self._gone_because()):
+        if isinstance(error, CommitFailed) and (reason := self._membership.gone_because):
             error = type(error)(f"{error}: {reason}")
         # The coordinator may have moved: look it up before the next attempt.
         if isinstance(error, CoordinatorNotAvailable):
@@ -420,28 +440,23 @@ class CommitRequestManager:
 
     def _is_of_before(self, commit: Commit) -> bool:
         """Whether a newer generation was assigned after the commit was sent: its error is then outdated."""
-        return commit.generation != self._member().generation_id
+        return commit.generation != self._membership.group_metadata().generation_id
 
     def _is_passing_error(self, error: PenstockError) -> bool:
         # A member that owns partitions gets a new generation when the rebalance ends, and can then commit. Without
         # partitions there is nothing to wait for.
         if isinstance(error, RebalanceInProgress | IllegalGeneration):
-            return self._is_owner()
+            return self._membership.is_owner
         return isinstance(error, RetriableError)
 
-    def _call_commit_callback(
-        self,
-        entry: tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit],
-        error: Exception | None,
-    ) -> None:
-        offsets, _, callback = entry
+    def _call_commit_callback(self, waiting: WaitingCommit, error: Exception | None) -> None:
         try:
-            callback(offsets, error)
+            waiting.callback(waiting.offsets, error)
         except Exception:
             log.exception("commit callback failed", **self._log_fields())
 
     def _log_fields(self) -> dict[str, object]:
-        return log_fields(self._connection.client_id, self._member())
+        return log_fields(self._connection.client_id, self._membership.group_metadata())
 
     def _describe_member(self) -> str:
-        return describe_member(self._connection.client_id, self._member())
+        return describe_member(self._connection.client_id, self._membership.group_metadata())

@@ -159,14 +159,10 @@ class Consumer(Generic[K, V]):
         )
         self._commits = CommitRequestManager(
             self._connection,
-            self.group_metadata,
+            coordinator,
             self._metrics,
             SYSTEM_CLOCK,
-            is_managed=lambda: coordinator.is_managed,
             require_stable=settings.isolation_level == "read_committed",
-            gone_because=lambda: coordinator.gone_because,
-            is_owner=lambda: coordinator.is_owner,
-            on_rejected=coordinator.on_commit_rejected,
             on_committed=self._interceptors.on_commit,
         )
         self._invoker = RebalanceListenerInvoker(
@@ -490,9 +486,7 @@ class Consumer(Generic[K, V]):
         A member that was removed from its group keeps the old identity, so that the group rejects its commits. Before
         the first assignment, and after `assign`, the generation is -1 and the member id is empty.
         """
-        if self._settings.group_id is None:
-            raise IllegalState("no group_id is set")
-        return self._coordinator.member.owner_metadata
+        return self._coordinator.group_metadata()
 
     async def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.

@@ -41,7 +41,7 @@ from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import AuthorizationFailed, IllegalState
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import GroupMetadata, TopicPartition
 
 log = get_logger(__name__)
 
@@ -201,6 +201,12 @@ class ConsumerCoordinator:
         # member may own them already, so they must not be committed.
         is_lost = self.is_managed and self.member.generation == NO_GENERATION
         return frozenset() if is_lost else self._fetches.fetcher.assignment
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return the member's identity under its last assignment. Raises IllegalState without a group."""
+        if not self._has_group:
+            raise IllegalState("no group_id is set")
+        return self.member.owner_metadata
 
     def enforce_rebalance(self) -> None:
         """Join the group again."""

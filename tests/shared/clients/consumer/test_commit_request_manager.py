@@ -155,16 +155,26 @@ class Coordinator:
 class Member:
     """A committer as the consumer creates it, with its own generation."""
 
-    def __init__(self, coordinator: Coordinator, **settings: Any) -> None:
+    gone_because = ""
+    is_owner = False
+
+    def __init__(self, coordinator: Coordinator, *, is_managed: bool = True, **settings: Any) -> None:
         self.coordinator, self.generation, self.clock = coordinator, coordinator.generation, ManualClock()
+        self.is_managed = is_managed
         self.registry = CollectorRegistry()
         self.commits = CommitRequestManager(
             coordinator,  # type: ignore[arg-type]
-            lambda: GroupMetadata("g", self.generation, "m", "i"),
+            self,
             ConsumerMetrics(self.registry, "g"),
-            **{"clock": self.clock, "is_managed": lambda: True, "require_stable": False, **settings},
+            **{"clock": self.clock, "require_stable": False, **settings},
         )
         self.outcomes: list[tuple[int, str]] = []
+
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("g", self.generation, "m", "i")
+
+    def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
+        """Do nothing: the tests end the membership themselves."""
 
     def later(self, offset: int, tp: TopicPartition = A) -> None:
         self.commits.commit_async({tp: at(offset)}, lambda o, e: self.outcomes.append((o[tp].offset, type(e).__name__)))
@@ -284,7 +294,7 @@ async def test_a_member_without_an_assignment_commits_nothing() -> None:
     """A member without an assignment commits nothing, because a broker would accept it as a commit from outside the
     group."""
     for managed, generation, expected in ((True, -1, {}), (False, -1, {A: at(5)}), (True, 0, {A: at(5)})):
-        member = Member(coordinator := Coordinator(generation), is_managed=lambda managed=managed: managed)
+        member = Member(coordinator := Coordinator(generation), is_managed=managed)
         member.later(5)
         await turns()
         assert coordinator.committed == expected
