@@ -25,8 +25,8 @@ from penstock.shared.clients.producer.record_accumulator import RecordAccumulato
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionRequests, TxnState
 from penstock.shared.clients.protocol.errors import NO_ERROR
-from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse
-from penstock.shared.clients.protocol.record_batches import SealedBatch, produce_request
+from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse, produce_request
+from penstock.shared.clients.protocol.record_batches import SealedBatch
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (

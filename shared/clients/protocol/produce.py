@@ -150,3 +150,8 @@ class Produce(ProduceRequest):  # type: ignore[misc]
             parts.append(NO_TAGS)
         parts.append(NO_TAGS)
         return ProduceStruct(version, parts)
+
+
+def produce_request(transactional_id: str | None, acks: int, timeout_ms: int, topics: Topics) -> Any:
+    """Return a Produce request; its response is a `ProduceResponse`."""
+    return Produce(transactional_id, acks, timeout_ms, topics)

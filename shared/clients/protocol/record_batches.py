@@ -1,4 +1,4 @@
-"""aiokafka's compiled record-batch builder, and the checksum.
+"""Record batches: building and sealing over aiokafka's compiled builder, reading, compression and the checksum.
 
 The builder gets no compression, since it supports no levels. A batch is compressed when it is sealed, unless that would
 make it larger.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import google_crc32c
 from aiokafka.codec import (
@@ -25,8 +25,6 @@ from aiokafka.codec import (
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
-
-from penstock.shared.clients.protocol.produce import Produce, Topics
 
 MAGIC = 2
 # Positions in a batch's header.
@@ -143,11 +141,6 @@ def decompress(codec: int, data: memoryview) -> bytes:
 def crc32c(data: bytes | bytearray | memoryview) -> int:
     """Return the checksum of record batches (CRC-32C)."""
     return int(_checksum(data if isinstance(data, bytes) else bytes(data)))
-
-
-def produce_request(transactional_id: str | None, acks: int, timeout_ms: int, topics: Topics) -> Any:
-    """Return a Produce request; its response is a `ProduceResponse`."""
-    return Produce(transactional_id, acks, timeout_ms, cast(Any, topics))
 
 
 BatchRecord = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]

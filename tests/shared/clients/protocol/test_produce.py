@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse
-from penstock.shared.clients.protocol.record_batches import produce_request
+from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse, produce_request
 from penstock.shared.common.errors import UnsupportedVersion
 from penstock.shared.testing.fake_broker.codec import Message, MessageSchema
 from penstock.shared.testing.fake_broker.schemas import PRODUCE
