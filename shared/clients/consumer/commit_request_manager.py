@@ -189,9 +189,9 @@ class CommitRequestManager:
         except TimeoutError:
             log.warning("commits are pending", **self._log_fields(), waited_ms=round(timeout_ms))
 
-    def keep(self, partitions: Collection[TopicPartition]) -> None:
+    def retain(self, partitions: Collection[TopicPartition]) -> None:
         """Keep the pending offsets of these partitions for the new generation; drop all others."""
-        dropped = self.sequence.keep(partitions)
+        dropped = self.sequence.retain(partitions)
         if dropped:
             log.warning(
                 "pending offsets dropped with their partitions",

@@ -172,7 +172,7 @@ class CommitSequence:
         known = {tp: self._partitions[tp].committed for tp in partitions if tp in self._partitions}
         return {tp: at.offset for tp, at in known.items() if at is not None}
 
-    def keep(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+    def retain(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
         """Forget every other partition. Returns those of them that still wanted a commit."""
         dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)
         self._partitions = {tp: p for tp, p in self._partitions.items() if tp in partitions}

@@ -243,9 +243,9 @@ class Consumer(Generic[K, V]):
         self._check_open()
         self._subscription.assign()
         self._fetches.assign(sorted(set(partitions)))
-        self._commits.keep(partitions)
-        self._positions.forget_except(partitions)
-        self._positions.unread.keep(())
+        self._commits.retain(partitions)
+        self._positions.retain(partitions)
+        self._positions.unread.retain(())
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions read now."""
@@ -535,7 +535,7 @@ class Consumer(Generic[K, V]):
     def forget_commits(self) -> None:
         """Drop offsets whose commit is pending. Otherwise they would be sent with the next generation."""
         self._check_open()
-        self._commits.keep(())
+        self._commits.retain(())
 
     @overload
     async def committed(self, partitions: TopicPartition) -> OffsetAndMetadata | None: ...

@@ -219,11 +219,11 @@ class FetchRequestManager:
 
     def _log_reset(self, tp: TopicPartition, move: Move) -> None:
         fields = {"client_id": self._connection.client_id, "partition": str(tp), "reason": move.reason}
-        if move.left is None:
+        if move.replaced is None:
             log.info("position found", **fields, to=move.position)
             return
-        log.warning("position reset", **fields, left=move.left, to=move.position)
-        self._metrics.position_reset(tp.topic, move.position - move.left)
+        log.warning("position reset", **fields, left=move.replaced, to=move.position)
+        self._metrics.position_reset(tp.topic, move.position - move.replaced)
 
     async def _refresh_metadata(self) -> None:
         """Refresh the metadata; the wait until the next refresh grows while leaders are missing."""

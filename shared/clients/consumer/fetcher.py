@@ -99,13 +99,13 @@ class Move:
     """A position that changed without a record handed out: it passed offsets without records, or the reset policy found
     it.
 
-    A reset has a `reason`, and `left` is the position that it replaces (None: there was none). If it `drifts`, a later
+    A reset has a `reason`, and `replaced` is the position before it (None: there was none). If it `drifts`, a later
     lookup would find an offset further on.
     """
 
     position: int
     epoch: int = NO_EPOCH
-    left: int | None = None
+    replaced: int | None = None
     reason: str = ""
     drifts: bool = False
 
@@ -133,11 +133,12 @@ class PartitionState:
         "high_watermark",
         "is_paused",
         "last_stable_offset",
-        "left",
         "position",
         "position_epoch",
+        "replaced",
         "request_out",
         "reset",
+        "reset_reason",
         "retry_ms",
     )
 
@@ -161,16 +162,17 @@ class PartitionState:
         self.position = position
         self.reset = reset
         self.position_epoch = epoch
-        self.left: tuple[int | None, str] = None, ""  # the position that a reset replaces, and its reason
+        self.replaced: int | None = None  # the position before a reset that is due
+        self.reset_reason = ""
         self.error: PenstockError | None = None
         self.retry_ms, self.failures = 0.0, 0
         self.forget_fetched()
 
     def give_up(self, policy: ResetPolicy, reason: str) -> None:
         """Drop a position that is not in the log, and look up another one by the policy."""
-        left = self.position
+        replaced = self.position
         self.go_to(None, policy)
-        self.left = left, reason
+        self.replaced, self.reset_reason = replaced, reason
 
     def forget_fetched(self) -> None:
         """Drop the buffered records and the open request."""
@@ -363,15 +365,15 @@ class Fetcher:
     def placed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, int]) -> None:
         """Apply the offsets that the policies found. -1 (no record is as late as the time) means the end of the log."""
         for tp, state in self._close_request(lookup):
-            left, reason = state.left
+            replaced, reason = state.replaced, state.reset_reason
             if (offset := offsets.get(tp, -1)) >= 0:
                 state.go_to(offset, None)
                 drifts = lookup.wanted[tp] != EARLIEST
-                self._moves[tp] = Move(offset, left=left, reason=reason, drifts=drifts)
+                self._moves[tp] = Move(offset, replaced=replaced, reason=reason, drifts=drifts)
             else:
                 # No record is as late as the time. The end of the log needs a lookup of its own.
                 state.go_to(None, LATEST)
-                state.left = left, reason
+                state.replaced, state.reset_reason = replaced, reason
 
     def failed(self, request: Fetch | OffsetLookup, error: PenstockError, now_ms: float) -> None:
         """Handle a request without an answer: the broker may be gone, and its partitions moved.
@@ -436,7 +438,7 @@ class Fetcher:
                 state.give_up(self._policy, "the log ends before it")
             else:
                 state.go_to(end_offset, None)
-                self._moves[tp] = Move(end_offset, left=position, reason="the log was truncated")
+                self._moves[tp] = Move(end_offset, replaced=position, reason="the log was truncated")
             self._ready.pop(tp, None)
 
     def _add_completed_fetch(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
@@ -494,7 +496,7 @@ class Fetcher:
         left. A corrupt batch blocks its partition: CorruptRecord is raised again until a seek.
         """
         fetched: dict[TopicPartition, Columns] = {}
-        left = max_records
+        records_left = max_records
         bytes_left = TAKEN_BYTES
         for tp in list(self._ready):
             state = self._partitions[tp]
@@ -502,7 +504,7 @@ class Fetcher:
                 continue
             bytes_left -= state.buffered_bytes
             before = state.position
-            columns = self._take_records_of(state, left)
+            columns = self._take_records_of(state, records_left)
             del self._ready[tp]
             bytes_left += state.buffered_bytes
             # Back to the end of the order, so that a partition with a large buffer does not keep the others waiting.
@@ -510,8 +512,8 @@ class Fetcher:
                 self._ready[tp] = None
             if columns is not None:
                 fetched[tp] = columns
-                left = None if left is None else left - len(columns)
-                if left == 0 or bytes_left <= 0:
+                records_left = None if records_left is None else records_left - len(columns)
+                if records_left == 0 or bytes_left <= 0:
                     break
             elif state.position is not None and state.position != before:
                 # The completed fetch held only transaction markers or aborted records.
@@ -568,19 +570,19 @@ class Fetcher:
         """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
-        request_out = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
+        wanted = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
         # After a seek or a new assignment the answer is for an outdated position.
-        request_out = [(tp, state) for tp, state in request_out if state.request_out is request]
-        for _, state in request_out:
+        awaiting = [(tp, state) for tp, state in wanted if state.request_out is request]
+        for _, state in awaiting:
             state.request_out = None
-        return request_out
+        return awaiting
 
     def _handle_missing_commit(self, tp: TopicPartition, state: PartitionState) -> None:
         if self._policy.is_none:
             self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
             state.reset = self._policy
-            state.left = (None, "no committed offset")
+            state.replaced, state.reset_reason = None, "no committed offset"
 
     def _fail_partition(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
         state.error = error

@@ -153,7 +153,7 @@ class RebalanceListenerInvoker:
         lost = self._coordinator.is_managed and self._coordinator.member.generation == NO_GENERATION
         left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
         if lost:
-            self._commits.keep(())
+            self._commits.retain(())
         await self._give_back(partitions, lost=lost, limit_ms=left_ms)
         if self._errors:
             raise self._errors.popleft()
@@ -173,8 +173,8 @@ class RebalanceListenerInvoker:
         # Under a `commit_strategy` a revocation has just committed what was processed. Nothing is left to report.
         if lost or self._settings.commit_strategy == "none":
             self._positions.forfeit(partitions, self._commits.committed(partitions))
-        self._positions.forget_except(kept)
-        self._commits.keep(kept)
+        self._positions.retain(kept)
+        self._commits.retain(kept)
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
         """Call the listener and commit, within one limit."""

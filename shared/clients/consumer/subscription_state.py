@@ -179,7 +179,7 @@ class Unread:
         for tp in partitions:
             self._rests.pop(tp, None)
 
-    def keep(self, partitions: Collection[TopicPartition]) -> None:
+    def retain(self, partitions: Collection[TopicPartition]) -> None:
         """Drop the records of all partitions except these."""
         self.drop([tp for tp in self._rests if tp not in partitions])
 
@@ -197,7 +197,7 @@ _Offsets = dict[TopicPartition, int]
 
 
 class Positions:
-    """The positions of one consumer. Call `forget_except` when partitions are no longer read."""
+    """The positions of one consumer. Call `retain` when partitions are no longer read."""
 
     def __init__(self) -> None:
         self._returned: dict[TopicPartition, _At] = {}
@@ -248,7 +248,7 @@ class Positions:
         self.has_drifting |= move.drifts
         # A reset may find a lower offset than the registered one. Commits must follow it, or a restart would skip the
         # records in between.
-        if move.left is not None:
+        if move.replaced is not None:
             self._registered.pop(tp, None)
         # The move comes after records of the current poll, if it returned some. It is not committed before these are
         # processed.
@@ -333,10 +333,10 @@ class Positions:
         # records stores it.
         self._processed[tp] = offset, NO_EPOCH
 
-    def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
+    def retain(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget all partitions except these."""
         kept = set(partitions)
-        self.unread.keep(kept)
+        self.unread.retain(kept)
         for hand in (self._returned, self._processed, self._registered, self._handed, self._reported):
             for tp in [tp for tp in hand if tp not in kept]:
                 del hand[tp]

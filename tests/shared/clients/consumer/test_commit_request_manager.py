@@ -513,7 +513,7 @@ async def test_failed_offsets_are_committed_in_the_new_generation() -> None:
     await turns()
     assert (coordinator.committed, member.outcomes) == ({}, [(5, "IllegalGeneration"), (6, "IllegalGeneration")])
     member.generation = 2
-    member.commits.keep([A])
+    member.commits.retain([A])
     await turns()
     assert coordinator.committed == {A: at(5)}
 
@@ -524,7 +524,7 @@ async def test_a_commit_of_lost_partitions_ends_at_once() -> None:
     coordinator.gate = asyncio.Event()
     waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 60_000))
     await turns()
-    member.commits.keep([B])
+    member.commits.retain([B])
     with pytest.raises(CommitFailed, match=r"partitions .*taken away"):
         await asyncio.wait_for(waiting, 5)
     await member.commits.close()
@@ -537,7 +537,7 @@ async def test_an_error_of_the_old_generation_is_ignored() -> None:
     member.later(5)
     await turns()
     coordinator.generation = member.generation = 2
-    member.commits.keep([A])
+    member.commits.retain([A])
     waiting = asyncio.ensure_future(member.commits.commit({A: at(6)}, 5_000))
     await turns()
     coordinator.gate.set()
@@ -553,7 +553,7 @@ async def test_a_commit_of_the_old_generation_is_retried() -> None:
     member.later(5)
     await turns()
     coordinator.generation = member.generation = 2
-    member.commits.keep([A])
+    member.commits.retain([A])
     coordinator.gate.set()
     await turns()
     assert (coordinator.committed, member.outcomes) == ({A: at(5)}, [(5, "NoneType")])
@@ -636,9 +636,9 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
                 found[tp] = max(found[tp], offset.offset)
             coordinator.overlaid = set(coordinator.committed)  # the next owner may go on from lower
             if step == "drain and revoke":  # another had them and gave them back as they were
-                member.commits.keep(())
+                member.commits.retain(())
             member.generation = coordinator.generation
-            member.commits.keep((A, B))
+            member.commits.retain((A, B))
         assert all(sent[tp].offset <= processed[tp] for sent in coordinator.sent for tp in sent)
     coordinator.fates = lambda: "ok"
     if current():

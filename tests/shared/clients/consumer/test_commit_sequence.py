@@ -121,7 +121,7 @@ def test_only_the_commits_own_partitions_are_read_back() -> None:
     assert sequence.on_success(second) == {A}
     sequence.register({A: at(7)})
     third = next_of(sequence)
-    sequence.keep({B})
+    sequence.retain({B})
     sequence.on_failure(third, unknown_at_ms=0)
     assert sequence.read_back_at_ms() is None
 
@@ -176,7 +176,7 @@ def test_kept_partitions_are_committed_in_the_new_generation() -> None:
     sequence = CommitSequence()
     sequence.register({A: at(5), B: at(6)})
     sequence.on_failure(next_of(sequence))
-    assert sequence.keep({A}) == {B}
+    assert sequence.retain({A}) == {B}
     commit = next_of(sequence, generation=2)
     assert (commit.offsets, commit.generation) == ({A: at(5)}, 2)
 
@@ -185,7 +185,7 @@ def test_a_dropped_offset_is_never_done() -> None:
     """A dropped offset is never done, even if its partition is assigned and committed again."""
     sequence = CommitSequence()
     old = sequence.register({A: at(5)})
-    sequence.keep(())
+    sequence.retain(())
     assert sequence.is_dropped(old)
     sequence.register({B: at(1)})
     new = sequence.register({A: at(5)})

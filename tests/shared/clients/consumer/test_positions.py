@@ -51,7 +51,7 @@ def test_unassigned_partitions_are_forgotten() -> None:
     positions = Positions()
     positions.returned({A: 5, B: 2})
     positions.processed()
-    positions.forget_except([B])
+    positions.retain([B])
     assert positions.uncommitted() == {B: OffsetAndMetadata(2)}
 
 
@@ -59,7 +59,7 @@ def test_a_reported_loss_does_not_hide_a_later_one() -> None:
     """A partition that is assigned again, or read again after a seek, can lose its records again."""
     positions = Positions()
     positions.returned({A: 9, B: 9})
-    positions.forget_except([B])
+    positions.retain([B])
     positions.reported({A: 9, B: 9})
     positions.sought(B, 0)
     positions.returned({A: 3, B: 3})
@@ -111,7 +111,7 @@ def test_a_reset_position_counts_as_processed() -> None:
     assert positions.has_drifting
     positions.registered(positions.uncommitted())
     assert not positions.has_drifting
-    positions.moved(A, Move(4, left=7, reason="out of range"))
+    positions.moved(A, Move(4, replaced=7, reason="out of range"))
     assert positions.uncommitted() == {A: OffsetAndMetadata(4)}
 
 
@@ -130,10 +130,10 @@ def test_a_move_after_returned_records_counts_with_them() -> None:
 
 def test_a_move_below_a_commit_counts_only_if_it_replaces_a_position() -> None:
     """A reset counts if the old offset is not in the log. Otherwise the user's commit stays."""
-    for left, expected in ((None, {}), (9, {A: OffsetAndMetadata(0)})):
+    for replaced, expected in ((None, {}), (9, {A: OffsetAndMetadata(0)})):
         positions = Positions()
         positions.registered({A: OffsetAndMetadata(9)})
-        positions.moved(A, Move(0, left=left))
+        positions.moved(A, Move(0, replaced=replaced))
         assert positions.uncommitted() == expected
 
 
@@ -244,7 +244,7 @@ def test_a_partition_assigned_again_starts_fresh() -> None:
     positions.returned({A: 9, B: 9})
     positions.registered(positions.polled())
     positions.polled_batches({A: records(A, 9), B: records(B, 9)})
-    positions.forget_except([B])
+    positions.retain([B])
     assert positions.handed_out({A, B}, {}) == {B: 9}
     assert (positions.unread.position(A), positions.unread.position(B)) == (None, 9)
     assert positions.polled() == {B: OffsetAndMetadata(9)}
@@ -336,5 +336,5 @@ def test_dropped_partitions_are_not_returned() -> None:
     unread.drop([A])
     assert drained(unread) == [(1, 0, 1)]
     unread.add({A: taken(A, 1, position=2), B: taken(B, 0, position=1)})
-    unread.keep({A})
+    unread.retain({A})
     assert drained(unread) == [(0, 1, 2)]
