@@ -21,6 +21,7 @@ from rich.text import Text
 
 from penstock.services.command_line import run_app
 from penstock.services.consumer.settings import DlqSettings
+from penstock.services.terminal_tables import plain
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterEntry, DeadLetterLog, Wanted, wanted_by
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -230,29 +231,27 @@ def _print_table(entries: list[DeadLetterEntry]) -> None:
         written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
         dead_letter = entry.dead_letter
         if dead_letter is None:
-            table.add_row(
-                f"({entry.topic_partition}@{entry.offset})", written, "", "", _shorten_for_terminal(entry.fault)
-            )
+            table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _cell(entry.fault))
             continue
         source = dead_letter.record
         table.add_row(
-            _shorten_for_terminal(f"{source.topic_partition}@{source.offset}"),
+            _cell(f"{source.topic_partition}@{source.offset}"),
             written,
-            _shorten_for_terminal(dead_letter.stage),
-            _shorten_for_terminal(dead_letter.exception),
-            _shorten_for_terminal(dead_letter.message),
+            _cell(dead_letter.stage),
+            _cell(dead_letter.exception),
+            _cell(dead_letter.message),
             str(dead_letter.attempts),
-            _shorten_for_terminal(dead_letter.group),
-            _shorten_for_terminal(_decode_bytes(source.key) or ""),
+            _cell(dead_letter.group),
+            _cell(_decode_bytes(source.key) or ""),
             "yes" if entry.replayed else "",
         )
     Console().print(table)
 
 
-def _shorten_for_terminal(text: str) -> Text:
-    """Returns a shortened text without the characters that a terminal or the table would interpret."""
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: TEXT_MAX + 1])
-    return Text(plain if len(plain) <= TEXT_MAX else plain[: TEXT_MAX - 1] + "…")
+def _cell(text: str) -> Text:
+    """Return the text of a cell, shortened to TEXT_MAX characters."""
+    shown = plain(text[: TEXT_MAX + 1])
+    return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + Text("…")
 
 
 def main(arguments: list[str]) -> int:
