@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
-from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, wanted_by
-from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, replay_producer_settings, wanted_by
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
@@ -30,8 +30,6 @@ SCANNED_MAX = 20_000
 """The most records of a topic that one `read_newest` scans, from the newest back."""
 COUNT_TIMEOUT_MS = 3_000
 """The time limit of one call that counts records. Later calls continue the count."""
-LARGEST_RECORD_BYTES = 64 * 1024 * 1024
-"""The producer's `max_request_size`. A dead letter is a stored record, so the broker's limit decides."""
 TEXT_CHARACTERS_MAX = 2_000
 """The most characters of a key, a value or a header in an answer. The record itself is never cut."""
 
@@ -240,12 +238,7 @@ class KafkaDeadLetters:
                         is_selected = entry.dead_letter is not None and selects(entry.dead_letter)
                         count += is_selected and (include_replayed or not entry.replayed)
                 return {"would_send": min(count, limit)}
-            settings = ProducerSettings(
-                max_request_size=LARGEST_RECORD_BYTES,
-                buffer_memory=2 * LARGEST_RECORD_BYTES,
-                compression_type="zstd",
-            )
-            async with Producer(self._kafka, settings) as producer:
+            async with Producer(self._kafka, replay_producer_settings()) as producer:
                 return asdict(
                     await dead_letters.replay(producer, selects, limit=limit, include_replayed=include_replayed, to=to)
                 )

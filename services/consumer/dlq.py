@@ -23,8 +23,14 @@ from penstock.services.command_line import run_app
 from penstock.services.consumer.settings import DlqSettings
 from penstock.services.terminal_tables import plain
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterEntry, DeadLetterLog, Wanted, wanted_by
-from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.dead_letters.dead_letter_log import (
+    DeadLetterEntry,
+    DeadLetterLog,
+    Wanted,
+    replay_producer_settings,
+    wanted_by,
+)
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common import log, topic_names
 from penstock.shared.common.errors import UnknownTopicOrPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -33,8 +39,6 @@ TEXT_MAX = 60
 """Characters of a key, value or message in the table; `--json` prints all of them."""
 TOPICS_SHOWN_MAX = 10
 """Dead-letter topics that an error names."""
-LARGEST_RECORD_BYTES = 64 * 1024 * 1024
-"""The largest record that the producer sends. A dead letter was a stored record, so the broker's limit decides."""
 
 Named = tuple[str, str | None]
 """The topic on the command line, and its dead-letter topic if there is one on the command line."""
@@ -172,9 +176,8 @@ async def _list_dead_letters(
 async def _replay_dead_letters(
     kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, include_replayed: bool
 ) -> Any:
-    settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES, compression_type="zstd")
     topic = await _dead_letter_topic_of(kafka, *named)
-    async with DeadLetterLog(kafka, topic) as dead_letters, Producer(kafka, settings) as producer:
+    async with DeadLetterLog(kafka, topic) as dead_letters, Producer(kafka, replay_producer_settings()) as producer:
         return await dead_letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed)
 
 

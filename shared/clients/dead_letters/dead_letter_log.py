@@ -18,7 +18,7 @@ from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, parse_d
 from penstock.shared.clients.parallel_consumer.commit_metadata import Ranges, decode_finished
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
 from penstock.shared.clients.parallel_consumer.partition_progress import Work
-from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -28,6 +28,8 @@ IN_FLIGHT_MAX = 1_000
 """The maximum number of replayed records that are not acknowledged yet."""
 LEFT_OUT_MAX = 100_000
 """The maximum number of dead letters that one replay leaves out: each is kept in memory until its end."""
+LARGEST_RECORD_BYTES = 64 * 1024 * 1024
+"""The largest record that a replay sends. A dead letter was a stored record, so the broker's limit decides."""
 NEVER_MS = 2**62
 ERRORS_MAX = 10
 """The maximum number of errors in a replay's result."""
@@ -67,6 +69,13 @@ class ReplayResult:
 def replay_group(dead_letter_topic: str) -> str:
     """Return the consumer group in which replays of a topic keep their progress."""
     return f"penstock-dlq-replay-{dead_letter_topic}"
+
+
+def replay_producer_settings() -> ProducerSettings:
+    """Return the settings of a replay's producer, whose buffer has room for two records of LARGEST_RECORD_BYTES."""
+    return ProducerSettings(
+        max_request_size=LARGEST_RECORD_BYTES, buffer_memory=2 * LARGEST_RECORD_BYTES, compression_type="zstd"
+    )
 
 
 class DeadLetterLog:

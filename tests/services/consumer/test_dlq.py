@@ -1,11 +1,20 @@
-"""How `penstock dlq` finds the dead-letter topic."""
+"""`penstock dlq`: how it finds the dead-letter topic, and a replay of a large record on the fake broker."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 
-from penstock.services.consumer.dlq import find_dead_letter_topic
+from penstock.services.consumer.dlq import find_dead_letter_topic, main
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
+from penstock.shared.clients.dead_letters.dead_letter_log import replay_producer_settings
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 
 @pytest.mark.parametrize(
@@ -31,3 +40,20 @@ def test_an_unknown_topic_is_an_error_with_the_existing_ones() -> None:
     many = [f"t{n:02}-dlq" for n in range(11)]
     with pytest.raises(UnknownTopicOrPartition, match=r"t09-dlq, …\)"):
         find_dead_letter_topic("clicks", many)
+
+
+async def test_a_record_larger_than_the_default_buffer_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A replay sends a record that is larger than the default `buffer_memory` of a producer."""
+    value = bytes(ProducerSettings().buffer_memory + 1)
+    source = ConsumerRecord("clicks", 0, 0, 1, b"k", value)
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", "clicks-dlq"):
+            cluster.create_topic(topic, partitions=1)
+        servers = cluster.bootstrap_servers
+        async with Producer(KafkaSettings(bootstrap_servers=servers), replay_producer_settings()) as producer:
+            await (
+                await producer.send(dead_letter_record("clicks-dlq", DeadLetter(source, "process", "E", "", 1, "g")))
+            )
+        arguments = ["replay", "clicks", "--bootstrap-servers", servers, "--json"]
+        assert await asyncio.to_thread(main, arguments) == 0
+    assert json.loads(capsys.readouterr().out)["sent"] == 1
