@@ -32,14 +32,11 @@ from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
 from penstock.api.http.server import HttpServer
-from penstock.services import daemon
 from penstock.services.aggregator.application_view import advertised, tokens_of
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
-from penstock.shared.common.backoff import RestartBackoff
-from penstock.shared.common.child_process import RESTART_BACKOFF, ChildProcess, describe_status
-from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.child_process import ChildProcess, describe_status
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.topology_loading import load_topology
@@ -90,12 +87,16 @@ class WorkerSlot:
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False)
         self._tokens = tokens
 
-    async def start(self, command: Sequence[str], stop_timeout_ms: int) -> ChildProcess:
+    async def start(self, command: Sequence[str], stop_timeout_ms: int) -> None:
         """Start a process in this slot. Raises ConfigError if that is not possible."""
         self._stop_timeout_ms = stop_timeout_ms
         self.process = await ChildProcess.start(command, name=self.name, orphan_limit_ms=stop_timeout_ms)
         self.starts += 1
-        return self.process
+
+    async def wait(self) -> int:
+        """Wait for the end of the process, and return its exit status."""
+        assert self.process is not None, "start() comes first"
+        return await self.process.wait()
 
     async def stop(self) -> None:
         """End the process, if there is one, and close the connections to it."""
@@ -214,17 +215,19 @@ class WorkerSupervisor:
     async def _keep_worker_running(self, worker: WorkerSlot) -> None:
         limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)
         command = self._worker_command(worker)
-        restarts = RestartBackoff(RESTART_BACKOFF)
-        while True:
-            started_ms = SYSTEM_CLOCK.monotonic_ms()
-            process = await worker.start(command, limit_ms)
-            status = await process.wait()
-            if status == daemon.WRONG_SETTING:
-                raise ConfigError(f"{worker.name} cannot run with these settings: its last log line has the reason")
-            wait_ms = restarts.wait_ms(SYSTEM_CLOCK.monotonic_ms() - started_ms)
-            log.error("worker ended: restarting", worker=worker.number, ended=describe_status(status), in_ms=wait_ms)
+
+        def count_restart(status: int, pause_ms: int) -> None:
+            log.error("worker ended: restarting", worker=worker.number, ended=describe_status(status), in_ms=pause_ms)
             self._restarts.labels(worker=str(worker.number)).inc()
-            await asyncio.sleep(wait_ms / 1000)
+
+        await worker.start(command, limit_ms)
+        await keep_running(
+            worker.name,
+            worker.wait,
+            partial(worker.start, command, limit_ms),
+            on_end=count_restart,
+            reason=lambda: "its last log line has the reason",
+        )
 
     def _worker_command(self, worker: WorkerSlot) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)

@@ -27,11 +27,9 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.sample_event import aggregated_fields, example_event, source_type
 from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
+from penstock.services.supervision import keep_running
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import log
-from penstock.shared.common.backoff import RestartBackoff
-from penstock.shared.common.child_process import RESTART_BACKOFF
-from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings
@@ -96,7 +94,10 @@ class Up:
         self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
 
     async def main_loop(self) -> None:
-        """Keep everything running. Raises KafkaDied if Kafka ends unexpectedly."""
+        """Keep everything running.
+
+        Raises KafkaDied if Kafka ends unexpectedly, and ConfigError if a service ends because of an invalid setting.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broker.wait())
             for service in self._stack.services.values():
@@ -110,14 +111,17 @@ class Up:
 
     async def _keep_service_running(self, service: Service) -> None:
         logger = log.get_logger(__name__)
-        restarts = RestartBackoff(RESTART_BACKOFF)
-        while True:
-            started_ms = SYSTEM_CLOCK.monotonic_ms()
-            await service.wait()
-            wait_ms = restarts.wait_ms(SYSTEM_CLOCK.monotonic_ms() - started_ms)
-            logger.error("service ended: restarting", service=service.name, in_ms=wait_ms, reason=str(service.died()))
-            await asyncio.sleep(wait_ms / 1_000)
-            await service.start()
+
+        def log_restart(_status: int, pause_ms: int) -> None:
+            logger.error("service ended: restarting", service=service.name, in_ms=pause_ms, reason=str(service.died()))
+
+        await keep_running(
+            f"the {service.name}",
+            service.wait,
+            service.start,
+            on_end=log_restart,
+            reason=lambda: str(service.died()),
+        )
 
     # --- the settings of each service ---
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Self
 
 from penstock.shared.common import child_guard
-from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 
 LOG_TAIL_LINES = 20
@@ -29,7 +28,6 @@ LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one
 LOG_MAX_BYTES = 10 * 1024 * 1024  # a longer log of earlier runs is moved aside (one is kept) when a child starts
 OUTPUT_BYTES_MAX = 256 * 1024  # of the end of each piped output that are kept
 KILL_WAIT_MS = 10_000  # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O
-RESTART_BACKOFF = ExponentialBackoff(1_000, 60_000)  # between restarts of a service or of one of its workers
 _READ_BYTES = 65_536
 _GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 

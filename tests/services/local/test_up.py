@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -14,6 +15,7 @@ from rich.console import Console
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
 from penstock.services.local.settings import UpSettings
+from penstock.services.local.stack import ServiceSpec
 from penstock.services.local.up import Up, main, require_topics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
@@ -117,6 +119,29 @@ async def test_a_broker_with_data_is_asked_for_its_topics() -> None:
     up._broker = BrokerWithData()  # type: ignore[assignment]
     with pytest.raises(Started):
         await up.startup()
+
+
+class RunningBroker:
+    """A broker that runs until it is cancelled."""
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_service_with_an_invalid_setting_ends_up(tmp_path: Path) -> None:
+    """A service that ends with status 2 is not restarted: `up` ends with the service's last output."""
+    (tmp_path / "rejects.py").write_text("print('topics: unset'); raise SystemExit(2)")
+    up = Up(UpSettings(), Console(quiet=True))
+    up._broker = RunningBroker()  # type: ignore[assignment]
+    path = {"PYTHONPATH": str(tmp_path)}
+    service = await up._stack.start(ServiceSpec("consumer", {}, module="rejects", environment=path))
+    with pytest.raises(ExceptionGroup) as ended:
+        async with asyncio.timeout(20):
+            await up.main_loop()
+    (error,) = ended.value.exceptions
+    assert isinstance(error, ConfigError)
+    assert "topics: unset" in str(error)
+    assert service.starts == 1
 
 
 def joined() -> Topology:
