@@ -17,25 +17,21 @@ It may run at any time, also while the aggregator restarts over and over:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from penstock.services.aggregator.sessions import feed
+from penstock.services.aggregator.changelog_tail import ChangelogLocation, CheckProgress, LogOffsets, read_tail
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
-    ChangelogHole,
     CommitFailed,
     ConfigError,
     GroupNotEmpty,
     GroupNotFound,
     KafkaTimeout,
-    OffsetOutOfRange,
 )
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.delta_tables import PartitionSnapshot
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -44,9 +40,6 @@ from penstock.shared.streams.changelog.format import Progress, decode_progress
 from penstock.shared.streams.runtime.foreign_members import is_foreign_group, name_members
 from penstock.shared.streams.runtime.restore_io import (
     RESTORE_IDLE_MS_MAX,
-    RESTORE_POLL_MS,
-    changelog_consumer,
-    checked_start,
 )
 from penstock.shared.streams.runtime.source_positions import AheadPartition, ahead_of, own_offset
 from penstock.shared.streams.settings import StreamsSettings
@@ -153,83 +146,37 @@ async def read_changelog_progress(
     topic = settings.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
     partitions_of_topic = [TopicPartition(topic, one.partition) for one in description.partitions]
-    ends = await admin.list_offsets(
-        dict.fromkeys(partitions_of_topic, "latest")
-    )  # open transactions too: reading waits for them
-    snapshot = await _read_lake_snapshot(settings, description.topic_id, partitions_of_topic)
-    while True:
-        readers = {
-            at: ChangelogReader(
-                ignore_changes,
-                epoch=0 if (covered := snapshot.get(at)) is None else covered.epoch,
-                progress=None if covered is None else decode_progress(covered.progress),
-            )
-            for at in partitions_of_topic
-        }
-        try:
-            await _read_changelogs(kafka, settings, snapshot, readers, ends)
-        except (ChangelogHole, OffsetOutOfRange):
-            before = snapshot
-            snapshot = await _read_lake_snapshot(settings, description.topic_id, partitions_of_topic)
-            if snapshot == before:  # no compaction has moved the changelog's beginning meanwhile
-                raise
-        else:
-            return {at.partition: reader.progress for at, reader in readers.items()}
+    # The ends include open transactions: reading waits for them.
+    ends = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "latest"))
+    location = ChangelogLocation(kafka, settings.application_id, settings.lake, settings.lake_options)
+    _, readers = await read_tail(location, description, _make_progress_reader, _check_idleness, ends)
+    return {partition: reader.progress for partition, reader in readers.items()}
 
 
-async def _read_lake_snapshot(
-    settings: StreamsSettings, topic_id: str | None, partitions_of_topic: Collection[TopicPartition]
-) -> dict[TopicPartition, delta_tables.PartitionSnapshot]:
-    if settings.lake is None:
-        return {}
-    where = (
-        settings.lake,
-        settings.application_id,
-        [at.partition for at in partitions_of_topic],
-        settings.lake_options or None,
-    )
-    found = await asyncio.to_thread(delta_tables.read_snapshot, *where)
-    covered = {} if found is None else found.partitions
-    if any(one.topic_id not in (None, topic_id) for one in covered.values()):
-        raise ChangelogHole(f"{settings.changelog_topic} was deleted and created again: the lake is of another topic")
-    return {at: covered[at.partition] for at in partitions_of_topic if at.partition in covered}
+def _make_progress_reader(_partition: int, covered: PartitionSnapshot | None) -> ChangelogReader:
+    if covered is None:
+        return ChangelogReader(ignore_changes)
+    return ChangelogReader(ignore_changes, epoch=covered.epoch, progress=decode_progress(covered.progress))
 
 
-async def _read_changelogs(
-    kafka: KafkaSettings,
-    settings: StreamsSettings,
-    snapshot: Mapping[TopicPartition, delta_tables.PartitionSnapshot],
-    readers: Mapping[TopicPartition, ChangelogReader],
-    ends: Mapping[TopicPartition, int],
-) -> None:
-    async with changelog_consumer(kafka) as consumer:
-        consumer.assign(readers)
-        first = await consumer.beginning_offsets(list(readers))
-        for at in readers:
-            covered = snapshot[at].covered_offset if at in snapshot else None
-            consumer.seek(at, checked_start(at, covered, first[at], ends[at], settings.lake))
-        await _read_changelogs_to_end(consumer, readers, ends)
-
-
-async def _read_changelogs_to_end(
-    consumer: Consumer, readers: Mapping[TopicPartition, ChangelogReader], ends: Mapping[TopicPartition, int]
-) -> None:
-    """Feed all records before `ends`. Raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress, as a restore."""
-    last = {at: await consumer.position(at) for at in readers}
+def _check_idleness(records: int) -> CheckProgress:
+    """Return a check that raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress, as a restore."""
+    log.info("reading the changelog", records=records)
+    last: LogOffsets = {}
     moved_ms = SYSTEM_CLOCK.monotonic_ms()
-    log.info("reading the changelog", records=sum(ends[at] - last[at] for at in readers))
-    while behind := [at for at in readers if last[at] < ends[at]]:
-        for at, columns in (await consumer.poll(RESTORE_POLL_MS)).items():
-            feed(readers[at], columns)
-        now = {at: await consumer.position(at) for at in readers}
-        if now != last:
-            last = now
+
+    def check(positions: LogOffsets, ends: LogOffsets) -> None:
+        nonlocal last, moved_ms
+        if positions != last:
+            last = positions
             moved_ms = SYSTEM_CLOCK.monotonic_ms()
         elif SYSTEM_CLOCK.monotonic_ms() - moved_ms > RESTORE_IDLE_MS_MAX:
-            at = behind[0]
+            at = next(at for at in positions if positions[at] < ends[at])
             raise KafkaTimeout(
-                f"{at}: reading has been at offset {last[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms"
+                f"{at}: reading has been at offset {positions[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms"
             )
+
+    return check
 
 
 def values_of(plan: RestorePlan) -> dict[str, object]:

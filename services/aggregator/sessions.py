@@ -19,20 +19,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.services.aggregator.changelog_tail import ChangelogLocation, CheckProgress, LogOffsets, read_tail
 from penstock.services.aggregator.continuations import window_pages
 from penstock.services.aggregator.key_search import key_text
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, position_of
 from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin, TopicDescription
-from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
-    ChangelogHole,
     ConfigError,
-    CorruptRecord,
     KafkaTimeout,
-    OffsetOutOfRange,
     PenstockError,
     UnknownTopicOrPartition,
 )
@@ -40,12 +37,11 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import configure
 from penstock.shared.common.pagination import WindowPosition, WrongContinuation
-from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.time_text import time_ms, utc_text
 from penstock.shared.common.topic_names import changelog_topic
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, apply_one_by_one
-from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
+from penstock.shared.streams.changelog.format import Progress, StoreSchema, decode_progress
 
 
 class WindowQuery(Protocol):
@@ -100,7 +96,6 @@ class WindowQueryOptions(NamedTuple):
     lake_name: str = "streams.lake"
 
 
-POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
 PROGRAM = "penstock sessions"
 ONLY_OPEN = "lake: unset: these are only the open windows"
@@ -109,13 +104,6 @@ FROM_CHANGELOG = (
     "{}: the changelog alone answers. Before the first compaction that is all there is; after it, lake and application "
     "must be those of the aggregator"
 )
-
-
-class ChangelogTail(NamedTuple):
-    """A partition's changelog past the snapshot: the keys' confirmed changes, and the newest progress."""
-
-    changes: TailChanges
-    progress: Progress | None
 
 
 class SessionsQuery:
@@ -149,15 +137,15 @@ class SessionsQuery:
         covered = {} if snapshot is None else snapshot.partitions
         progress = {p: decode_progress(one.progress) for p, one in covered.items()}
         known = [*progress.values()]
-        progress |= {p: tail.progress for p, tail in tails.items() if tail.progress is not None}
+        progress |= {p: newest for p, (_, newest) in tails.items() if newest is not None}
         self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
         store = chosen([*progress.values(), *known], settings.store)
         after = self._after
         while True:
             live, closed, all_to = await self._windows_of_lake(store, snapshot, reach, after)
             found = [closed_of_lake(store, row) for row in closed if _is_window_covered(row, covered)]
-            for partition, tail in tails.items():
-                found += merged(partition, store, live, tail.changes, reach)
+            for partition, (changes, _) in tails.items():
+                found += merged(partition, store, live, changes, reach)
             positioned = [(position_of(one), one) for one in found if settings.status in ("all", one.status)]
             positioned = [
                 (position, one)
@@ -200,65 +188,34 @@ class SessionsQuery:
 
     async def _snapshot_and_tails(
         self, topic: TopicDescription
-    ) -> tuple[delta_tables.Snapshot | None, dict[int, ChangelogTail]]:
-        """Return a snapshot and the tails after it. Reads a newer snapshot if a compaction ends meanwhile."""
-        partitions = [p.partition for p in topic.partitions]
-        snapshot = await self._read_lake_snapshot(topic, partitions)
-        while True:
-            covered = {} if snapshot is None else snapshot.partitions
-            try:
-                return snapshot, await self._read_changelog_tails(partitions, covered)
-            except (ChangelogHole, OffsetOutOfRange):
-                before = covered
-                snapshot = await self._read_lake_snapshot(topic, partitions)
-                if snapshot is None or snapshot.partitions == before:
-                    raise
+    ) -> tuple[delta_tables.Snapshot | None, dict[int, tuple[TailChanges, Progress | None]]]:
+        """Return a snapshot, and by partition the confirmed changes and the newest progress after it."""
+        settings = self._settings
+        reach = (time_ms(settings.from_), time_ms(settings.to))
+        changes = dict[int, TailChanges]()
 
-    async def _read_lake_snapshot(
-        self, topic: TopicDescription, partitions: Sequence[int]
-    ) -> delta_tables.Snapshot | None:
-        if self._settings.lake is None:
-            return None
-        snapshot = await asyncio.to_thread(delta_tables.read_snapshot, *self._where, partitions, self._options)
-        if snapshot is None:
-            self.missing = NO_TABLES.format(delta_tables.table_uri(*self._where))
-        for one in () if snapshot is None else snapshot.partitions.values():
-            if one.topic_id not in (None, topic.topic_id):
-                raise ChangelogHole(f"{self._topic} was deleted and created again: the lake is of another topic")
-        return snapshot
+        def make_reader(partition: int, covered: delta_tables.PartitionSnapshot | None) -> ChangelogReader:
+            changes[partition] = TailChanges(settings.keys, reach, settings.store)
+            return ChangelogReader(
+                apply_one_by_one(changes[partition].keep), epoch=0 if covered is None else covered.epoch
+            )
 
-    async def _read_changelog_tails(
-        self, partitions: Sequence[int], covered: dict[int, delta_tables.PartitionSnapshot]
-    ) -> dict[int, ChangelogTail]:
-        settings = ConsumerSettings(
-            isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+        location = ChangelogLocation(
+            settings.kafka, settings.application, settings.lake, settings.lake_options, settings.lake_name
         )
-        reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
-        tails = dict[int, ChangelogTail]()
-        readers = dict[int, ChangelogReader]()
-        for p in partitions:
-            changes = TailChanges(self._settings.keys, reach, self._settings.store)
-            readers[p] = ChangelogReader(apply_one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
-            tails[p] = ChangelogTail(changes, None)
-        by_partition = {p: TopicPartition(self._topic, p) for p in partitions}
-        async with Consumer(self._settings.kafka, settings) as consumer:
-            consumer.assign(list(by_partition.values()))
-            first = await consumer.beginning_offsets(list(by_partition.values()))
-            ends = await consumer.end_offsets(list(by_partition.values()))
-            for p, at in by_partition.items():
-                start = covered[p].covered_offset if p in covered else 0
-                if first[at] > start:
-                    gone = f"{at}: offsets {start} to {first[at] - 1} are gone, and no snapshot covers them"
-                    raise ChangelogHole(gone + (f" ({self.missing})" if self.missing else ""))
-                consumer.seek(at, start)
-            records = sum([ends[at] - await consumer.position(at) for at in by_partition.values()])
-            deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
-            while any([await consumer.position(at) < ends[at] for at in by_partition.values()]):
-                if SYSTEM_CLOCK.monotonic_ms() > deadline:
-                    raise KafkaTimeout(self._changelog_timeout_message(records))
-                for at, columns in (await consumer.poll(POLL_MS)).items():
-                    feed(readers[at.partition], columns)
-        return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
+        snapshot, readers = await read_tail(location, topic, make_reader, self._check_deadline)
+        if settings.lake is not None and snapshot is None:
+            self.missing = NO_TABLES.format(delta_tables.table_uri(*self._where))
+        return snapshot, {p: (changes[p], reader.progress) for p, reader in readers.items()}
+
+    def _check_deadline(self, records: int) -> CheckProgress:
+        deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
+
+        def check(_positions: LogOffsets, _ends: LogOffsets) -> None:
+            if SYSTEM_CLOCK.monotonic_ms() > deadline:
+                raise KafkaTimeout(self._changelog_timeout_message(records))
+
+        return check
 
     def _changelog_timeout_message(self, records: int) -> str:
         name = self._settings.timeout_name
@@ -270,15 +227,6 @@ class SessionsQuery:
             else f"are in no lake: set {lake_name}, which saves reading compacted records"
         )
         return f"{self._topic}: not read within {name}={ms}. {records} records {cause}; or raise {name}"
-
-
-def feed(reader: ChangelogReader, columns: Columns) -> None:
-    """Feed records to a reader. CorruptRecord names the record that cannot be decoded, and the ways out."""
-    try:
-        reader.feed(columns.offsets, columns.keys, columns.values)
-    except CorruptEntry as e:
-        at = columns.topic_partition
-        raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {WAYS_OUT}") from e
 
 
 def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.records import Int64Array
+from penstock.shared.common.records import Int64Array, TopicPartition
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX
 from penstock.shared.streams.aggregations.aggregation import Column
 from penstock.shared.streams.changelog import format as fmt
@@ -147,6 +147,11 @@ class CorruptEntry(CorruptRecord):
         super().__init__(f"offset {offset}: {reason}")
         self.offset = offset
         self.reason = reason
+
+
+def locate_corrupt_entry(at: TopicPartition, entry: CorruptEntry) -> CorruptRecord:
+    """Return the error with the entry's partition and offset, the reason and the ways out."""
+    return CorruptRecord(f"{at} at offset {entry.offset}: {entry.reason}. {fmt.WAYS_OUT}")
 
 
 class _ParsedRecords:

@@ -28,10 +28,14 @@ from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, check_schema
+from penstock.shared.streams.changelog.changelog_reader import (
+    ChangelogReader,
+    CorruptEntry,
+    check_schema,
+    locate_corrupt_entry,
+)
 from penstock.shared.streams.changelog.format import (
     PROGRESS,
-    WAYS_OUT,
     Progress,
     StoreSchema,
     decode_entry,
@@ -313,14 +317,11 @@ class Restoring:
         try:
             return self.reader.next_epoch
         except CorruptEntry as e:
-            raise self._corrupt_record(e) from e
+            raise locate_corrupt_entry(self.at, e) from e
         except CorruptRecord as e:
             raise CorruptRecord(f"{self.at}: {e}. Start afresh (`penstock streams reset`)") from e
 
     # --- inside ---
-
-    def _corrupt_record(self, e: CorruptEntry) -> CorruptRecord:
-        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
 
     def _feed_changelog_records(self, columns: Columns) -> int:
         reader = self.reader
@@ -336,7 +337,7 @@ class Restoring:
                     check_overtaken(checkpoint, offset, value)
             reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
         except CorruptEntry as e:
-            raise self._corrupt_record(e) from e
+            raise locate_corrupt_entry(self.at, e) from e
         self.report.changelog_records += len(columns)
         # The buffer of a restore is limited, because the state may be larger than memory.
         if self.task.local is not None and self.task.local.is_full:
@@ -475,16 +476,23 @@ class Restoring:
             reading.cancel()
 
 
-def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:
+def checked_start(
+    at: TopicPartition,
+    covered: int | None,
+    first: int,
+    end: int,
+    lake: str | None = None,
+    lake_name: str = "streams.lake",
+) -> int:
     """Return the offset to read from, for a log from `first` to `end` and a snapshot up to `covered` in that lake.
 
-    Raises ChangelogHole if offsets between them are missing.
+    `lake_name` is the setting that `lake` comes from. Raises ChangelogHole if offsets between them are missing.
     """
     if covered is None:
         if first > 0:
             raise ChangelogHole(
                 f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them "
-                f"(streams.lake is {lake or 'not set'}: is it the one that compactions write to?)"
+                f"({lake_name} is {lake or 'not set'}: is it the one that compactions write to?)"
             )
         return first
     if first > covered:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions, chosen, feed, main, show
+from penstock.services.aggregator.changelog_tail import feed
+from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions, chosen, main, show
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChange, decode_change
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
@@ -280,7 +281,19 @@ async def test_a_missing_lake_is_reported(tmp_path: Path, capsys: pytest.Capture
         async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
             await admin.delete_records({TopicPartition("app-changelog", 0): 1})
         assert await asyncio.to_thread(main, wrong) == 1
-        assert f"{tmp_path}/no/app has no tables" in capsys.readouterr().err
+        assert f"(lake is {tmp_path}/no: " in capsys.readouterr().err
+
+
+async def test_a_log_that_lost_its_end_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the changelog ends before the offset that the snapshot covers, the lake alone does not answer."""
+    async with FakeCluster() as cluster:
+        await write_tail(cluster, [])
+        body = msgspec.json.encode(PROGRESS)
+        rows = [lake_tables.progress(p, covered, body, epoch=1, topic_id=None) for p, covered in ((0, 2), (1, 3))]
+        lake_tables.write_state(tmp_path, "app", [STORE], rows)
+        flags = ["--application", "app", "--lake", str(tmp_path), "--status", "open"]
+        assert await asyncio.to_thread(main, [*flags, "--kafka.bootstrap-servers", cluster.bootstrap_servers]) == 1
+    assert "app-changelog-1: the log ends at 2, but the snapshot covers it up to 3" in capsys.readouterr().err
 
 
 async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
