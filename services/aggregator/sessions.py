@@ -12,8 +12,9 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
@@ -37,63 +38,27 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import configure
 from penstock.shared.common.pagination import WindowPosition, WrongContinuation
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.time_text import time_ms, utc_text
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import Progress, StoreSchema, decode_progress
 
 
-class WindowQuery(Protocol):
-    """A query to changelog and lake, from the command line or HTTP. `SessionsSettings` describes each property."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowQueryOptions:
+    """What a query looks for: windows of `keys` that touch `reach` (ms, both inclusive).
 
-    @property
-    def kafka(self) -> KafkaSettings: ...
-    @property
-    def application(self) -> str: ...
-    @property
-    def lake(self) -> str | None: ...
-    @property
-    def lake_options(self) -> dict[str, str]: ...
-    @property
-    def store(self) -> str | None: ...
-    @property
-    def keys(self) -> KeyRange: ...
-    @property
-    def from_(self) -> str: ...
-    @property
-    def to(self) -> str: ...
-    @property
-    def kafka_timeout_ms(self) -> int: ...
-    @property
-    def timeout_name(self) -> str: ...
-    @property
-    def lake_name(self) -> str: ...
-    @property
-    def rows_max(self) -> int: ...
-    @property
-    def status(self) -> Literal["open", "closed", "all"]: ...
-
-
-class WindowQueryOptions(NamedTuple):
-    """A query that does not come from a command line.
-
-    `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from.
+    `store` None is the only store. `timeout_name` is the setting that `timeout_ms` comes from.
     """
 
-    kafka: KafkaSettings
-    application: str
-    lake: str | None
-    lake_options: dict[str, str]
+    location: ChangelogLocation
     store: str | None
     keys: KeyRange
-    from_: str
-    to: str
-    kafka_timeout_ms: int
-    rows_max: int
+    reach: tuple[int, int]
     status: Literal["open", "closed", "all"] = "all"
-    timeout_name: str = "queries.changelog_timeout_ms"
-    lake_name: str = "streams.lake"
+    rows_max: int
+    timeout_ms: int
+    timeout_name: str
 
 
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
@@ -114,24 +79,24 @@ class SessionsQuery:
     begin first, at most `rows_max`. `last` is the position after which there may be more.
     """
 
-    def __init__(self, settings: WindowQuery, after: WindowPosition | None = None) -> None:
+    def __init__(self, options: WindowQueryOptions, after: WindowPosition | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
         self.last: WindowPosition | None = None
         self.missing: str | None = None
-        self._settings = settings
+        self._options = options
         self._after = after
-        self._topic = changelog_topic(settings.application)
-        self._where = (settings.lake or "", settings.application)
-        self._options = settings.lake_options or None
+        location = options.location
+        self._topic = changelog_topic(location.application)
+        self._where = (location.lake or "", location.application)
+        self._lake_options = location.lake_options or None
 
     async def run(self) -> tuple[StoreSchema, list[FoundWindow]]:
         """Return the store, and the keys' windows in order of their positions.
 
         Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
         """
-        settings = self._settings
-        reach = (time_ms(settings.from_), time_ms(settings.to))
-        async with Admin(settings.kafka) as admin:
+        options = self._options
+        async with Admin(options.location.kafka) as admin:
             description = (await admin.describe_topics([self._topic]))[self._topic]
         snapshot, tails = await self._snapshot_and_tails(description)
         covered = {} if snapshot is None else snapshot.partitions
@@ -139,21 +104,21 @@ class SessionsQuery:
         known = [*progress.values()]
         progress |= {p: newest for p, (_, newest) in tails.items() if newest is not None}
         self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
-        store = chosen([*progress.values(), *known], settings.store)
+        store = chosen([*progress.values(), *known], options.store)
         after = self._after
         while True:
-            live, closed, all_to = await self._windows_of_lake(store, snapshot, reach, after)
+            live, closed, all_to = await self._windows_of_lake(store, snapshot, after)
             found = [closed_of_lake(store, row) for row in closed if _is_window_covered(row, covered)]
             for partition, (changes, _) in tails.items():
-                found += merged(partition, store, live, changes, reach)
-            positioned = [(position_of(one), one) for one in found if settings.status in ("all", one.status)]
+                found += merged(partition, store, live, changes, options.reach)
+            positioned = [(position_of(one), one) for one in found if options.status in ("all", one.status)]
             positioned = [
                 (position, one)
                 for position, one in positioned
                 if (after is None or position > after) and (all_to is None or position <= all_to)
             ]
             positioned.sort(key=itemgetter(0))
-            page = positioned[: settings.rows_max]
+            page = positioned[: options.rows_max]
             self.last = page[-1][0] if len(page) < len(positioned) else all_to
             if page or self.last is None:
                 return store, [one for _, one in page]
@@ -163,25 +128,24 @@ class SessionsQuery:
         self,
         store: StoreSchema,
         snapshot: delta_tables.Snapshot | None,
-        reach: tuple[int, int],
         after: WindowPosition | None,
     ) -> tuple[list[dict[str, Any]], list[delta_tables.ClosedWindow], WindowPosition | None]:
         """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
-        settings = self._settings
+        options = self._options
         if snapshot is None:
             return [], [], None
         where = (*self._where, store.name)
-        most = settings.rows_max + 1
+        most = options.rows_max + 1
         live: list[dict[str, Any]] = []
         closed: list[delta_tables.ClosedWindow] = []
         ends: list[WindowPosition] = []
-        if settings.status != "closed":
-            arguments = (*where, snapshot.version, settings.keys, reach, most, self._options, after)
+        if options.status != "closed":
+            arguments = (*where, snapshot.version, options.keys, options.reach, most, self._lake_options, after)
             live = await asyncio.to_thread(delta_tables.find_windows, *arguments)
             ends += [delta_tables.window_position(live[-1])] if len(live) == most else []
-        if settings.status != "open":
-            keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
-            of_closed = (*where, keys, reach, most, self._options, after)
+        if options.status != "open":
+            keys: Any = options.keys.texts() if store.key == "string" else options.keys
+            of_closed = (*where, keys, options.reach, most, self._lake_options, after)
             closed = await asyncio.to_thread(delta_tables.find_closed, *of_closed)
             ends += [delta_tables.window_position(closed[-1])] if len(closed) == most else []
         return live, closed, min(ends, default=None)
@@ -190,26 +154,22 @@ class SessionsQuery:
         self, topic: TopicDescription
     ) -> tuple[delta_tables.Snapshot | None, dict[int, tuple[TailChanges, Progress | None]]]:
         """Return a snapshot, and by partition the confirmed changes and the newest progress after it."""
-        settings = self._settings
-        reach = (time_ms(settings.from_), time_ms(settings.to))
+        options = self._options
         changes = dict[int, TailChanges]()
 
         def make_reader(partition: int, covered: delta_tables.PartitionSnapshot | None) -> ChangelogReader:
-            changes[partition] = TailChanges(settings.keys, reach, settings.store)
+            changes[partition] = TailChanges(options.keys, options.reach, options.store)
             return ChangelogReader(
                 apply_one_by_one(changes[partition].keep), epoch=0 if covered is None else covered.epoch
             )
 
-        location = ChangelogLocation(
-            settings.kafka, settings.application, settings.lake, settings.lake_options, settings.lake_name
-        )
-        snapshot, readers = await read_tail(location, topic, make_reader, self._check_deadline)
-        if settings.lake is not None and snapshot is None:
+        snapshot, readers = await read_tail(options.location, topic, make_reader, self._check_deadline)
+        if options.location.lake is not None and snapshot is None:
             self.missing = NO_TABLES.format(delta_tables.table_uri(*self._where))
         return snapshot, {p: (changes[p], reader.progress) for p, reader in readers.items()}
 
     def _check_deadline(self, records: int) -> CheckProgress:
-        deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
+        deadline = SYSTEM_CLOCK.monotonic_ms() + self._options.timeout_ms
 
         def check(_positions: LogOffsets, _ends: LogOffsets) -> None:
             if SYSTEM_CLOCK.monotonic_ms() > deadline:
@@ -218,15 +178,15 @@ class SessionsQuery:
         return check
 
     def _changelog_timeout_message(self, records: int) -> str:
-        name = self._settings.timeout_name
-        ms = self._settings.kafka_timeout_ms
-        lake_name = self._settings.lake_name
+        name = self._options.timeout_name
+        timeout = f"{name}={self._options.timeout_ms}"
+        location = self._options.location
         cause = (
             "are past the newest compaction: run a compaction"
-            if self._settings.lake is not None
-            else f"are in no lake: set {lake_name}, which saves reading compacted records"
+            if location.lake is not None
+            else f"are in no lake: set {location.lake_name}, which saves reading compacted records"
         )
-        return f"{self._topic}: not read within {name}={ms}. {records} records {cause}; or raise {name}"
+        return f"{self._topic}: not read within {timeout}. {records} records {cause}; or raise {name}"
 
 
 def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
@@ -263,6 +223,22 @@ def _is_window_covered(row: delta_tables.ClosedWindow, covered: dict[int, delta_
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)
 
 
+def query_options(settings: SessionsSettings) -> WindowQueryOptions:
+    """Return the query of a command line."""
+    return WindowQueryOptions(
+        location=ChangelogLocation(
+            settings.kafka, settings.application, settings.lake, settings.lake_options, lake_name="lake"
+        ),
+        store=settings.store,
+        keys=settings.keys,
+        reach=(time_ms(settings.from_), time_ms(settings.to)),
+        status=settings.status,
+        rows_max=settings.rows_max,
+        timeout_ms=settings.kafka_timeout_ms,
+        timeout_name="kafka_timeout_ms",
+    )
+
+
 def _key_and_time_filter(settings: SessionsSettings) -> dict[str, Any]:
     asked = dict(zip(("key_from", "key_to"), settings.keys, strict=True))
     return {"key": None, **asked, "from_ms": time_ms(settings.from_), "to_ms": time_ms(settings.to)}
@@ -280,7 +256,8 @@ def main(arguments: list[str]) -> int:
         # No request may take longer than the answer.
         limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
         quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})
-        query = SessionsQuery(settings.model_copy(update={"kafka": quick}), pages.position(settings.continuation))
+        options = query_options(settings.model_copy(update={"kafka": quick}))
+        query = SessionsQuery(options, pages.position(settings.continuation))
         store, found = asyncio.run(query.run())
     except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)

@@ -169,16 +169,6 @@ class SessionsSettings(CommandSettings):
         return self
 
     @property
-    def timeout_name(self) -> str:
-        """The name of the setting of `kafka_timeout_ms`."""
-        return "kafka_timeout_ms"
-
-    @property
-    def lake_name(self) -> str:
-        """The name of the setting of `lake`."""
-        return "lake"
-
-    @property
     def keys(self) -> KeyRange:
         """The queried keys."""
         return KeyRange.of(self.key if self.key is not None else self.key_base64, self.key_from, self.key_to)

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
+from penstock.services.aggregator.changelog_tail import ChangelogLocation
 from penstock.services.aggregator.continuations import window_pages
 from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -69,10 +70,17 @@ class WindowSearch:
         streams = self._settings.streams
         queries = self._settings.queries
         pages = window_pages(streams.application_id, schema.name, status, params)
-        where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        from_ms, to_ms = map(str, _queried_time_range(params))
-        limits = (queries.changelog_timeout_ms, params["rows_max"])
-        options = WindowQueryOptions(*where, schema.name, _queried_keys(params), from_ms, to_ms, *limits, status)
+        kafka = self._settings.kafka
+        options = WindowQueryOptions(
+            location=ChangelogLocation(kafka, streams.application_id, streams.lake, streams.lake_options),
+            store=schema.name,
+            keys=_queried_keys(params),
+            reach=_queried_time_range(params),
+            status=status,
+            rows_max=params["rows_max"],
+            timeout_ms=queries.changelog_timeout_ms,
+            timeout_name="queries.changelog_timeout_ms",
+        )
         query = SessionsQuery(options, pages.position(params["continuation"]))
         _, found = await run_in_loop_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]

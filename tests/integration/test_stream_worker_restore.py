@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
+from penstock.services.aggregator.changelog_tail import ChangelogLocation
 from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
@@ -20,6 +21,7 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.time_text import time_ms
 from penstock.shared.streams.aggregations.aggregation import CountDistinct
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, Confirmed, apply_one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
@@ -187,7 +189,13 @@ async def test_a_query_continues_from_a_newer_snapshot(
             where = None if root is None else str(root)
             keys = KeyRange.of("key-1")
             options = WindowQueryOptions(
-                chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000
+                location=ChangelogLocation(chain.kafka, topic_name, where, {}),
+                store=None,
+                keys=keys,
+                reach=(0, time_ms("9999-12-31")),
+                rows_max=1_000,
+                timeout_ms=30_000,
+                timeout_name="timeout_ms",
             )
             return [one for one in (await SessionsQuery(options).run())[1] if one.status == "open"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.services.aggregator.changelog_tail import feed
+from penstock.services.aggregator.changelog_tail import ChangelogLocation, feed
 from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions, chosen, main, show
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChange, decode_change
 from penstock.shared.clients.admin import Admin
@@ -211,7 +211,14 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         for rows_max in (3, 10, len(wanted), 1_000):
             options = WindowQueryOptions(
-                kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", 30_000, rows_max, status
+                location=ChangelogLocation(kafka, "app", str(tmp_path), {}),
+                store="s",
+                keys=KeyRange.of(),
+                reach=(0, 1_000),
+                status=status,
+                rows_max=rows_max,
+                timeout_ms=30_000,
+                timeout_name="timeout_ms",
             )
             seen: list[FoundWindow] = []
             query = SessionsQuery(options)
