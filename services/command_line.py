@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.errors import ConfigError, PenstockError
-
-REFUSED, WRONG_SETTING = 1, 2
 
 
 def run_app(app: Callable[..., object], arguments: list[str], program: str) -> int:
@@ -19,11 +18,11 @@ def run_app(app: Callable[..., object], arguments: list[str], program: str) -> i
     try:
         app(args=arguments, prog_name=program)
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else 0
+        return e.code if isinstance(e.code, int) else ExitStatus.OK
     except ConfigError as e:
         print(e, file=sys.stderr)
-        return WRONG_SETTING
+        return ExitStatus.WRONG_SETTING
     except PenstockError as e:
         print(f"{program}: {type(e).__name__}: {e}", file=sys.stderr)
-        return REFUSED
-    return 0
+        return ExitStatus.FAILED
+    return ExitStatus.OK

@@ -16,13 +16,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import DaemonSettings, load_or_exit
 
 log = get_logger(__name__)
-
-OK, FAILED, WRONG_SETTING, FORCED_EXIT = 0, 1, 2, 130
 
 
 class Daemon(Protocol):
@@ -67,7 +66,7 @@ def serve(
         return asyncio.run(run_daemon())
     except ConfigError as e:  # raised by `make`: nothing has started yet
         print(f"{program}: {e}", file=sys.stderr)
-        return WRONG_SETTING
+        return ExitStatus.WRONG_SETTING
 
 
 def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -94,13 +93,13 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             log.warning("second signal: leaving at once", signal=number.name)
-            os._exit(FORCED_EXIT)
+            os._exit(ExitStatus.INTERRUPTED)
         log.info("shutting down", signal=number.name)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    status = OK
+    status: int = ExitStatus.OK
     work = asyncio.ensure_future(_start_and_work(daemon))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +110,7 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
     try:
         if not work.done():
             log.error("the main loop did not end within the limit", shutdown_timeout_ms=shutdown_timeout_ms)
-            status = FAILED
+            status = ExitStatus.FAILED
         elif not work.cancelled():
             work.result()
         elif not stop.is_set():
@@ -123,13 +122,13 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
             await daemon.shutdown()
     except TimeoutError:
         log.error("shutdown took longer than its limit", shutdown_timeout_ms=shutdown_timeout_ms)
-        status = status or FAILED
+        status = status or ExitStatus.FAILED
     except PenstockError as e:
         log.error("shutdown failed", error=type(e).__name__, reason=str(e))
-        status = status or FAILED
+        status = status or ExitStatus.FAILED
     except Exception:
         log.exception("shutdown failed")
-        status = status or FAILED
+        status = status or ExitStatus.FAILED
     return status
 
 
@@ -146,7 +145,7 @@ def _log_errors(error: Exception) -> int:
             log.error("failed", error=type(e).__name__, reason=str(e))
         else:
             log.error("failed", exc_info=e)
-    return WRONG_SETTING if all(isinstance(e, ConfigError) for e in leaves) else FAILED
+    return ExitStatus.WRONG_SETTING if all(isinstance(e, ConfigError) for e in leaves) else ExitStatus.FAILED
 
 
 def _leaf_exceptions(error: Exception) -> Iterator[Exception]:

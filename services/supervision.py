@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from penstock.services.daemon import WRONG_SETTING
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
@@ -33,7 +33,7 @@ async def keep_running(
     while True:
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         status = await wait()
-        if status == WRONG_SETTING:
+        if status == ExitStatus.WRONG_SETTING:
             raise ConfigError(f"{name} cannot run with these settings: {reason()}")
         pause_ms = pauses.wait_ms(SYSTEM_CLOCK.monotonic_ms() - started_ms)
         on_end(status, pause_ms)

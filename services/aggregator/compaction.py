@@ -32,6 +32,7 @@ from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.child_process import ChildProcess, describe_status
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -58,11 +59,8 @@ READING = "reading "
 """The prefix of the line by which a job reports that Spark runs and reads the changelog."""
 WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """The fields of a job's result that count written rows."""
-OK = 0
 OWNERSHIP_LOST = 1_000  # not an exit status: the job was stopped because another instance compacts now
 OWNERSHIP_POLL_MS = 100
-COMMIT_CONFLICT = 3
-"""The exit status of `penstock compact` if another job committed first, which is not an error."""
 
 
 def command(settings: AggregatorSettings) -> list[str]:
@@ -311,14 +309,14 @@ class CompactionSupervisor:
     def _record_result(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
         result = _parse_job_result(out)
         lines = err.decode(errors="replace").splitlines()[-OUTPUT_LINES_MAX:]
-        if status == OK or result:
+        if status == ExitStatus.OK or result:
             self._count_job_result(state, result)
-        if status == OK:
+        if status == ExitStatus.OK:
             self._end_job(state, "done", "", "done")
             log.info("compaction done", **result)
             if result.get("remaining_records"):
                 self._request_remaining_compaction()
-        elif status == COMMIT_CONFLICT:
+        elif status == ExitStatus.COMMIT_CONFLICT:
             self._end_job(state, "lost", "another job was first", "lost")
             log.info("compaction: another job was first")
         elif status == OWNERSHIP_LOST:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from penstock.api.connect.routes import StartingApp, create_connect_app
 from penstock.api.http.server import HttpServer
 from penstock.services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -42,14 +43,12 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-FAILED = 1
-WRONG_SETTING = 2
 PORT_IN_USE = 3
 KAFKA_UNREACHABLE = 4
 CONNECTOR_FAILED = 5
 EXIT_STATUSES: Mapping[int, str] = {
-    FAILED: "an error while the worker ran",
-    WRONG_SETTING: "a setting is missing or invalid",
+    ExitStatus.FAILED: "an error while the worker ran",
+    ExitStatus.WRONG_SETTING: "a setting is missing or invalid",
     PORT_IN_USE: "the address of the REST server cannot be bound",
     KAFKA_UNREACHABLE: "Kafka cannot be reached, or rejects the credentials",
     CONNECTOR_FAILED: "a connector of the command line cannot be created, or fails during its start",
@@ -84,7 +83,7 @@ class ConnectDaemon:
         self._producer = Producer(kafka, ProducerSettings(linger_ms=0))
         self.herder: DistributedHerder | StandaloneHerder | None = None
         self._loop: asyncio.Task[None] | None = None
-        self.exit_status = FAILED
+        self.exit_status: int = ExitStatus.FAILED
 
     def __repr__(self) -> str:
         return f"<ConnectDaemon {self._command_line.mode}, {self.server!r}>"
@@ -105,10 +104,10 @@ class ConnectDaemon:
             )
         await self._run_start_step(self._start_http_server(), {ConfigError: PORT_IN_USE})
         await self._run_start_step(
-            self._connect_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
+            self._connect_kafka(), {ConfigError: ExitStatus.WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
         )
         herder = await self._run_start_step(
-            self._start_herder(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
+            self._start_herder(), {ConfigError: ExitStatus.WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
         )
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
         spare_the_collector()
@@ -145,7 +144,9 @@ class ConnectDaemon:
             return await step
         except* PenstockError as group:
             error = _first_error(group)
-            self.exit_status = next((status for cls, status in statuses.items() if isinstance(error, cls)), FAILED)
+            self.exit_status = next(
+                (status for cls, status in statuses.items() if isinstance(error, cls)), ExitStatus.FAILED
+            )
             raise StartFailed(self.exit_status, error) from None
 
     async def _start_http_server(self) -> None:

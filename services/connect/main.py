@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from penstock.services import daemon
-from penstock.services.connect.daemon import EXIT_STATUSES, WRONG_SETTING, ConnectDaemon
+from penstock.services.connect.daemon import EXIT_STATUSES, ConnectDaemon
 from penstock.services.connect.settings import CommandLine, Mode, read_command_line
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import configure
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         is_help = not arguments or arguments[0] in ("--help", "-h", "help")
         statuses = "\n".join(f"  {status}  {reason}" for status, reason in EXIT_STATUSES.items())
         print(USAGE + statuses, file=sys.stdout if is_help else sys.stderr)
-        return 0 if is_help else WRONG_SETTING
+        return ExitStatus.OK if is_help else ExitStatus.WRONG_SETTING
     mode: Mode = "standalone" if arguments[0] == "standalone" else "distributed"
     try:
         command_line = read_command_line(mode, arguments[1:])
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         return asyncio.run(_run_connect_daemon(command_line))
     except ConfigError as e:
         print(f"penstock connect: {e}", file=sys.stderr)
-        return WRONG_SETTING
+        return ExitStatus.WRONG_SETTING
 
 
 async def _run_connect_daemon(command_line: CommandLine) -> int:

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -34,10 +35,9 @@ from penstock.shared.common.time_text import duration_ms
 if TYPE_CHECKING:
     from penstock.services.spark.audit.audit import AuditReport
 
-DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
 STOP_POLL_S = 0.5  # how soon jobs are cancelled after SIGTERM
-AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
+AUDIT_DIFFERENCES, AUDIT_FAILED = 1, 3
 
 
 def compact_main(arguments: list[str]) -> int:
@@ -45,7 +45,7 @@ def compact_main(arguments: list[str]) -> int:
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
-        return _print_to_stderr(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     configure(settings.log, "compact")
     # Imported late: importing pyspark takes a second, which --help and an invalid setting need not wait for.
     from penstock.services.spark.compaction.compact import CompactionJob
@@ -68,12 +68,12 @@ def compact_main(arguments: list[str]) -> int:
                     break
                 _print_to_stderr(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:
-        return _print_to_stderr(str(e), CONFLICT)
+        return _print_to_stderr(str(e), ExitStatus.COMMIT_CONFLICT)
     except ConfigError as e:
-        return _print_to_stderr(f"{committed}{e}", WRONG_SETTINGS)
+        return _print_to_stderr(f"{committed}{e}", ExitStatus.WRONG_SETTING)
     except PenstockError as e:
-        return _print_to_stderr(f"{committed}{type(e).__name__}: {e}", FAILED)
-    return DONE
+        return _print_to_stderr(f"{committed}{type(e).__name__}: {e}", ExitStatus.FAILED)
+    return ExitStatus.OK
 
 
 def batch_main(arguments: list[str]) -> int:
@@ -81,7 +81,7 @@ def batch_main(arguments: list[str]) -> int:
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
-        return _print_to_stderr(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     configure(settings.log, "batch")
     from penstock.services.spark.batch.batch import BatchFenced, BatchJob
     from penstock.services.spark.spark_session import spark_session
@@ -106,12 +106,12 @@ def batch_main(arguments: list[str]) -> int:
     except BatchFenced as e:
         return _print_to_stderr(str(e), FENCED)
     except ConfigError as e:
-        return _print_to_stderr(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     except PenstockError as e:
         if stop.is_set():  # commits before the stop are kept, and the next batch continues after them
             return _print_to_stderr(f"stopped during a batch: {e}")
-        return _print_to_stderr(f"{type(e).__name__}: {e}", FAILED)
-    return DONE
+        return _print_to_stderr(f"{type(e).__name__}: {e}", ExitStatus.FAILED)
+    return ExitStatus.OK
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def audit_main(arguments: list[str]) -> int:
             ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
         )
     except ConfigError as e:
-        return _print_to_stderr(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     configure(settings.log, "audit")
     from penstock.services.spark.audit.audit import run_audit
     from penstock.services.spark.audit.report import print_report
@@ -151,7 +151,7 @@ def audit_main(arguments: list[str]) -> int:
         with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.spark_uris) as spark:
             report = run_audit(spark, settings, _print_to_stderr)
     except ConfigError as e:
-        return _print_to_stderr(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     except PenstockError as e:
         return _print_to_stderr(f"{type(e).__name__}: {e}", AUDIT_FAILED)
     print_report(report, as_json=settings.json_line)
@@ -162,10 +162,10 @@ def status_of(report: AuditReport) -> int:
     """Returns the exit status of an audit that was carried out."""
     if report.differs:
         return AUDIT_DIFFERENCES
-    return AUDIT_FAILED if report.is_empty else AUDIT_OK
+    return AUDIT_FAILED if report.is_empty else ExitStatus.OK
 
 
-def _print_to_stderr(text: str, status: int = DONE) -> int:
+def _print_to_stderr(text: str, status: int = ExitStatus.OK) -> int:
     print(text, file=sys.stderr, flush=True)
     return status
 
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
     """`python -m penstock.services.spark.main compact|batch|audit …`."""
     commands = {"compact": compact_main, "batch": batch_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
-        return _print_to_stderr(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
+        return _print_to_stderr(f"usage: {'|'.join(commands)} [flags]; --help lists them", ExitStatus.WRONG_SETTING)
     return commands[arguments[0]](arguments[1:])
 
 

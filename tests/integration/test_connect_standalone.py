@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.services.connect import connectors
-from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE, WRONG_SETTING
+from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE
+from penstock.services.exit_status import ExitStatus
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic
@@ -95,7 +96,7 @@ def test_each_start_error_has_its_exit_status(kafka: EmbeddedKafka, tmp_path: Pa
     props = standalone(kafka.bootstrap_servers, tmp_path) | {"listeners": f"http://127.0.0.1:{rest}"}
     file.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
     wrong = run("standalone", str(file), "--offset.flush.interval.ms=never")
-    assert (wrong.returncode, "offset.flush.interval.ms" in error_line(wrong)) == (WRONG_SETTING, True)
+    assert (wrong.returncode, "offset.flush.interval.ms" in error_line(wrong)) == (ExitStatus.WRONG_SETTING, True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
 from penstock.services.local.demo.data_folder import fresh_folder
 from penstock.services.local.demo.display import Display, counted, longest_table
@@ -27,7 +28,6 @@ from penstock.shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
 PLAIN_WIDTH = 120  # of output to a file or a pipe
-OK, FAILED, WRONG_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 PROGRAM = "penstock demo"
 
@@ -70,15 +70,15 @@ def demo(
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run_scenario(Scenario(source, folder, display), display))
     except ConfigError as e:
-        raise typer.Exit(_print_error(e, WRONG_SETTINGS)) from None
+        raise typer.Exit(_print_error(e, ExitStatus.WRONG_SETTING)) from None
     except PenstockError as e:
-        raise typer.Exit(_print_error(e, FAILED)) from None
+        raise typer.Exit(_print_error(e, ExitStatus.FAILED)) from None
     except (asyncio.CancelledError, KeyboardInterrupt):
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
     _print_summary(console, source, outcome, folder)
     if json:
         sys.stdout.write(msgspec.json.encode(summary(outcome)).decode() + "\n")
-    raise typer.Exit(OK if outcome.ok else FAILED)
+    raise typer.Exit(ExitStatus.OK if outcome.ok else ExitStatus.FAILED)
 
 
 async def _run_scenario(scenario: Scenario, display: Display) -> DemoOutcome:
@@ -92,7 +92,7 @@ async def _run_scenario(scenario: Scenario, display: Display) -> DemoOutcome:
     def stop_scenario() -> None:
         if task.cancelling():
             display.close()
-            os._exit(INTERRUPTED)
+            os._exit(ExitStatus.INTERRUPTED)
         display.step("stopping Kafka and all services, which takes some seconds (Ctrl-C again: at once) …")
         task.cancel()
 
@@ -216,4 +216,4 @@ def _print_error(error: PenstockError, status: int) -> int:
 def main(arguments: list[str]) -> int:
     """Run the demo. Returns the exit status."""
     result = app(arguments, prog_name=PROGRAM, standalone_mode=False)
-    return result if isinstance(result, int) else OK
+    return result if isinstance(result, int) else ExitStatus.OK

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.doctor.findings import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
 from penstock.services.local.settings import DoctorSettings
@@ -27,7 +28,6 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import dead_letter_topic
 
-WELL, PROBLEM, WRONG_SETTINGS = 0, 1, 2
 ORDER = ("ok", "warning", "problem")
 
 
@@ -37,13 +37,13 @@ def main(arguments: list[str]) -> int:
         settings = DoctorSettings.load(arguments, program="penstock doctor")
     except ConfigError as e:
         print(e, file=sys.stderr)
-        return WRONG_SETTINGS
+        return ExitStatus.WRONG_SETTING
     configure(settings.log, "doctor")
     findings: list[Finding] = examine_machine(settings.data_dir)
     findings += asyncio.run(examine_kafka(settings.kafka, settings.topics, SYSTEM_CLOCK.now_ms()))
     for finding in sorted(findings, key=lambda finding: ORDER.index(finding.level)):
         print(finding, flush=True)
-    return PROBLEM if any(finding.level == "problem" for finding in findings) else WELL
+    return ExitStatus.FAILED if any(finding.level == "problem" for finding in findings) else ExitStatus.OK
 
 
 async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:

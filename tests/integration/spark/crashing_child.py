@@ -13,10 +13,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.compaction import compact, delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.main import DONE, compact_main
+from penstock.services.spark.main import compact_main
 from penstock.services.spark.spark_session import spark_session
 from penstock.services.spark.topic_offsets import run_with_timeout
 from penstock.shared.clients.admin import Admin
@@ -181,7 +182,7 @@ def main(arguments: list[str]) -> int:
     with spark_session(settings.spark, "crashing", settings.tables) as spark:
         assert isinstance(spark, SparkSession)
         POINTS[arguments[0]](spark, settings, print).run()
-    return DONE
+    return ExitStatus.OK
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import AuditReport, run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.report import as_object, print_report
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
+from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, status_of
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -125,7 +126,7 @@ def test_output_of_the_engine_passes(lake: Lake, kind: str) -> None:
     lake.send(played, more=3)
     lake.write(played)
     report = lake.audit(expect_records=306)
-    assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
+    assert (differences(report), status_of(report)) == ({}, ExitStatus.OK)
     assert (report.records, report.uncovered, report.unaccounted, report.left_out) == (306, 6, 0, 0)
     assert min(report.late, report.dead_letters, report.skipped, report.windows_closed, report.windows_open) > 0
     assert (report.kind, report.store, as_object(report)["audit_ok"]) == (kind, "s", True)
@@ -251,7 +252,7 @@ def test_deleted_source_records_are_left_out(lake: Lake, kind: str) -> None:
     lake.write(played)
     lake.topics.delete_before(lake.topic, {0: 40})
     report = lake.audit()
-    assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
+    assert (differences(report), status_of(report)) == ({}, ExitStatus.OK)
     assert (report.records, report.unaccounted) == (560, 0)
     assert report.left_out > 0
     assert sum("before offset 40" in text for text in report.not_compared) == 1
@@ -279,7 +280,7 @@ def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:
     assert any("windows of partitions 0" in text for text in report.not_compared)
 
     report = lake.audit(conservation_only=True)
-    assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
+    assert (differences(report), status_of(report)) == ({}, ExitStatus.OK)
     assert {"windows", "closing", "lateness"} & {check.name for check in report.checks} == set()
     assert report.assumed == []
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.main import CONFLICT, DONE
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.crashing_child import OVERTAKEN, POINTS
 from tests.integration.spark.test_compact import is_right
@@ -102,13 +102,13 @@ def test_of_two_jobs_at_once_one_wins(
         fast = [sys.executable, "-m", "penstock.services.cli", "compact", *flags(simulation)]
         fast += ["--optimize-files-max", "1"]
         winner = subprocess.run(fast, capture_output=True, text=True, timeout=START_SECONDS, check=False)
-        assert winner.returncode == DONE, winner.stderr
+        assert winner.returncode == ExitStatus.OK, winner.stderr
         files["OVERTAKEN"].touch()
         _, errors = loser.communicate(timeout=START_SECONDS)
     finally:
         loser.kill()
     report = json.loads(winner.stdout.splitlines()[-1])
     assert report["rewritten_partitions"] == len(simulation.tasks)
-    assert loser.returncode == CONFLICT, errors
+    assert loser.returncode == ExitStatus.COMMIT_CONFLICT, errors
     assert "another job" in errors
     assert is_right(tmp_path, simulation)

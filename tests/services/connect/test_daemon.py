@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from penstock.services.connect.daemon import PORT_IN_USE, WRONG_SETTING, ConnectDaemon, StartFailed
+from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon, StartFailed
 from penstock.services.connect.settings import CommandLine
+from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.settings import StandaloneConfig
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -38,7 +39,7 @@ async def failed_start(**settings: str) -> tuple[int, str]:
 async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
     """The error for an unknown config provider names the setting and the known providers."""
     status, reason = await failed_start(config_providers="env,vault")
-    assert status == WRONG_SETTING
+    assert status == ExitStatus.WRONG_SETTING
     assert reason == "config.providers.vault.class: there is no config provider vault, only env, file, dir"
 
 

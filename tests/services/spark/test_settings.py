@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.audit.audit_inputs import client_properties
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.main import WRONG_SETTINGS, audit_main, compact_main
+from penstock.services.spark.main import audit_main, compact_main
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 
@@ -68,7 +69,7 @@ def test_a_wrong_setting_ends_a_job_by_its_name(
     flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both jobs end with their own status and one line, before Spark is imported."""
-    assert compact_main(flags) == audit_main(flags) == WRONG_SETTINGS
+    assert compact_main(flags) == audit_main(flags) == ExitStatus.WRONG_SETTING
     assert all(named in line for line in capsys.readouterr().err.splitlines())
 
 
@@ -76,7 +77,7 @@ def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture
     """A retention below the minimum is rejected with its name and the minimum."""
     assert CompactSettings.load([*NEEDED, "--retention-hours", "24"], environ={}).retention_hours == 24
     for hours in ("0", "23"):
-        assert compact_main([*NEEDED, "--retention-hours", hours]) == WRONG_SETTINGS
+        assert compact_main([*NEEDED, "--retention-hours", hours]) == ExitStatus.WRONG_SETTING
         errors = capsys.readouterr().err
         assert "--retention-hours" in errors
         assert "equal to 24" in errors

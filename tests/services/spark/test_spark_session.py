@@ -10,10 +10,11 @@ import pyspark
 import pytest
 
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.exit_status import ExitStatus
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.main import WRONG_SETTINGS, compact_main
+from penstock.services.spark.main import compact_main
 from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.java import installed_java
@@ -88,10 +89,10 @@ def test_a_missing_or_unsupported_java_is_reported(
     handlers, level = logging.root.handlers[:], logging.root.level
     flags = ["--application", "a", "--lake", "lake"]
     try:
-        assert compact_main(flags) == WRONG_SETTINGS
+        assert compact_main(flags) == ExitStatus.WRONG_SETTING
         (tmp_path / "java").write_text("#!/bin/sh\necho 'openjdk version \"25.0.1\"' >&2\n")
         (tmp_path / "java").chmod(0o755)
-        assert compact_main(flags) == WRONG_SETTINGS
+        assert compact_main(flags) == ExitStatus.WRONG_SETTING
     finally:
         logging.root.handlers[:], logging.root.level = handlers, level
     none, too_new = capsys.readouterr().err.splitlines()

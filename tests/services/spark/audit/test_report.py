@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.audit.audit import AuditCheck, AuditReport
 from penstock.services.spark.audit.report import as_object, print_report
-from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
+from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, status_of
 
 
 def report(differences: int) -> AuditReport:
@@ -62,7 +63,7 @@ def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> N
     none = {"windows_closed": 0, "windows_open": 0, "spark_windows": 0, "split_sessions": 0}
     empty = msgspec.structs.replace(report(0), **none)
     assert (empty.is_empty, empty.differs, empty.ok) == (True, False, False)
-    assert [status_of(one) for one in (report(0), report(1), empty)] == [AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED]
+    assert [status_of(one) for one in (report(0), report(1), empty)] == [ExitStatus.OK, AUDIT_DIFFERENCES, AUDIT_FAILED]
     text = io.StringIO()
     print_report(empty, as_json=True, console=Console(file=text, width=120))
     assert text.getvalue().count("nothing was compared") == 2

@@ -1,0 +1,19 @@
+"""The exit statuses of Penstock's commands. A command may have others of its own."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """The statuses that several commands share."""
+
+    OK = 0
+    FAILED = 1
+    """An error, or a check that failed."""
+    WRONG_SETTING = 2
+    """An invalid argument or setting: another start with the same settings ends in the same way."""
+    COMMIT_CONFLICT = 3
+    """Of `penstock compact`: another job committed first, which is not an error."""
+    INTERRUPTED = 130
+    """Ended by Ctrl-C, or by a second signal during the shutdown."""
