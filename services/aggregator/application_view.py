@@ -82,7 +82,7 @@ class NotAnswered(Exception):
         self.detail = detail
 
 
-class Whole:
+class ApplicationView:
     """Implements `penstock.api.streams.routes.InstancesView` for the instance at `url`."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Whole:
             limits=limits, timeout=settings.timeout_ms / 1000, trust_env=False, verify=verify, transport=transport
         )
         name, text = "streams_instance_queries", "Requests to other instances of the application."
-        self._asked = counter(registry, name, text, "result")
+        self._instance_queries = counter(registry, name, text, "result")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -125,7 +125,7 @@ class Whole:
         own = await self._own.describe()
         parts = self._partition_owners()
         restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
-        answers, missing = await self._ask_other_instances(parts, "/v1/streams", {})
+        answers, missing = await self._query_other_instances(parts, "/v1/streams", {})
         found = [InstanceAnswer(parts.own | restoring, cast(Mapping[str, Any], own)), *answers]
         doing = next((p.answer for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))
         state: dict[str, Any] = {
@@ -141,7 +141,7 @@ class Whole:
     async def stores(self) -> dict[str, Any]:
         """Return the state stores of all instances."""
         parts = self._partition_owners()
-        answers, missing = await self._ask_other_instances(parts, "/v1/streams/stores", {})
+        answers, missing = await self._query_other_instances(parts, "/v1/streams/stores", {})
         found = [InstanceAnswer(parts.own, {"stores": self._own.stores()}), *answers]
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
@@ -151,7 +151,7 @@ class Whole:
         pages = live_pages(self._own.application, store, key)
         own = cast(Mapping[str, Any], self._own.windows(store, key, limit, continuation))
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
-        answers, missing = await self._ask_other_instances(parts, "/v1/streams/windows", wanted)
+        answers, missing = await self._query_other_instances(parts, "/v1/streams/windows", wanted)
         found = merge_windows([InstanceAnswer(parts.own, own), *answers], limit, pages)
         return {**found, "missing": missing_rows(missing)}
 
@@ -163,7 +163,9 @@ class Whole:
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
-        answers, missing = await self._ask_other_instances(parts, f"/v1/streams/stores/{quote(store, safe='')}", params)
+        answers, missing = await self._query_other_instances(
+            parts, f"/v1/streams/stores/{quote(store, safe='')}", params
+        )
         pages = row_pages(self._own.application, store, params)
         answer = merge_rows([InstanceAnswer(parts.own, own), *answers], missing, params["rows_max"], pages)
         if missing and not partial:
@@ -178,7 +180,7 @@ class Whole:
         if url is None:
             raise Problem(NOT_REACHED, parts.missing.get(COMPACTION_PARTITION, "no instance is known"))
         try:
-            await self._ask_instance(url, "/v1/compactions", {}, method="POST")
+            await self._query_instance(url, "/v1/compactions", {}, method="POST")
         except NotAnswered as e:
             if e.status == httpx.codes.CONFLICT:
                 return e.detail
@@ -200,13 +202,13 @@ class Whole:
             "restoring": sorted(registration.restoring),
         }
 
-    async def _ask_other_instances(
+    async def _query_other_instances(
         self, parts: PartitionOwners, path: str, wanted: Mapping[str, Any]
     ) -> tuple[list[InstanceAnswer], dict[int, str]]:
         """Return the answers of the others for their partitions, and the missing partitions with their reasons."""
         requested = list(parts.others.items())
         answers = await asyncio.gather(
-            *(self._ask_instance(url, path, wanted) for url, _ in requested), return_exceptions=True
+            *(self._query_instance(url, path, wanted) for url, _ in requested), return_exceptions=True
         )
         found = []
         missing = dict(parts.missing)
@@ -219,7 +221,7 @@ class Whole:
                 found.append(InstanceAnswer(partitions, answer))
         return found, missing
 
-    async def _ask_instance(
+    async def _query_instance(
         self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET"
     ) -> dict[str, Any]:
         """Return one instance's answer for itself. Raises NotAnswered if it has no usable one."""
@@ -237,15 +239,15 @@ class Whole:
                 detail = str(answer.get("detail", ""))
                 raise NotAnswered(f"answers {status}: {detail}", status, detail)
         except TimeoutError:
-            self._asked.labels(result="failed").inc()
+            self._instance_queries.labels(result="failed").inc()
             raise NotAnswered(f"no answer within {limit_ms} ms") from None
         except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as e:
-            self._asked.labels(result="failed").inc()
+            self._instance_queries.labels(result="failed").inc()
             raise NotAnswered(f"{type(e).__name__}: {e}".rstrip(": ")) from None
         except NotAnswered:
-            self._asked.labels(result="failed").inc()
+            self._instance_queries.labels(result="failed").inc()
             raise
-        self._asked.labels(result="answered").inc()
+        self._instance_queries.labels(result="answered").inc()
         return answer
 
     async def _fetch_answer(self, request: httpx.Request) -> tuple[int, bytes]:

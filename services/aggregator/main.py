@@ -19,7 +19,7 @@ from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.services import daemon
-from penstock.services.aggregator.application_view import INCOMPLETE, Whole, advertised, tokens_of
+from penstock.services.aggregator.application_view import INCOMPLETE, ApplicationView, advertised, tokens_of
 from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
@@ -71,10 +71,12 @@ class Aggregator:
         self._instances = InstanceRegistry(settings.kafka, streams.instances_topic, replicas, self.registration)
         known = self._instances.instances
         tokens = tokens_of(settings)
-        self._whole = Whole(self, known, queries, tokens, self._registry, lambda: self._instances.failed)
-        whole = self._whole if queries.all_instances else None
+        self._application_view = ApplicationView(
+            self, known, queries, tokens, self._registry, lambda: self._instances.failed
+        )
+        view = self._application_view if queries.all_instances else None
         app = create_app(
-            streams=streams_router(self, stores_router(self, whole), instances=whole),
+            streams=streams_router(self, stores_router(self, view), instances=view),
             health=health_router("aggregator", checks, self._registry),
             auth_token=settings.auth_token,
             credentials=settings.credentials,
@@ -91,8 +93,8 @@ class Aggregator:
         await self.server.start()
         self.compaction.warn()
         if self._settings.queries.all_instances:
-            self._whole.url = self._settings.queries.application_server or advertised(self.server)
-            self.run_beside({"instances": self._instances.run(self._whole.url)})
+            self._application_view.url = self._settings.queries.application_server or advertised(self.server)
+            self.run_beside({"instances": self._instances.run(self._application_view.url)})
         await self.worker.startup()
         self.run_beside(
             {
@@ -121,7 +123,7 @@ class Aggregator:
         finally:
             await asyncio.gather(*self._beside, return_exceptions=True)
             await self.server.stop(int(limit_ms * REQUEST_SHARE))
-            await self._whole.close()
+            await self._application_view.close()
 
     async def describe(self) -> StreamsState:
         """Return the answer of `GET /v1/streams`."""
@@ -164,7 +166,7 @@ class Aggregator:
     async def _read_store_of_all_partitions(self, store: str, params: StoreQueryParams) -> Any:
         """Return rows of all instances. Raises Problem if some are missing."""
         if self._settings.queries.all_instances:
-            return await self._whole.read_store(store, partial=False, **params)
+            return await self._application_view.read_store(store, partial=False, **params)
         here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}
         if gone := sorted(set(range(self.worker.topics.partitions)) - here):
             raise Problem(INCOMPLETE, f"partitions {gone} do not run here, and queries.all_instances is false")

@@ -20,7 +20,7 @@ from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, Whole, tokens_of
+from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, ApplicationView, tokens_of
 from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
 from penstock.shared.common.errors import ConfigError
@@ -126,14 +126,14 @@ def app_of(instance: Instance, **guard: Any) -> Any:
     return create_app(streams=streams_router(instance, stores_router(instance)), **guard)
 
 
-def whole_view(own: Instance, *others: tuple[str, Instance], net: Net | None, **settings: Any) -> Whole:
+def application_view(own: Instance, *others: tuple[str, Instance], net: Net | None, **settings: Any) -> ApplicationView:
     """The whole application as instance A reports it, after it has read the metadata of all instances."""
     known = Instances()
     for offset, (url, one) in enumerate([(A, own), *others]):
         known.apply(offset, url.encode(), encode_registration(one.registration()), 0)
     tokens = settings.pop("tokens", {})
     why = settings.pop("why_unknown", str)
-    made = Whole(own, known, QueriesSettings(**settings), tokens, CollectorRegistry(), why, net)
+    made = ApplicationView(own, known, QueriesSettings(**settings), tokens, CollectorRegistry(), why, net)
     made.url = A
     return made
 
@@ -147,7 +147,7 @@ async def test_each_partition_comes_from_its_owner() -> None:
     zombie's data of lost partitions.
     """
     own, other = Instance("a", {0: 2, 1: 1}), Instance("b", {1: 2, 2: 7})
-    made = whole_view(own, (B, other), net=Net(b=app_of(other)))
+    made = application_view(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED)
     assert [(row["partition"], row["key"]) for row in answer["rows"]] == [(0, "a"), (1, "b"), (2, "b")]
     assert answer["position"] == {"0": {"in": 2}, "1": {"in": 2}, "2": {"in": 7}}
@@ -165,7 +165,7 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     """A request to another instance has the same parameters and `local=true`, and only the token for the instances."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     net = Net(b=app_of(other, credentials={"all": Credential(secret="x" * 16, scopes=("admin",))}))
-    made = whole_view(own, (B, other), net=net, tokens={"read": "x" * 16})
+    made = application_view(own, (B, other), net=net, tokens={"read": "x" * 16})
     table = await made.read_store("g", partial=False, **WANTED)  # A global table is complete on every instance.
     assert (table["rows"], table["missing"], net.requests) == ([{"key": "k", "value": "a"}], [], [])
     answer = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
@@ -173,7 +173,7 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     (request,) = net.requests
     assert dict(request.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
     assert request.headers["authorization"] == f"Bearer {'x' * 16}"
-    rejected = await whole_view(own, (B, other), net=net).stores()
+    rejected = await application_view(own, (B, other), net=net).stores()
     assert [row["reason"] for row in rejected["missing"]] == [
         f"{B}: answers 401: send Authorization: Bearer <token> or basic auth"
     ] * 2
@@ -207,7 +207,7 @@ async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason:
         return httpx.Response(500, json={"detail": "it broke"})
 
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
-    made = whole_view(own, (B, other), net=Net(fail), timeout_ms=1 if fault == "silent" else 10_000)
+    made = application_view(own, (B, other), net=Net(fail), timeout_ms=1 if fault == "silent" else 10_000)
     with pytest.raises(Problem) as raised:
         await made.read_store("s", partial=False, **WANTED)
     assert (raised.value.kind.status, raised.value.kind.retry_after_s) == (503, 1)
@@ -223,7 +223,7 @@ async def test_partitions_without_a_running_task_are_missing() -> None:
     """A partition is missing if it is restoring, if no instance has it, or if its task has just ended."""
     own, other = Instance("a", {}, (0,)), Instance("b", {1: 1})
     net = Net(b=app_of(Instance("b", {})))
-    made = whole_view(own, (B, other), net=net)
+    made = application_view(own, (B, other), net=net)
     answer = await made.read_store("s", partial=True, **WANTED)
     assert {row["partition"]: row["reason"] for row in answer["missing"]} == {
         0: f"being restored by {A}",
@@ -241,11 +241,11 @@ async def test_an_instance_without_metadata_reports_it() -> None:
     be known, the reason is reported.
     """
     own = Instance("a", {})
-    starting = Whole(own, Instances(), QueriesSettings(), {}, CollectorRegistry(), str, Net())
+    starting = ApplicationView(own, Instances(), QueriesSettings(), {}, CollectorRegistry(), str, Net())
     own.registration = lambda: Registration("a")  # type: ignore[method-assign]
     with pytest.raises(Problem, match="not known yet"):
         await starting.read_store("s", partial=True, **WANTED)
-    alone = whole_view(Instance("a", {0: 1}), net=Net(), why_unknown=lambda: "not allowed")
+    alone = application_view(Instance("a", {0: 1}), net=Net(), why_unknown=lambda: "not allowed")
     reasons = {row["reason"] for row in (await alone.stores())["missing"]}
     assert reasons == {"other instances are not known: not allowed"}
 
@@ -253,7 +253,7 @@ async def test_an_instance_without_metadata_reports_it() -> None:
 async def test_rows_are_cut_over_all_instances() -> None:
     """The limit applies to the rows of all instances together, and the result shows that there are more."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
-    made = whole_view(own, (B, other), net=Net(b=app_of(other)))
+    made = application_view(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
     assert ([row["partition"] for row in answer["rows"]], answer["is_cut"]) == ([0, 1], True)
 
@@ -265,10 +265,10 @@ async def test_pages_over_instances_equal_those_of_one(zombie: bool, key_type: s
     also if a zombie's page is full of lost partitions.
     """
     monkeypatch.setattr(Instance, "key_type", key_type)
-    alone = whole_view(Instance("all", {0: 1, 1: 2, 2: 3}, keys=9), net=Net())
+    alone = application_view(Instance("all", {0: 1, 1: 2, 2: 3}, keys=9), net=Net())
     a, b = Instance("a", {0: 1, 2: 3}, keys=9), Instance("b", {0: 0, 1: 2} if zombie else {1: 2}, keys=9)
     known = {A: a, B: b}
-    views = [whole_view(one, *known.items(), net=Net(a=app_of(a), b=app_of(b))) for one in (a, b)]
+    views = [application_view(one, *known.items(), net=Net(a=app_of(a), b=app_of(b))) for one in (a, b)]
     for view, url in zip(views, known, strict=True):
         view.url = url
     rows = (await alone.read_store("s", partial=False, **WANTED | {"rows_max": 99}))["rows"]
@@ -295,7 +295,7 @@ async def test_pages_over_instances_equal_those_of_one(zombie: bool, key_type: s
 
 async def test_a_continuation_of_another_query_is_rejected() -> None:
     """A continuation is valid only for the same store, key and application; the page size may change."""
-    made = whole_view(Instance("a", {0: 1}, keys=9), net=Net())
+    made = application_view(Instance("a", {0: 1}, keys=9), net=Net())
     first = await made.read_store("s", partial=True, **WANTED)
     on = WANTED | {"continuation": first["continuation"]}
     assert len((await made.read_store("s", partial=True, **on | {"rows_max": 20}))["rows"]) == 9
@@ -317,12 +317,12 @@ async def test_a_compaction_is_requested_from_its_owner() -> None:
     """
     own, other = Instance("a", {1: 1}), Instance("b", {0: 1})
     net = Net(b=app_of(other))
-    made = whole_view(own, (B, other), net=net)
+    made = application_view(own, (B, other), net=net)
     assert [await made.compact(), await made.compact()] == ["", "one is running"]
     assert (other.compactions, own.compactions) == (2, 0)
-    assert await whole_view(Instance("a", {0: 1}), net=net).compact() == ""
+    assert await application_view(Instance("a", {0: 1}), net=net).compact() == ""
     with pytest.raises(Problem, match="no instance has it"):
-        await whole_view(own, net=net).compact()
+        await application_view(own, net=net).compact()
 
 
 def test_tokens_have_the_scopes_of_their_credentials() -> None:
@@ -344,9 +344,9 @@ async def test_other_instances_are_verified_by_the_configured_authority(tmp_path
     server = HttpServer(app_of(other), HttpSettings(ssl_certfile=authority.issue("server")))
     await server.start()
     try:
-        trusting = whole_view(own, (server.url, other), net=None, ssl_cafile=authority.cafile)
+        trusting = application_view(own, (server.url, other), net=None, ssl_cafile=authority.cafile)
         assert (await trusting.stores())["missing"] == []
-        doubting = whole_view(own, (server.url, other), net=None)
+        doubting = application_view(own, (server.url, other), net=None)
         assert "CERTIFICATE_VERIFY_FAILED" in (await doubting.stores())["missing"][0]["reason"]
         for one in (trusting, doubting):
             await one.close()
@@ -361,4 +361,4 @@ def test_an_unreadable_authority_is_an_error(tmp_path: Path, content: str | None
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match=r"queries\.ssl_cafile: .*ca\.pem: "):
-        Whole(Instance("a", {}), Instances(), QueriesSettings(ssl_cafile=file), {}, CollectorRegistry())
+        ApplicationView(Instance("a", {}), Instances(), QueriesSettings(ssl_cafile=file), {}, CollectorRegistry())
