@@ -113,7 +113,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "streams": (
         SERVICES,
-        "penstock.services.aggregator.reset:main",
+        "penstock.services.aggregator.streams_command:main",
         "Reset an application, or restore its offsets.",
         ("streams",),
     ),

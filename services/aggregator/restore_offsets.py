@@ -63,6 +63,48 @@ class RestorePlan(NamedTuple):
     unknown: list[AheadPartition]
     unread: list[AheadPartition]
 
+    def values(self) -> dict[str, object]:
+        """Return the plan as plain values, for JSON; `position` is the changelog's, null if it has none."""
+
+        def describe_ahead(ahead: Collection[AheadPartition]) -> list[dict[str, object]]:
+            return [
+                {
+                    "topic": one.at.topic,
+                    "partition": one.at.partition,
+                    "committed": one.committed,
+                    "position": one.known,
+                    "by_application": one.by_application,
+                }
+                for one in ahead
+            ]
+
+        return {
+            "application": self.application,
+            "back": describe_ahead(self.back),
+            "unknown": describe_ahead(self.unknown),
+            "unread": describe_ahead(self.unread),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the plan in words."""
+        if not (self.back or self.unknown or self.unread):
+            return [f"application {self.application}: no committed offset is ahead of the changelog"]
+        lines = []
+        for one in self.back:
+            who = "the application" if one.by_application else "another client"
+            to = f"back to {one.known}" if one.known is not None else "to be read from the beginning, with empty state"
+            lines.append(f"{one.at}: {who} committed {one.committed}: {to}")
+        lines += [
+            f"{one.at}: committed {one.committed}, the changelog has no position: stays (--start-over {one.at.topic} "
+            "reads the topic's partitions that have none from the beginning, with empty state)"
+            for one in self.unknown
+        ]
+        lines += [
+            f"{one.at}: committed {one.committed}: stays, the application does not read this partition"
+            for one in self.unread
+        ]
+        return lines
+
 
 async def plan_restore(
     admin: Admin, kafka: KafkaSettings, settings: StreamsSettings, start_over: Collection[str] = ()
@@ -114,7 +156,7 @@ def compare(
     return plan
 
 
-async def carry_out(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> None:
+async def apply_restore(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> None:
     """Commit the plan's offsets. Raises CommitFailed if another client has committed over them."""
     application = plan.application
     offsets = {one.at: own_offset(BEGINNING if one.known is None else one.known) for one in plan.back}
@@ -177,47 +219,3 @@ def _check_idleness(records: int) -> CheckProgress:
             )
 
     return check
-
-
-def values_of(plan: RestorePlan) -> dict[str, object]:
-    """Return the plan as plain values, for JSON; `position` is the changelog's, null if it has none."""
-
-    def describe_ahead(ahead: Collection[AheadPartition]) -> list[dict[str, object]]:
-        return [
-            {
-                "topic": one.at.topic,
-                "partition": one.at.partition,
-                "committed": one.committed,
-                "position": one.known,
-                "by_application": one.by_application,
-            }
-            for one in ahead
-        ]
-
-    return {
-        "application": plan.application,
-        "back": describe_ahead(plan.back),
-        "unknown": describe_ahead(plan.unknown),
-        "unread": describe_ahead(plan.unread),
-    }
-
-
-def lines_of(plan: RestorePlan) -> list[str]:
-    """The plan in words."""
-    if not (plan.back or plan.unknown or plan.unread):
-        return [f"application {plan.application}: no committed offset is ahead of the changelog"]
-    lines = []
-    for one in plan.back:
-        who = "the application" if one.by_application else "another client"
-        to = f"back to {one.known}" if one.known is not None else "to be read from the beginning, with empty state"
-        lines.append(f"{one.at}: {who} committed {one.committed}: {to}")
-    lines += [
-        f"{one.at}: committed {one.committed}, the changelog has no position: stays (--start-over {one.at.topic} reads "
-        "the topic's partitions that have none from the beginning, with empty state)"
-        for one in plan.unknown
-    ]
-    lines += [
-        f"{one.at}: committed {one.committed}: stays, the application does not read this partition"
-        for one in plan.unread
-    ]
-    return lines

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import confluent_kafka
 import pytest
 
-from penstock.services.aggregator.reset import main
+from penstock.services.aggregator.streams_command import main
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import InconsistentGroupProtocol

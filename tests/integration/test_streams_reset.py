@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.services.aggregator.reset import main
+from penstock.services.aggregator.streams_command import main
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.append_once import append_once
 from penstock.shared.testing.fake_broker import FakeCluster

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.services.aggregator.main import Aggregator
-from penstock.services.aggregator.reset import main as reset_main
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.streams_command import main as reset_main
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.aggregator.reset import ResetPlan, lines_of, main
+from penstock.services.aggregator.reset import ResetPlan
+from penstock.services.aggregator.streams_command import main
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import LakeNotRemoved
@@ -136,17 +137,17 @@ def test_the_plan_in_words() -> None:
     tables = {"closed/visits": TableFiles(2, 34), "state": TableFiles(1, 5)}
     unsure = {"app-x-y-repartition": "app-x"}
     plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], "s3://lake/app", tables, unsure)
-    assert lines_of(plan) == [
+    assert plan.lines() == [
         "topic app-changelog: its records",
         "snapshot s3://lake/app: closed/visits (2 files, 34 bytes), state (1 file, 5 bytes)",
         "offset of t-0: 7",
         "topic app-x-y-repartition stays: it may be application app-x's",
     ]
-    assert lines_of(ResetPlan("app", {}, [], "/lake/app", {}, {}, ("/state/app",))) == [
+    assert ResetPlan("app", {}, [], "/lake/app", {}, {}, ("/state/app",)).lines() == [
         "snapshot /lake/app: an empty folder",
         "state /state/app: stores on disk",
     ]
-    assert lines_of(ResetPlan("app", {}, [], None, {}, {})) == ["application app: there is nothing to delete"]
+    assert ResetPlan("app", {}, [], None, {}, {}).lines() == ["application app: there is nothing to delete"]
 
 
 def test_invalid_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.services.aggregator.reset import main
-from penstock.services.aggregator.restore_offsets import RestorePlan, compare, lines_of
+from penstock.services.aggregator.restore_offsets import RestorePlan, compare
+from penstock.services.aggregator.streams_command import main
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
@@ -186,6 +186,6 @@ def test_the_plan_names_unchanged_offsets() -> None:
         [AheadPartition(SECOND, 9, None, False)],
         [AheadPartition(beyond, 9, None, True), AheadPartition(other, 9, None, False)],
     )
-    assert [line.split(": ")[0] for line in lines_of(plan)] == ["clicks-0", "clicks-1", "clicks-2", "other-0"]
+    assert [line.split(": ")[0] for line in plan.lines()] == ["clicks-0", "clicks-1", "clicks-2", "other-0"]
     settings = StreamsSettings(application_id="app", start_from_group_offsets=True)
     assert compare(settings, offsets, {0: progress(clicks=9), 1: None}).back == []
