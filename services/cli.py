@@ -101,7 +101,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "jars": (
         LOCAL,
-        "penstock.services.local.kafka_jars:main",
+        "penstock.services.local.jars_command:main",
         "Download Kafka's and Spark's jars ahead of their first use.",
         (),
     ),

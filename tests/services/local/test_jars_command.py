@@ -1,4 +1,4 @@
-"""Kafka's jars and their folders, and the errors of `penstock jars`.
+"""The folders and the errors of `penstock jars`, and the set of Kafka's jars.
 
 Downloads are tested in tests/shared/common/java/test_jars.py and tests/integration/test_kafka_jars.py.
 """

@@ -1,6 +1,6 @@
-"""`penstock jars`: downloads jars into the cache ahead of their first use.
+"""`penstock jars`: downloads the jars of Kafka, Spark and S3 into the cache ahead of their first use.
 
-There is one copy for each user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/java/jars.py).
+There is one copy for each user and version, such as `~/.cache/penstock/kafka-4.1.1` (see shared/common/java/jars.py).
 """
 
 from __future__ import annotations
