@@ -18,7 +18,7 @@ from penstock.services.cli import SERVICES as SERVICE_COMMANDS
 from penstock.services.connect.connectors import TOKEN_VARIABLE, URL_VARIABLE
 from penstock.services.connect.main import SHUTDOWN_TIMEOUT_MS
 from penstock.services.connect.settings import advertised, is_open, listener, misspelled, read_command_line
-from penstock.services.local.broker_config import KAFKA_VERSION
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.demo.flights import PLAN
 from penstock.shared.clients.admin import event_time_topic
 from penstock.shared.common.setting_names import ENV_PREFIX
@@ -101,7 +101,8 @@ def test_images_are_pinned() -> None:
 
 def test_kafka_is_the_version_of_the_embedded_one() -> None:
     """Compose runs the Kafka version that the tests run."""
-    assert {SERVICES[name]["image"] for name in (*BROKERS, "topics")} == {f"apache/kafka:{KAFKA_VERSION}"}
+    kafka_version = KAFKA_JARS.folder.removeprefix("kafka-")
+    assert {SERVICES[name]["image"] for name in (*BROKERS, "topics")} == {f"apache/kafka:{kafka_version}"}
 
 
 def test_ports_are_published_to_this_machine_alone() -> None:

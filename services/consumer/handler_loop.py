@@ -87,14 +87,6 @@ class ProgressWatch:
             parts[key] = _Part(lag, count, before.well_ms if before is not None and waits else now_ms)
         self._parts = parts
 
-    def without_progress_ms(self, now_ms: int) -> int:
-        """Returns the longest time in ms that a partition has had lag without a finished record."""
-        return max((now_ms - part.well_ms for part in self._parts.values() if part.lag), default=0)
-
-    def stuck(self, now_ms: int) -> bool:
-        """Return whether a partition has had lag for longer than `stuck_after_ms` without a finished record."""
-        return self.without_progress_ms(now_ms) > self.stuck_after_ms
-
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
         """Returns the reason why the runner is stuck, "" if it is not.
 

@@ -19,7 +19,6 @@ from penstock.shared.common.java.installed_java import Java
 from penstock.shared.common.java.jars import read_jar_set
 from penstock.shared.common.settings import Port, PositiveMs, Section
 
-KAFKA_VERSION = "4.1.1"
 KAFKA_JARS = read_jar_set(Path(__file__).with_name("kafka_jars.json"))
 DEFAULT_DATA_DIR = Path(".penstock/kafka")
 CLIENT_LISTENER = "PLAINTEXT"

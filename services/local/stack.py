@@ -22,10 +22,7 @@ from penstock.api.http.server import url_of
 from penstock.services.local import ports
 from penstock.shared.common.child_process import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError
-from penstock.shared.common.log import get_logger
 from penstock.shared.common.setting_names import ENV_PREFIX
-
-log = get_logger(__name__)
 
 HOST = "127.0.0.1"
 SHUTDOWN_TIMEOUT_MS = 30_000  # a service's limit if its spec names no other

@@ -172,7 +172,6 @@ def _is_of_primitive_type(kind: SchemaType, value: Any) -> bool:
 
 
 INT8 = Schema(SchemaType.INT8)
-OPTIONAL_INT8 = Schema(SchemaType.INT8, optional=True)
 INT16 = Schema(SchemaType.INT16)
 OPTIONAL_INT16 = Schema(SchemaType.INT16, optional=True)
 INT32 = Schema(SchemaType.INT32)

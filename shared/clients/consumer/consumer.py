@@ -61,13 +61,10 @@ from penstock.shared.common.errors import (
     Wakeup,
 )
 from penstock.shared.common.kernel_loading import loaded
-from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
-
-log = get_logger(__name__)
 
 POSITION_POLL_MS = 20
 LEAVE_TIME_MS = 200

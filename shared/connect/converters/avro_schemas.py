@@ -4,6 +4,7 @@ Properties that Avro lacks are stored in attributes that begin with `connect.`: 
 versions and parameters. An optional type is a union with null. Any other union is a struct named `AVRO_UNION` with one
 optional field for each branch. A map whose keys are not strings is an array of records named `MapEntry`.
 
+>>> from penstock.shared.connect.schema import INT64, OPTIONAL_STRING
 >>> to_avro(Schema.struct("a.User", Field("id", INT64), Field("name", OPTIONAL_STRING)))["fields"]
 [{'name': 'id', 'type': 'long'}, {'name': 'name', 'type': ['null', 'string'], 'default': None}]
 >>> from_avro(["null", "int"]) == Schema(SchemaType.INT32, optional=True)
@@ -32,9 +33,7 @@ from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
-    INT64,
     NO_DEFAULT,
-    OPTIONAL_STRING,
     TIME,
     TIMESTAMP,
     Field,
@@ -60,7 +59,6 @@ PRIMITIVES = {
 OF_CONNECT = {kind: name for name, kind in PRIMITIVES.items()} | {SchemaType.INT8: "int", SchemaType.INT16: "int"}
 LOGICAL_TYPES = {"decimal": DECIMAL, "date": DATE, "time-millis": TIME, "timestamp-millis": TIMESTAMP}
 OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
-_EXAMPLES = (INT64, OPTIONAL_STRING)  # used by the examples above
 
 
 def to_avro(schema: Schema) -> Any:

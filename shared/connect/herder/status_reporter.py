@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.log import get_logger
 from penstock.shared.connect.runtime.states import TRANSITIONS, ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import Id
 from penstock.shared.connect.storage.status_records import (
@@ -20,8 +19,6 @@ from penstock.shared.connect.storage.status_records import (
     TopicStatus,
 )
 from penstock.shared.connect.storage.status_store import StatusStore
-
-log = get_logger(__name__)
 
 
 class StatusReporter:

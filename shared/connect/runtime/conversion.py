@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.connect.converter import Converter, HeaderConverter
 from penstock.shared.connect.errors import DataError, MoreNeeded
@@ -25,8 +24,6 @@ from penstock.shared.connect.runtime.error_handling import (
     Stage,
 )
 from penstock.shared.connect.runtime.transformation_chain import TransformationChain, TransformationStage
-
-log = get_logger(__name__)
 
 T = TypeVar("T")
 Report = Callable[[ConsumerRecord | SourceRecord, Failure], Awaitable[None]]
