@@ -19,7 +19,8 @@ import pytest
 
 from penstock.shared.clients.protocol.record_batches import new_batch_builder, seal_batch
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
+from penstock.shared.testing.fake_broker.protocol import SPOKEN
+from tests.shared.testing.fake_broker.frames import decode_response, encode_request
 
 CONFIGS = {
     "group.min.session.timeout.ms": "100",

@@ -6,8 +6,9 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_response
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, encode_response
 from tests.contract.conftest import Wire, batch, connected, created, error_of
+from tests.shared.testing.fake_broker.frames import decode_response
 
 SASL = (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)
 APIS = [api for api in Api if api not in SASL]

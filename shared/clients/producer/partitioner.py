@@ -7,8 +7,6 @@ than `partitioner_availability_timeout_ms`.
 
 `Routes` keeps, for each topic, its partitions as the metadata has them, their queues, and the sticky choice.
 
->>> murmur2(b"21")
--973932308
 >>> for_key(b"21", 7)
 3
 """
@@ -37,12 +35,6 @@ If it returns None, the built-in partitioner chooses.
 """
 
 _SEED = 0x9747B28C
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's `Utils.murmur2`: a signed 32-bit hash."""
-    h: int = murmurhash2(data, _SEED)
-    return h - 0x1_0000_0000 if h & 0x8000_0000 else h
 
 
 def for_key(key: bytes, partition_count: int) -> int:

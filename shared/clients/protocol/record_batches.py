@@ -75,7 +75,6 @@ def compression_of(name: str, level: int | None = None) -> Compression:
 
 
 NO_COMPRESSION = Compression(DefaultRecordBatch.CODEC_NONE)
-COMPRESSION = {name: compression_of(name) for name in ("none", "gzip", "snappy", "lz4", "zstd")}
 
 
 def new_batch_builder(batch_size: int, transactional: bool) -> Any:

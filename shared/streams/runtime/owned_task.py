@@ -39,22 +39,21 @@ class RejectionLog:
         self._logged_counts = (0, 0, 0)
         self._logged_at_ms: int | None = None
 
-    def report(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> bool:
-        """Log the records rejected since the last line, if that is due or `at_once`. Return whether a line was logged.
+    def report(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> None:
+        """Log the records rejected since the last line, if that is due or `at_once`.
 
         `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.
         """
         counts = (metrics.late_total, metrics.dead_letters_total, metrics.skipped_total)
         waits = self._logged_at_ms is not None and now_ms - self._logged_at_ms < LOG_INTERVAL_MS
         if counts == self._logged_counts or (waits and not at_once):
-            return False
+            return
         names = ("late", "dead_letters", "skipped")
         new = {name: now - before for name, now, before in zip(names, counts, self._logged_counts, strict=True)}
         coordinates = {f"last_{name}": metrics.rejected_at.get(name) for name, number in new.items() if number}
         log.info("records rejected", partition=self._partition, **new, **coordinates)
         self._logged_counts = counts
         self._logged_at_ms = now_ms
-        return True
 
 
 class OwnedTask:

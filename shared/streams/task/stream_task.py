@@ -44,7 +44,7 @@ from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.changelog.format import BatchInput, Progress, StateCodec, encode_progress
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
-from penstock.shared.streams.processor import NO_TIME, TimedProcessor
+from penstock.shared.streams.processor import NO_TIME
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record, coordinates_of
 from penstock.shared.streams.state.checkpoint import CommitPosition
@@ -359,8 +359,8 @@ class StreamTask:
             self.sources[topic] = position
             self.needs_commit = True
 
-    def punctuate_wall_clock(self, now_ms: int) -> bool:
-        """Evaluate WALL_CLOCK_TIME schedules. True if any fired; then a commit is needed, if only for the grids."""
+    def punctuate_wall_clock(self, now_ms: int) -> None:
+        """Evaluate WALL_CLOCK_TIME schedules. If any fired, a commit is needed, if only for the grids."""
         self.now_ms = now_ms
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)
@@ -368,7 +368,6 @@ class StreamTask:
             raise self._mark_failed(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
         if fired and self.failed is None:
             self.needs_commit = True
-        return fired
 
     def schedule(
         self,
@@ -470,10 +469,6 @@ class StreamTask:
     def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
         """Add a record for a topic; `source_key`, if given, chooses its partition instead of its own key."""
         self.outputs.add(record, source_key)
-
-    def operators(self) -> list[TimedProcessor]:
-        """Return the processors that have a time of their own."""
-        return self.times.operators
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count the current record, and others of its batch before it, as skipped."""

@@ -222,16 +222,3 @@ def encode_response(spoken: Spoken, version: int, correlation_id: int, body: Mes
     """The frame of a response, without the length in front."""
     tags = b"\0" if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else b""
     return _CORRELATION.pack(correlation_id) + tags + spoken.response.encode(body, version)
-
-
-def encode_request(spoken: Spoken, version: int, correlation_id: int, client_id: str, body: Message) -> bytes:
-    """The frame of a request, without the length in front."""
-    head = _HEADER.pack(spoken.api, version, correlation_id) + _LENGTH.pack(len(client_id)) + client_id.encode()
-    return head + (b"\0" if spoken.is_flexible(version) else b"") + spoken.request.encode(body, version)
-
-
-def decode_response(spoken: Spoken, version: int, frame: bytes) -> tuple[int, Message, int]:
-    """A response's correlation id, its body and the position after it."""
-    at = 5 if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else 4
-    body, end = spoken.response.decode(frame, version, at)
-    return _CORRELATION.unpack_from(frame)[0], body, end

@@ -193,7 +193,7 @@ def test_stores_of_every_kind_are_restored(
 
 
 def progress_of(task: StreamTask) -> Any:
-    return task.stream_time_ms, dict(task.sources), {o.store_name: o.stream_time_ms for o in task.operators()}
+    return task.stream_time_ms, dict(task.sources), {o.store_name: o.stream_time_ms for o in task.times.operators}
 
 
 async def run(chain: Chain, workers: int, lake: Path) -> list[dict[int, RestoreReport]]:

@@ -127,7 +127,7 @@ def rejected_records(driver: TopologyTestDriver) -> list[Any]:
 def state(driver: TopologyTestDriver) -> Any:
     """Live windows and all that the progress record holds."""
     task = driver.task
-    operator = task.operators()[0]
+    operator = task.times.operators[0]
     metrics = task.metrics
     return (
         live(driver),

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, RecordLocations, fresh
 from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch
-from penstock.shared.clients.protocol.record_batches import COMPRESSION
 from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 
 def batch_of(count: int) -> ProducerBatch:

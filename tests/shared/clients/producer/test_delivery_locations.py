@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.producer.delivery import RecordLocations
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
-from penstock.shared.clients.protocol.record_batches import COMPRESSION
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 BATCHES = 3
 steps = st.one_of(

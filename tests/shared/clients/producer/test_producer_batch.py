@@ -16,9 +16,10 @@ from penstock.shared.clients.producer.producer_batch import (
     ProducerState,
     located,
 )
-from penstock.shared.clients.protocol.record_batches import COMPRESSION, read_batches
+from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 TP = TopicPartition("t", 3)
 

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol.completed_fetch import DECODED_RECORDS, CompletedFetch
-from penstock.shared.clients.protocol.record_batches import COMPRESSION, crc32c, new_batch_builder, seal_batch
+from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 CONTROL, LOG_APPEND_TIME = 0x20, 0x08
 ABORT, COMMIT = 0, 1

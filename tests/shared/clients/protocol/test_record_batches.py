@@ -10,7 +10,6 @@ import pytest
 
 from penstock.shared.clients.protocol.record_batches import (
     ATTRIBUTES_AT,
-    COMPRESSION,
     CRC_AT,
     Compression,
     batch_records,
@@ -20,6 +19,7 @@ from penstock.shared.clients.protocol.record_batches import (
     read_batches,
     seal_batch,
 )
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 RANDOM = random.Random(1)
 TEXT = [b" ".join(RANDOM.choice((b"carrier", b"origin", b"delay", b"%d" % i)) for i in range(200)) for _ in range(20)]

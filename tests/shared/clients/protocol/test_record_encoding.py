@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
 from penstock.shared.clients.protocol.record_batches import (
-    COMPRESSION,
     batch_records,
     new_batch_builder,
     record_size,
@@ -30,6 +29,7 @@ from penstock.shared.clients.protocol.record_encoding import (
 )
 from penstock.shared.common.packed_bytes import PackedBytes
 from tests.documents import ROOT
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 Own = list[tuple[str, bytes | None]]
 Row = tuple[int, bytes | None, bytes | None, Own]

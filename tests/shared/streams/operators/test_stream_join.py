@@ -184,7 +184,7 @@ def test_advanced_time_forwards_unmatched_left_records() -> None:
     driver.task.advance_time(5)
     assert [len(store) for store in driver.task.stores.values()] == [1, 1]
     driver.task.advance_time(1)
-    driver.task.operators()[0].advance_time(2)
+    driver.task.times.operators[0].advance_time(2)
     driver.commit()
     assert out(driver) == [(("l0", None), 0)]
     driver.task.advance_time(5)

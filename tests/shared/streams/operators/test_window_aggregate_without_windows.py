@@ -195,7 +195,7 @@ def test_a_table_skips_null_keys_and_takes_what_is_out_of_order() -> None:
     assert [(key, row["count"], at) for key, row, at in written(driver)] == [
         *((b"a", 1, 50), (b"b", 1, 7), (b"a", 2, 50), (b"a", 3, 50)),
     ]
-    (operator,) = driver.task.operators()
+    (operator,) = driver.task.times.operators
     assert (driver.metrics()["late_records"], operator.stream_time_ms, operator.close_time_ms) == (0, 50, None)
 
 
@@ -208,7 +208,7 @@ def test_a_refused_record_moves_no_time_and_leaves_nothing() -> None:
     for key, n in ((b"a", 1), (b"a", 3), (b"b", 3)):
         driver.pipe("in", key=key, value=b'{"n":%d}' % n, timestamp=90)
     assert (dict(driver.store("s").items()), len(driver.read("in-dlq"))) == (before, 3)
-    assert (driver.task.stream_time_ms, driver.task.operators()[0].stream_time_ms) == (5, 5)
+    assert (driver.task.stream_time_ms, driver.task.times.operators[0].stream_time_ms) == (5, 5)
 
 
 def test_what_is_handed_out_are_copies() -> None:
@@ -329,7 +329,7 @@ def test_windows_behind_a_table_move_on_while_nothing_comes() -> None:
     driver.commit()
     driver.pipe("in", key=b"a", value=b"{}", timestamp=130)
     driver.advance_wall_clock(5_000)
-    table_, windows_ = driver.task.operators()
+    table_, windows_ = driver.task.times.operators
     assert (table_.stream_time_ms, windows_.stream_time_ms) == (5_130, 130)
     driver.commit()
     driver.advance_wall_clock(2_000)

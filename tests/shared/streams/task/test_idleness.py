@@ -96,7 +96,7 @@ def test_there_is_no_time_to_move_before_the_first_record() -> None:
     assert (driver.task.stream_time_ms, driver.task.needs_commit) == (-1, False)
     driver.pipe("in", key=None, value=b"{}", timestamp=20)
     driver.advance_wall_clock(1_000)
-    assert {operator.stream_time_ms for operator in driver.task.operators()} == {-1}
+    assert {operator.stream_time_ms for operator in driver.task.times.operators} == {-1}
 
 
 def test_off_unless_asked_for() -> None:

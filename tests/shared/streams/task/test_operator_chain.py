@@ -79,7 +79,7 @@ def seen(driver: TopologyTestDriver) -> list[Any]:
     live = sorted((s.key, s.start, s.end, s.states) for s in task.stores["s"].rows())
     metrics = task.metrics
     counts = [metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total]
-    times = [task.sources, task.stream_time_ms, task.operators()[0].stream_time_ms]
+    times = [task.sources, task.stream_time_ms, task.times.operators[0].stream_time_ms]
     return [results(driver), rejected, live, times, counts]
 
 

@@ -156,7 +156,7 @@ def test_a_restarted_task_waits_for_all_watermarks_again() -> None:
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
     task.initialize(0)
-    (operator,) = task.operators()
+    (operator,) = task.times.operators
     operator.stream_time_ms = 100
     times = OperatorTimes(topology, {"second": operator, **task._processors})
     topic = "app-all-repartition"
@@ -178,10 +178,10 @@ def test_only_watermarks_of_tasks_without_records() -> None:
     task = StreamTask(topology, 0, application="app")
     topic = "app-all-repartition"
     assert task.times.watermarks(-1) == {topic: NO_LIMIT}
-    task.operators()[0].stream_time_ms = 100
+    task.times.operators[0].stream_time_ms = 100
     task.times.take(topic, Watermark(0, 1, NO_LIMIT))
     task.times.advance(10)
-    assert task.operators()[0].stream_time_ms == 100
+    assert task.times.operators[0].stream_time_ms == 100
     assert task.times.watermarks(100) == {topic: 100}
 
 
@@ -221,7 +221,7 @@ def at(time_ms: int, topology: Topology) -> TimedProcessor:
     """Returns the operator of a topology, advanced to a time."""
     task = StreamTask(topology, 0, application="app")
     task.initialize(0)
-    (operator,) = task.operators()
+    (operator,) = task.times.operators
     operator.advance_time(time_ms)
     return operator
 

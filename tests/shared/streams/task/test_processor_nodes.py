@@ -95,7 +95,7 @@ def test_a_time_whose_window_would_leave_64_bits_is_a_dead_letter(kind: str, col
         ("process", 2),
     ]
     assert "leaves 64 bits" in dead_letters[0].message
-    assert (driver.task.operators()[0].stream_time_ms, driver.read("out"), driver.read("in-late")) == (6, [], [])
+    assert (driver.task.times.operators[0].stream_time_ms, driver.read("out"), driver.read("in-late")) == (6, [], [])
     driver.crash()
     driver.restore()
     assert driver.task.sources["in"] == 4
@@ -110,7 +110,7 @@ def test_the_limit_on_the_future_is_of_the_time_that_a_window_meets(kind: str) -
     dead_letters = [parse_dead_letter(as_consumed(record)) for record in driver.read("in-dlq")]
     assert [dead_letter.record.offset for dead_letter in dead_letters] == [2, 3]
     assert "in the future; max_future_ms=100" in dead_letters[0].message
-    assert driver.task.operators()[0].stream_time_ms == 1_100
+    assert driver.task.times.operators[0].stream_time_ms == 1_100
 
 
 def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
@@ -128,7 +128,7 @@ def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
     driver = windowed("tumbling_window", Ticking, max_future_ms=100)
     driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
     driver.advance_wall_clock(10)
-    assert (driver.task.metrics.skipped_total, driver.task.operators()[0].stream_time_ms) == (1, 5)
+    assert (driver.task.metrics.skipped_total, driver.task.times.operators[0].stream_time_ms) == (1, 5)
 
 
 @pytest.mark.parametrize("at", ["-1", "9223372036854775808", "1.5", "null"])

@@ -488,7 +488,7 @@ def test_a_firing_asks_for_a_commit(does: str) -> None:
             if does == "forwards":
                 self.context.forward(Record("k", 1, now_ms))
             elif does == "moves time":
-                (operator,) = task.operators()
+                (operator,) = task.times.operators
                 operator.advance_time(now_ms)
 
     builder, stream = plain()
@@ -497,8 +497,9 @@ def test_a_firing_asks_for_a_commit(does: str) -> None:
     task = task_of(builder.build())
     task.prepare_commit(0)
     task.commit_succeeded()
-    assert (task.punctuate_wall_clock(9), task.needs_commit) == (False, False)
-    assert task.punctuate_wall_clock(15)
+    task.punctuate_wall_clock(9)
+    assert not task.needs_commit
+    task.punctuate_wall_clock(15)
     assert task.needs_commit
     progress = decode_progress(decode_entry(task.prepare_commit(15).changelog[-1][1]).body)
     assert progress.grids_ms == {"process-3/tick (wall_clock_time, every 10 ms)": 20}

@@ -291,7 +291,7 @@ def test_advance_time_closes_without_a_record() -> None:
     """The operator's time can be advanced, never set back. The advance closes the windows that are due."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 0))
-    (operator,) = driver.task.operators()
+    (operator,) = driver.task.times.operators
     driver.task.advance_time(10)
     assert len(driver.task.stores["s"]) == 1
     driver.task.advance_time(1)

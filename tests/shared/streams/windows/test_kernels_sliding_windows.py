@@ -108,7 +108,7 @@ def test_null_keys_and_time_moved_by_hand() -> None:
     """A record without a key does not advance time. Advancing time without a record closes windows."""
     driver = driver_of(10)
     pipe(driver, ("a", 20), (None, 500))
-    (operator,) = driver.task.operators()
+    (operator,) = driver.task.times.operators
     operator.advance_time(20)
     store = driver.task.stores["w"]
     assert len(store.finals()) == 0

@@ -137,7 +137,7 @@ def test_advance_time_closes_without_a_record() -> None:
     """Advancing time without a record closes windows, and time never goes back."""
     driver = driver_of(10, 10)
     pipe(driver, ("a", 0))
-    (operator,) = driver.task.operators()
+    (operator,) = driver.task.times.operators
     operator.advance_time(9)
     operator.advance_time(3)
     assert (len(rows(driver)), operator.stream_time_ms) == (1, 9)

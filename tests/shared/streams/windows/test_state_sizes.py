@@ -53,7 +53,7 @@ def driver_of(made: Topology) -> TopologyTestDriver:
 
 def measure_all(driver: TopologyTestDriver) -> None:
     """Have every state measured with every record."""
-    operator: Any = driver.task.operators()[0]
+    operator: Any = driver.task.times.operators[0]
     operator.in_doubt = lambda codes, got: list(range(len(codes)))
 
 
@@ -128,7 +128,7 @@ def test_far_from_the_limit_nothing_is_taken_by_itself() -> None:
     windows.aggregate("s", pages=CollectList("page"), users=CountDistinct("page")).on_close().to("out")
     task = StreamTask(builder.build(), 0, application="app", columns_min=1)
     task.initialize(0)
-    operator: Any = task.operators()[0]
+    operator: Any = task.times.operators[0]
     operator.process = None  # nothing is taken one by one
     for batch in range(40):
         page = b'{"page":"%s"}' % (b"x" * 1_000)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol.record_batches import (
-    COMPRESSION,
     new_batch_builder,
     read_batches,
     seal_batch,
@@ -22,6 +21,7 @@ from penstock.shared.testing.fake_broker.broker_batches import (
     stamp,
 )
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from tests.shared.clients.protocol.compressions import COMPRESSION
 
 
 def built(

@@ -24,7 +24,8 @@ from penstock.shared.testing.fake_broker import (
     Request,
     Respond,
 )
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
+from penstock.shared.testing.fake_broker.protocol import SPOKEN
+from tests.shared.testing.fake_broker.frames import decode_response, encode_request
 from tests.shared.testing.fake_broker.test_broker_batches import built
 
 PATIENCE_S = 10

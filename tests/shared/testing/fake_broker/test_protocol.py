@@ -22,10 +22,9 @@ from penstock.shared.testing.fake_broker.protocol import (
     SPOKEN,
     Api,
     decode_header,
-    decode_response,
-    encode_request,
     encode_response,
 )
+from tests.shared.testing.fake_broker.frames import decode_response, encode_request
 
 MODULES = ("produce", "fetch", "offset", "commit", "coordination", "group", "metadata", "transaction", "admin")
 
