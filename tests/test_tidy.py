@@ -29,9 +29,16 @@ SANS_IO = (
     *(f"shared/clients/producer/{name}.py" for name in ("batch_completion", "partitioner", "record_accumulator")),
     *(
         f"shared/clients/consumer/{name}.py"
-        for name in ("commit_sequence", "fetcher", "membership_manager", "subscription_state")
+        for name in ("assignors", "commit_sequence", "fetcher", "membership_manager", "subscription_state")
     ),
+    "shared/clients/group/member.py",
     "shared/clients/parallel_consumer/",
+    "shared/clients/protocol/",
+    *(f"shared/connect/group/{name}.py" for name in ("assignor", "connect_protocol", "worker_group")),
+    *(
+        f"shared/connect/runtime/{name}.py"
+        for name in ("sink_task_state", "submitted_records", "transaction_boundaries")
+    ),
     "shared/connect/transforms/",
 )
 """What decides: it neither awaits nor reads a clock, and time is an argument."""
