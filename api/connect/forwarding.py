@@ -1,4 +1,4 @@
-"""Forwards requests to the worker that can answer them (an edge): the leader, or the one that runs the connector.
+"""Forwards requests to the worker that can answer them: the leader, or the one that runs the connector.
 
 A request is forwarded at most twice, since the group may change meanwhile. The first worker adds the query parameter
 `forward=true`, the second one `forward=false`. A worker that receives `forward=false` and cannot answer either answers

@@ -1,4 +1,4 @@
-"""A request's body, chunk by chunk, with limits on the time that it takes (an edge).
+"""A request's body, chunk by chunk, with limits on the time that it takes.
 
 A client that stalls is answered after `body_timeout_ms`. So is a client that sends single bytes slowly: a line or an
 object must end within `body_timeout_ms`, and a buffered body (every format but NDJSON) within `whole_body_timeout_ms`.

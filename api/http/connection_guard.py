@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes (an edge).
+"""uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes.
 
 uvicorn reads a head of any size, for any time, before any route or credential is checked. And it parses every request
 that a client sends before its earlier ones are answered (HTTP pipelining). So this class cuts the received bytes into

@@ -1,4 +1,4 @@
-"""The base of services that serve HTTP in front of Kafka: the producer, the admin and the local gateway (an edge).
+"""The base of services that serve HTTP in front of Kafka: the producer, the admin and the local gateway.
 
 The HTTP server starts first, so `/health` can report what is missing. The service connects to Kafka in the background.
 It retries while no broker answers. An error that a retry cannot fix (credentials, a certificate's path) ends the

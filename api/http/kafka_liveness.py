@@ -1,4 +1,4 @@
-"""A health check: whether Kafka still answers the client of a service (an edge).
+"""A health check: whether Kafka still answers the client of a service.
 
 A group member receives answers to fetches several times a second, and answers to heartbeats every few seconds. Only
 while it waits for a rebalance may no answer arrive for a minute. So after a share of the limit without an answer the

@@ -1,4 +1,4 @@
-"""An app served by uvicorn inside the running event loop (an edge).
+"""An app served by uvicorn inside the running event loop.
 
 The daemon owns the signals and the event loop; the server only listens. `start` returns when the address accepts
 connections. Then the real port is known. `stop` closes the listening socket, waits for the requests in flight within a

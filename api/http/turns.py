@@ -1,4 +1,4 @@
-"""Serves bulk requests in the order of their arrival (an edge).
+"""Serves bulk requests in the order of their arrival.
 
 Otherwise many large requests would all advance together and all end late. So a bulk request needs a turn for each batch
 of events that it parses and sends. The rules:

@@ -1,4 +1,4 @@
-"""Decides whether a request that stores records is accepted, by service, client and topic (an edge).
+"""Decides whether a request that stores records is accepted, by service, client and topic.
 
 All interfaces that store records share one admission, so a client's limits hold for all of them together. A request is
 rejected before its body is read.

@@ -1,4 +1,4 @@
-"""The events of a request's body in any format, as batches of parsed events in order (an edge).
+"""The events of a request's body in any format, as batches of parsed events in order.
 
 | Content-Type | events |
 |---|---|

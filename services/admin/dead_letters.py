@@ -1,4 +1,4 @@
-"""Dead-letter and late topics through Kafka: implements `penstock.api.admin.dead_letters.DeadLetters` (an edge)."""
+"""Dead-letter and late topics through Kafka: implements `penstock.api.admin.dead_letters.DeadLetters`."""
 
 from __future__ import annotations
 

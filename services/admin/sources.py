@@ -1,4 +1,4 @@
-"""The sources of an overview's samples: services over HTTP, parts of this process, and Kafka (an edge)."""
+"""The sources of an overview's samples: services over HTTP, parts of this process, and Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits finished records: by their offsets alone, or by transactions that include the handlers' output (an edge).
+"""Commits finished records: by their offsets alone, or by transactions that include the handlers' output.
 
 Under `exactly_once`, a handler's output is kept until the next commit. A commit takes three things at one moment: the
 finished records' offsets, the output of exactly these records, and the group metadata of the member. Handlers continue

@@ -1,4 +1,4 @@
-"""One execution: decodes records, calls the handler, and decides whether each record is finished (an edge).
+"""One execution: decodes records, calls the handler, and decides whether each record is finished.
 
 Deserializer and handler are user code. An exception in either fails the record and never ends the daemon. If a record
 cannot be decoded, or the policy allows no further attempt, it is sent to the DLQ and is finished once the broker

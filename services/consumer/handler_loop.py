@@ -1,4 +1,4 @@
-"""The handler loop: polls, lets the scheduler decide, runs handlers and commits finished records (an edge).
+"""The handler loop: polls, lets the scheduler decide, runs handlers and commits finished records.
 
 One turn is `run_once`: apply pauses, poll, deliver, start executions, commit if due. Each handler call is a task. The
 end of a call starts the next one at once, so a poll that waits for records delays no handler.

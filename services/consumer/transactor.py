@@ -1,4 +1,4 @@
-"""Runs transactions over a producer: each writes records and the group's offsets atomically (an edge).
+"""Runs transactions over a producer: each writes records and the group's offsets atomically.
 
 A commit without a response is requested again until there is a response. Both alternatives would be wrong: repeating
 the transaction could write it twice, abandoning it could lose it. A producer becomes unusable if a transaction takes

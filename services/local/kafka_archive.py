@@ -1,4 +1,4 @@
-"""Makes the class archive of the embedded Kafka (an edge; see shared/common/java/class_archive.py)."""
+"""Makes the class archive of the embedded Kafka (see shared/common/java/class_archive.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Penstock's services as children of one process: started, watched, killed and restarted (an edge).
+"""Penstock's services as children of one process: started, watched, killed and restarted.
 
 Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent. Its
 settings include the limit of its shutdown, so it is never killed before that limit.

@@ -1,4 +1,4 @@
-"""Transactions of ingest: those of `?atomic=true`, and those with an Idempotency-Key (an edge).
+"""Transactions of ingest: those of `?atomic=true`, and those with an Idempotency-Key.
 
 A key belongs to one partition of the topic of keys. The producer with the transactional id
 `<idempotency_topic>-<partition>` owns that partition. A new owner fences the previous one and ends its open transaction

@@ -1,4 +1,4 @@
-"""The demo's data folder: emptied at each start, for one demo at a time (an edge).
+"""The demo's data folder: emptied at each start, for one demo at a time.
 
 The lock is a file in the folder and survives the emptying. A demo that was killed leaves a broker that is about to end.
 The next demo waits for the broker's own lock before it removes anything.

@@ -1,4 +1,4 @@
-"""Sends events to the ingest endpoint in NDJSON batches, in order, and counts the acknowledged ones (an edge)."""
+"""Sends events to the ingest endpoint in NDJSON batches, in order, and counts the acknowledged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a dead-letter topic, and sends its dead letters back to their source topics (an edge).
+"""Reads a dead-letter topic, and sends its dead letters back to their source topics.
 
 A replay remembers the records it sent: it commits in a consumer group of its own, including finished offsets beyond the
 gap. So a replay of some dead letters (by stage, by exception) can be followed by a replay of the rest, and none is sent

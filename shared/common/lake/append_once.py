@@ -1,4 +1,4 @@
-"""Appends to a Delta table that count once: each commit records the offsets that it brings the table to (an edge).
+"""Appends to a Delta table that count once: each commit records the offsets that it brings the table to.
 
 An offset is stored as an application's version in the table's log. If an append finds another version than its writer
 left, another writer has taken over. The append then changes nothing.

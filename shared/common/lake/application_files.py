@@ -1,4 +1,4 @@
-"""The files of an application's tables, in a local folder or an object store: counting and removing them (an edge).
+"""The files of an application's tables, in a local folder or an object store: counting and removing them.
 
 deltalake reaches object stores for this with the same options as for the tables. So a process that can restore from a
 lake can also remove it. An object store knows only names: each object that begins with `<lake>/<application>/` is

@@ -1,4 +1,4 @@
-"""The location of a lake, in the one form that all readers and writers use (an edge).
+"""The location of a lake, in the one form that all readers and writers use.
 
 Spark takes a URI's escapes (`with%20space`) as part of the folder's name, deltalake decodes them. So a `file:` URI is
 turned into its path, and a `%` in a path or in another URI is rejected.

@@ -1,4 +1,4 @@
-"""The client of a schema registry's REST API: schemas by id, ids by schema (an edge).
+"""The client of a schema registry's REST API: schemas by id, ids by schema.
 
 Results are cached, so requests are rare, and each has its own connection. If a registry cannot be reached, or fails,
 the request is repeated, then sent to its other addresses. After that RetriableError is raised. If the registry rejects

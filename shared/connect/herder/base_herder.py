@@ -1,4 +1,4 @@
-"""The common base of both herders: reads, validation, and calls of plugins (an edge).
+"""The common base of both herders: reads, validation, and calls of plugins.
 
 Reads are answered from the configs and statuses that this worker has read. They neither wait for a rebalance nor need
 the leader. Each herder implements the changes itself.

@@ -1,4 +1,4 @@
-"""The requests to a herder, executed one after another in its own loop (an edge).
+"""The requests to a herder, executed one after another in its own loop.
 
 A caller awaits the answer. The loop runs the commands that are due, in the order in which they became due. A command
 may be delayed (`delay_ms`), for a retry.

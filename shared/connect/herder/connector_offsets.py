@@ -1,4 +1,4 @@
-"""Reading, altering and resetting a connector's offsets (an edge): a source's in the store, a sink's in its group.
+"""Reading, altering and resetting a connector's offsets: a source's in the store, a sink's in its group.
 
 Offsets are changed only while the connector is STOPPED, which the herder checks. A source's tasks that may still write
 are fenced first. The connector itself then checks the offsets before they are stored. A group that still has members is

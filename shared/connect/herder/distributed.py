@@ -1,4 +1,4 @@
-"""One worker of a distributed cluster: joins rebalances, runs its assigned work, follows the configs (an edge).
+"""One worker of a distributed cluster: joins rebalances, runs its assigned work, follows the configs.
 
 Everything that changes state runs in one loop, one step after another. `run_once` first joins the group if needed, then
 applies new configs, then runs the REST requests that wait in the command queue. Slow work, such as starting a connector

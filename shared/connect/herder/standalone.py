@@ -1,4 +1,4 @@
-"""The herder of a standalone worker: configs in memory, offsets in a file, no group (an edge).
+"""The herder of a standalone worker: configs in memory, offsets in a file, no group.
 
 Requests run in one loop, as in a group. This worker runs all work and is the leader.
 """

@@ -1,4 +1,4 @@
-"""Starts and stops a worker's connectors and tasks to match its assignment (an edge).
+"""Starts and stops a worker's connectors and tasks to match its assignment.
 
 A connector's start may take any time: it runs beside the herder, and `on_started` is called at its end. Tasks start at
 once and initialize in the background. When a call to stop returns, the work is stopped. Work that is revoked during its

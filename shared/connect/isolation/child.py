@@ -1,4 +1,4 @@
-"""A connector's process: a worker for one connector and its tasks, which another worker commands (an edge).
+"""A connector's process: a worker for one connector and its tasks, which another worker commands.
 
 It has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. The worker starts
 it as `python -m MODULE FD`, where FD is its end of a socket pair. When the worker closes the other end or ends, the

@@ -1,4 +1,4 @@
-"""The worker's end of a connector's process (an edge): it starts the process, commands it, and closes or kills it.
+"""The worker's end of a connector's process: it starts the process, commands it, and closes or kills it.
 
 The process is a `ChildProcess` with one end of a socket pair. It ends when the other end is closed, and so with the
 worker too. A process that ends by itself (killed, out of memory, a crash of the interpreter) is an error with its exit

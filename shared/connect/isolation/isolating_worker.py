@@ -1,4 +1,4 @@
-"""A worker that runs connectors in separate processes if `penstock.task.isolation=process` (an edge).
+"""A worker that runs connectors in separate processes if `penstock.task.isolation=process`.
 
 A process runs one connector's work on this worker: the connector, if it is assigned here, and those of its tasks that
 are assigned here. It starts with the first of them and ends with the last. This module holds only their states and last

@@ -1,4 +1,4 @@
-"""The thread of one task or connector: its `def` methods run there, as all methods do in Kafka Connect (an edge).
+"""The thread of one task or connector: its `def` methods run there, as all methods do in Kafka Connect.
 
 A blocking method then delays nothing else. `async def` methods run on the worker's event loop.
 

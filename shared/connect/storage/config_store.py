@@ -1,4 +1,4 @@
-"""The store of a Connect cluster's configs (an edge).
+"""The store of a Connect cluster's configs.
 
 `ConfigStore` decides which records a change writes and in which order. A subclass writes them: to the config topic, or
 to this process's memory. Every change has been read back when its call returns.

@@ -1,4 +1,4 @@
-"""A compacted topic that every worker reads from its start and follows to its end (an edge).
+"""A compacted topic that every worker reads from its start and follows to its end.
 
 `start` creates the topic if it is missing, and returns when everything in it was read once. From then on `on_record`
 gets each record as it arrives, one after another. `read_to_end` returns when all records that the topic held at the

@@ -1,4 +1,4 @@
-"""The stores of source offsets (an edge): in memory, in a file, or in the offset topic.
+"""The stores of source offsets: in memory, in a file, or in the offset topic.
 
 Each is an `OffsetBackingStore`. Keys are compared by content and not by bytes, since an object's members have no order.
 A later write of a partition uses the existing key.

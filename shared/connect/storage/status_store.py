@@ -1,4 +1,4 @@
-"""The store of the statuses of connectors and tasks (an edge).
+"""The store of the statuses of connectors and tasks.
 
 A caller that reports does not wait. Statuses are written one after another in the background, in the order of the
 reports. A safe report is left out if it is not safe any more when its turn comes.
