@@ -26,6 +26,7 @@ from penstock.shared.common.settings import CommandSettings, HttpSettings, Kafka
 from penstock.shared.common.time_text import TIME_MS_MAX, time_ms
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
 from penstock.shared.streams.settings import SPARK_MASTER, SparkConf, StreamsSettings
+from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 WORKERS_MAX = 64
 """The most processes on one machine. Each has its own Python process and connections to every broker."""
@@ -181,8 +182,8 @@ class AggregatorSettings(GuardedSettings):
     kafka_silence_max_ms: PositiveMs = Field(
         default=15_000, description="unhealthy after this long without an answer from any broker"
     )
-    topology: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
-        default="", validate_default=True, description="module:function that returns a penstock.shared.streams Topology"
+    topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
+        default="", validate_default=True, description="module:function that returns a penstock.streams.Topology"
     )
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
     workers: Annotated[int, Field(ge=1, le=WORKERS_MAX)] = Field(

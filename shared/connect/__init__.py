@@ -1,6 +1,7 @@
-"""The Connect runtime: connectors in Python under Kafka Connect's names, settings and guarantees.
+"""Kafka Connect in Python: connectors under Kafka Connect's names, settings and guarantees.
 
-This package exports the API for connector authors. The modules hold the runtime.
+This package exports the API for connector authors. Its modules define the API, and its folders hold the runtime and the
+built-in connectors, converters and transforms.
 """
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigKey, Importance, Type, Width

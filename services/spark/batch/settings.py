@@ -45,7 +45,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     """
 
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
-        description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
+        description="module:function that returns a penstock.streams.Topology: the aggregator's own"
     )
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
     until: str | None = Field(

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Literal, NamedTuple, Protocol
 
-import msgspec
-
 from penstock.shared.common.errors import ProcessingFailed
-from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
@@ -45,18 +42,14 @@ class TaskContext(Protocol):
     topology: Topology
     partition: int
     application: str
-    guarantee: Guarantee
     changelog_id: str | None
 
     # Times and positions.
     stream_time_ms: int
     now_ms: int
-    idle_ms: int
     times: OperatorTimes
     schedules: TaskSchedules
     sources: dict[str, int]
-    source_ids: dict[str, str]
-    input: BatchInput | msgspec.UnsetType
 
     # Outcomes of records.
     outputs: TaskOutputs
@@ -102,9 +95,6 @@ class TaskContext(Protocol):
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count skipped records."""
-
-    def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
-        """Add a record for a topic."""
 
     def mark(self) -> TaskMark:
         """Return the task's current mark."""

@@ -74,7 +74,6 @@ from penstock.shared.streams.windows.window_limits import check_states, default_
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
-    from penstock.shared.streams.task.context import TaskContext
 
 ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinStore)
 """The stores of rows; each row is measured before a store takes it."""
@@ -477,7 +476,7 @@ class StreamTask:
             self.metrics.rejected_at["skipped"] = coordinates_of(self._source_record)
 
 
-def progress_of(task: TaskContext, now_ms: int) -> Progress:
+def progress_of(task: StreamTask, now_ms: int) -> Progress:
     """Return the progress record: the task's positions and all else that a restart needs besides its stores."""
     return Progress(
         application=task.application,
