@@ -53,6 +53,7 @@ RETRY_AFTER_S = 1
 INCOMPLETE = ErrorKind(503, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
 NOT_REACHED = ErrorKind(503, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S)
 COMPACTION_PARTITION = 0
+"""The instance that owns this partition requests compactions."""
 GLOBAL_TABLE = "global table"
 
 

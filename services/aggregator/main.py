@@ -19,7 +19,13 @@ from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.services import daemon
-from penstock.services.aggregator.application_view import INCOMPLETE, ApplicationView, advertised, tokens_of
+from penstock.services.aggregator.application_view import (
+    COMPACTION_PARTITION,
+    INCOMPLETE,
+    ApplicationView,
+    advertised,
+    tokens_of,
+)
 from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
@@ -41,7 +47,6 @@ PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
 WALK_MS = 10  # a store is read in slices of this time; a busy worker processes ten times as long in between
-COMPACTION_PARTITION = 0  # the instance that owns it requests compactions
 
 
 class Aggregator:

@@ -27,6 +27,8 @@ Headers = tuple[tuple[str, bytes | None], ...]
 AnyHeaders = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
 """The accepted forms of the headers of a record to send: pairs, or a dict if no name occurs twice."""
 Int64Array = NDArray[np.int64]
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
 
 K = TypeVar("K", covariant=True, default=bytes | None)
 V = TypeVar("V", covariant=True, default=bytes | None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError, IllegalState
-from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.common.records import INT64_MAX, Columns, Int64Array
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record
 
@@ -30,8 +30,6 @@ KOut = TypeVar("KOut", covariant=True, default=Any)
 VOut = TypeVar("VOut", covariant=True, default=Any)
 KForward = TypeVar("KForward", contravariant=True, default=Any)
 VForward = TypeVar("VForward", contravariant=True, default=Any)
-
-INT64_MAX = 2**63 - 1
 
 NO_TIME = -1
 """A time before the first record."""

@@ -24,11 +24,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
-from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
+from penstock.shared.common.records import (
+    INT64_MAX,
+    AnyHeaders,
+    Columns,
+    ConsumerRecord,
+    Headers,
+    ProducerRecord,
+    header_pairs,
+)
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
-from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPosition

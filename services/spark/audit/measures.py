@@ -20,8 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from penstock.services.spark.spark_sql import SQL_TYPES, quoted
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.records import INT64_MAX, INT64_MIN
 from penstock.shared.common.serialization import json_deserializer
-from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT, INT64_MAX, INT64_MIN
+from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 RELATIVE_ERROR = 1e-9  # allowed difference of two sums of the same floats, relative to the sum of their magnitudes

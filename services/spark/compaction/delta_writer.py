@@ -28,6 +28,7 @@ from penstock.shared.common.errors import LakeUnavailable, PenstockError, Schema
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
+FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
 ROW_GROUP_ROWS = 100_000
 COMPRESSION = "zstd"
 VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions

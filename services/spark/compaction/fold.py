@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.compaction.delta_writer import DataFile, Files
+from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, Files
 from penstock.services.spark.errors import TaskFailure
 from penstock.services.spark.table_columns import (
     CLOSED,
@@ -63,7 +63,6 @@ from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
 IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect
-FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
 SORT_BYTES = 1024 * 1024 * 1024  # sorted at a time
 POLL_MS = 500
 POLL_RECORDS = 50_000

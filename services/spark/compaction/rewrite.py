@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.services.spark.compaction.delta_writer import DataFile, Files
+from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, Files
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.keys import last_of_each
 
-FILE_ROWS = 1_000_000
 PASS_ROWS = 5_000_000  # handled in one pass; a partition with more rows is read in several passes
 PASS_BYTES = 128 * 1024 * 1024  # the same limit in bytes of the partition's compressed files
 SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes

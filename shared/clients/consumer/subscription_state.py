@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.shared.clients.consumer.fetcher import Move
-from penstock.shared.clients.protocol.fetch import NO_EPOCH
+from penstock.shared.clients.protocol.fetch import NO_EPOCH, NO_OFFSET
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 
@@ -188,9 +188,6 @@ class Unread:
         if not self._rests[tp]:
             del self._rests[tp]
 
-
-NO_OFFSET = -1
-"""Below every offset."""
 
 _At = tuple[int, int]  # a position, and the leader epoch of the record before it
 _Offsets = dict[TopicPartition, int]

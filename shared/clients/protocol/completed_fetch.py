@@ -26,7 +26,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 from numpy.typing import NDArray
 
 from penstock.shared.clients.protocol.fetch import NO_EPOCH
-from penstock.shared.clients.protocol.record_batches import crc32c, decompress
+from penstock.shared.clients.protocol.record_batches import ATTRIBUTES_AT, RECORDS_AT, crc32c, decompress
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
 from penstock.shared.common.kernel_loading import IS_COMPILED
 from penstock.shared.common.packed_bytes import PackedBytes
@@ -39,8 +39,6 @@ whole completed fetch, and few slices are cut short by a batch's end."""
 # Positions in the header of a batch. The first 17 bytes are the same in every version.
 LENGTH_END = 12
 MAGIC_AT = 16
-ATTRIBUTES_AT = 21
-HEADER_SIZE = 61
 LEGACY_HEADER_SIZE = 26
 
 # Bits of the attributes.
@@ -234,7 +232,7 @@ class CompletedFetch:
             # 2. The broker cuts its log at the fetch's size, within a batch: the next fetch gets that batch.
             if stop > size:
                 break
-            if data[at + MAGIC_AT] >= 2 and stop - at < HEADER_SIZE:
+            if data[at + MAGIC_AT] >= 2 and stop - at < RECORDS_AT:
                 self._torn = f"a batch of {length} bytes"
                 return
             batch = _Batch(data, at, stop, base_offset)
@@ -495,7 +493,7 @@ class _Packed:
         if not run:
             return 0
         data = self._array
-        bounds = [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
+        bounds = [(batch.start + RECORDS_AT, batch.stop) for batch in run]
         if is_compressed(run[0]):
             data, bounds = _decompressed(self._data, run)
         plan = [_plan(d, b, *where) for b, where in zip(run, bounds, strict=False)]
@@ -542,7 +540,7 @@ def _plan(d: Any, batch: _Batch, start: int, stop: int) -> _PlanRow | None:
     # The columns are allocated by the count of the header, which a wrong batch could make arbitrarily large.
     if batch.count * d.RECORD_BYTES_MIN > stop - start:
         return None
-    append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_TIME
+    append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_APPEND_TIME
     offsets = batch.next_offset - batch.base_offset
     return _PlanRow(start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets)
 
@@ -563,7 +561,7 @@ def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDAr
     at = 0
     for batch in run:
         try:
-            text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
+            text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + RECORDS_AT : batch.stop])
         # aiokafka's reader will raise the error.
         except Exception:
             break

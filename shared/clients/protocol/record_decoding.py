@@ -8,7 +8,7 @@ an attribute, a header name beyond ASCII) is left to aiokafka's reader, which de
 >>> for i, (key, value) in enumerate([(b"ann", b"{}"), (None, b"")]):
 ...     _ = builder.append(i, 1_000 + i, key, value, [])
 >>> data = np.frombuffer(bytes(seal_batch(builder, (-1, -1, -1))), np.uint8)
->>> plan = np.array([[61, len(data), 7, 1_000, NO_TIME, 2, 2]], np.int64)
+>>> plan = np.array([[61, len(data), 7, 1_000, NO_APPEND_TIME, 2, 2]], np.int64)
 >>> decoded = np.empty((COLUMNS, 2), np.int64)
 >>> decode_batches(data, plan, decoded), decoded[OFFSET].tolist(), decoded[TIMESTAMP].tolist()
 (1, [7, 8], [1000, 1001])
@@ -28,8 +28,8 @@ from penstock.shared.common.varints import NOT_ONE, read_varint
 # --- columns of a plan: one row for each batch ---
 START, STOP, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME, COUNT, OFFSETS = range(7)
 """Start and end of its records; the base of their offsets and of their timestamps; the log append time; the number of
-records, and the number of offsets they span. With the log append time NO_TIME each record has its own timestamp."""
-NO_TIME = -(2**63)
+records, and the number of offsets they span. With NO_APPEND_TIME each record has its own timestamp."""
+NO_APPEND_TIME = -(2**63)
 
 # --- columns of records ---
 OFFSET, TIMESTAMP, KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT, HEADERS_LENGTH = range(8)
@@ -87,7 +87,7 @@ def decode_batches(data, plan, decoded):
             delta, at = read_varint(data, at + 1, end)
             if delta == NOT_ONE:
                 return b
-            decoded[TIMESTAMP, n] = base_timestamp + delta if append_time == NO_TIME else append_time
+            decoded[TIMESTAMP, n] = base_timestamp + delta if append_time == NO_APPEND_TIME else append_time
             # Offsets ascend, with holes that log compaction has made, and stay within the batch.
             delta, at = read_varint(data, at, end)
             if delta < next_delta or delta >= plan[b, OFFSETS]:

@@ -24,6 +24,7 @@ import msgspec
 import msgspec.inspect
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.records import INT64_MAX, INT64_MIN
 from penstock.shared.streams.user_code import detached, plain
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ NumberType = Literal["int64", "float64"]
 ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
-INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
 EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSketches and Spark ignore ""
 DISTINCT_LG_K = 11  # at most 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
 

@@ -24,7 +24,7 @@ from penstock.shared.streams.changelog import reader_kernels as k
 from penstock.shared.streams.changelog.format import Progress, StoreSchema
 from penstock.shared.streams.changelog.state_decoding import unpack_many
 
-NO_EPOCH = 0
+NO_OWNER_EPOCH = 0
 """The epoch before the first takeover record. No takeover record has it, and entries with it never count."""
 
 ROWS = frozenset(("table", "join"))
@@ -226,7 +226,7 @@ class ChangelogReader:
         self,
         apply: Apply,
         *,
-        epoch: int = NO_EPOCH,
+        epoch: int = NO_OWNER_EPOCH,
         progress: Progress | None = None,
         stores: tuple[StoreSchema, ...] | None = None,
     ) -> None:

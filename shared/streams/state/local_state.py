@@ -48,7 +48,7 @@ class Blueprint(Protocol):
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
 """The bytes of rows that a restore buffers before it writes them."""
-ROW_BYTES = 200
+BUFFERED_ROW_BYTES = 200
 """The estimated bytes of a buffered row besides its key and states."""
 
 AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentWindowStore
@@ -155,7 +155,7 @@ class LocalState:
     def restore(self, id_: RowId, row: StoredRow | None) -> None:
         """Buffer one row that a restore adds, or with None removes."""
         self._buffered[id_] = row
-        self._buffered_bytes += ROW_BYTES + len(id_[1]) + (0 if row is None else len(row.state))
+        self._buffered_bytes += BUFFERED_ROW_BYTES + len(id_[1]) + (0 if row is None else len(row.state))
 
     def restore_raw(self, store: str, key: bytes, start: int, end: int, state: bytes | None) -> None:
         """As `restore`, by the store's name and with the changelog's bytes; without a state the row is removed."""

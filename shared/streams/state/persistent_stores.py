@@ -23,7 +23,7 @@ from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
-ROW_BYTES = 400
+CACHED_ROW_BYTES = 400
 """The estimated bytes of a row in memory besides its states."""
 NEVER = -(1 << 63)
 
@@ -182,8 +182,8 @@ class PersistentStore(ABC, Generic[CacheT]):
             if row is not None:
                 self._note_end_in_due_index(row.end)
             if key in self._loaded:
-                width = ROW_BYTES + (len(row.state) if row is not None else 0)
-                self._account_memory(key, ROW_BYTES + len(self._cache.rows_of(key)) * width)
+                width = CACHED_ROW_BYTES + (len(row.state) if row is not None else 0)
+                self._account_memory(key, CACHED_ROW_BYTES + len(self._cache.rows_of(key)) * width)
         self._evict_keys()
 
     def forget(self) -> None:
@@ -233,10 +233,10 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def _load_key_rows(self, key: Any, found: Sequence[tuple[int, EncodedRow]]) -> None:
         """Load the rows of a key that was not in memory."""
-        size = ROW_BYTES
+        size = CACHED_ROW_BYTES
         for start, row in found:
             self._cache.load(key, start, row.end, self._codec.unpack(row.state))
-            size += ROW_BYTES + len(row.state)
+            size += CACHED_ROW_BYTES + len(row.state)
         self._rows_in_both += len(found)
         self._account_memory(key, size)
 

@@ -23,9 +23,9 @@ from penstock.shared.common.errors import (
     ProcessingFailed,
     RecordTooLarge,
 )
-from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
+from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.operators.tables import TableLookup
-from penstock.shared.streams.processor import INT64_MAX, PROCESSOR_METHODS, Processor, check_timestamp, is_own
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, check_timestamp, is_own
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record, WindowKey
 from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.shared.common.records import Columns, Headers, ProducerRecord
-from penstock.shared.streams.processor import INT64_MAX
+from penstock.shared.common.records import INT64_MAX, Columns, Headers, ProducerRecord
 
 HEADER = "penstock.watermark"
 NO_LIMIT = INT64_MAX

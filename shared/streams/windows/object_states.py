@@ -21,11 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.records import Int64Array
+from penstock.shared.common.records import INT64_MAX, INT64_MIN, Int64Array
 from penstock.shared.streams.aggregations.aggregation import (
     EMPTY_TEXT,
-    INT64_MAX,
-    INT64_MIN,
     Aggregation,
     CountDistinct,
 )

@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.object_states import Done
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.state_sizes import StateSizes
-from penstock.shared.streams.windows.window_table import NEVER, Values, WindowTable
+from penstock.shared.streams.windows.window_table import NO_CLOSE_TIME, Values, WindowTable
 
 ROWS_AT_ONCE = 1_000
 """The number of windows that are turned into objects at once."""
@@ -107,11 +107,11 @@ class WindowStore:
     def close_time_ms(self) -> int | None:
         """Windows that end below this are closed; None before the first record. It never goes back."""
         time_ms = int(self.table.meta[k.CLOSE_TIME])
-        return None if time_ms == NEVER else time_ms
+        return None if time_ms == NO_CLOSE_TIME else time_ms
 
     def begin(self, stream_time_ms: int, close_time_ms: int | None) -> None:
         """Continue at these times, after windows were loaded."""
-        self.table.begin(stream_time_ms, NEVER if close_time_ms is None else close_time_ms)
+        self.table.begin(stream_time_ms, NO_CLOSE_TIME if close_time_ms is None else close_time_ms)
 
     def prepare(self, keys: Iterable[bytes | None], time_ms: int) -> None:
         """Fetch the windows that records with these keys, at times up to `time_ms`, can reach or close."""

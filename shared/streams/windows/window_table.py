@@ -30,7 +30,7 @@ _OUTPUT_ARRAYS = {
     ("_heap", "_dues"): k.HEAP,
 }
 """The arrays that a kernel can find full, and the counters of their elements."""
-NEVER = -(2**62)
+NO_CLOSE_TIME = -(2**62)
 """Earlier than all times: nothing was closed yet."""
 REMOVED_MIN = 1_024
 """Up to this number removed rows may wait until the wheel reaches them."""
@@ -76,7 +76,7 @@ class WindowTable:
         self.keys = KeyIndex()
         self.meta: Int64Array = np.zeros(k.META, np.int64)
         self.meta[k.STREAM_TIME] = -1
-        self.meta[[k.CLOSE_TIME, k.FRONT]] = NEVER
+        self.meta[[k.CLOSE_TIME, k.FRONT]] = NO_CLOSE_TIME
         self._width = self.base + state_cells
         self.cells: Int64Array = np.zeros((0, self._width), np.int64)
         self.links: Int32Array = self.cells.view(np.int32)

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.records import INT64_MAX, INT64_MIN
 from penstock.shared.streams.aggregations.aggregation import (
-    INT64_MAX,
-    INT64_MIN,
     Aggregate,
     Aggregation,
     Count,
