@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.pagination import Continuations, LivePosition, RowPosition, WindowPosition
-from penstock.shared.streams.queries import StoreAnswer
+from penstock.shared.streams.runtime.queries import StoreAnswer
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
 """The parameters of a query that select its rows. The page size is not one of them and may change."""

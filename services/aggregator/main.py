@@ -37,8 +37,8 @@ from penstock.services.aggregator.workers import WorkerSupervisor
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.queries import StoreQuery, read_in_slices
 from penstock.shared.streams.runtime.instances import InstanceRegistry, Registration
+from penstock.shared.streams.runtime.queries import StoreQuery, read_in_slices
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology

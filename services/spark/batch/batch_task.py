@@ -41,7 +41,7 @@ from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
-from penstock.shared.streams.runtime.task_factory import TaskMaker
+from penstock.shared.streams.runtime.task_factory import TaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.inputs import TaskInputs, process_in_time
 from penstock.shared.streams.task.metrics import Totals
@@ -200,7 +200,7 @@ class PartitionBatch:
         topology = load_topology(options.topology, options.topology_options, options.folder)
         self._topology = topology.of_application(self._streams.application_id)
         self._registry = CollectorRegistry()
-        self._maker = TaskMaker(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
+        self._task_factory = TaskFactory(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
         context = TaskContext.get()
         attempt = 0 if context is None else context.attemptNumber()
         instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"
@@ -217,7 +217,7 @@ class PartitionBatch:
         """Take the partition over and restore its task. Work that is not committed at the end is discarded."""
         try:
             await self._changelog.open()
-            make = partial(self._maker.task, self._partition, None)
+            make = partial(self._task_factory.task, self._partition, None)
             self._task, _ = await self._changelog.take_over(make)
             self._task.max_future_ms = self._streams.max_future_ms
             yield self
@@ -253,7 +253,7 @@ class PartitionBatch:
             await positions.find(task, consumer, partitions.values())
             for topic, at in partitions.items():
                 consumer.seek(at, task.sources[topic])
-            self._maker.start(task, {})
+            self._task_factory.start(task, {})
             inputs = TaskInputs(task, self._topology, 0, self._streams.max_future_ms)
             left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
             moved_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -280,7 +280,7 @@ class PartitionBatch:
             # The offsets before the end may be transaction markers or aborted records. Commit the end itself, or each
             # later batch would find something to read.
             for topic in partitions:
-                task.advance(topic, ends[topic])
+                task.advance_position(topic, ends[topic])
             await self._commit_task()
 
     # --- rows of files ---
@@ -291,7 +291,7 @@ class PartitionBatch:
         reached = rows_reached(self._task, source)
         if reached is None:
             return
-        self._maker.start(task, {})
+        self._task_factory.start(task, {})
         task.sources = {source.topic: reached}
         row = 0
         for batch in batches:
@@ -316,7 +316,7 @@ class PartitionBatch:
     async def begin_rows(self, source: FileInput) -> None:
         """Commit that no row is read yet, unless another attempt of this task has committed."""
         if rows_reached(self._task, source) == 0 and not isinstance(self._task.input, BatchInput):
-            self._maker.start(self._task, {})
+            self._task_factory.start(self._task, {})
             await self._commit_rows(source.reached(0))
 
     async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:

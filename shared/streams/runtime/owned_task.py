@@ -68,7 +68,7 @@ class OwnedTask:
         self.restoring: asyncio.Task[None] | None = None
         self.rejection_log = RejectionLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
-        self.half_processed: str | None = None
+        self.discard_reason: str | None = None
         """The reason why the state on disk must not be used again; None if it may be."""
         self.ahead: GroupAhead | None = None
         """The error that prevents the start: offsets committed for its partition are ahead of its changelog."""
@@ -141,8 +141,8 @@ class OwnedTask:
                 # At most half of the time. The rest is for the producer.
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
             if self.local is not None:
-                if self.half_processed is not None:
-                    discard_local_state(self.local, self.half_processed)
+                if self.discard_reason is not None:
+                    discard_local_state(self.local, self.discard_reason)
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 

@@ -20,7 +20,7 @@ from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.restore_io import Restoring
-from penstock.shared.streams.runtime.task_factory import TaskMaker
+from penstock.shared.streams.runtime.task_factory import TaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import Overtaken, discard_local_state
 
@@ -62,13 +62,13 @@ class Standbys:
         self,
         kafka: KafkaSettings,
         settings: StreamsSettings,
-        maker: TaskMaker,
+        task_factory: TaskFactory,
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:
         self._kafka = kafka
         self._settings = settings
-        self._maker = maker
+        self._task_factory = task_factory
         self._clock = clock
         self._own: dict[int, Standby] = {}
         self._labelled: set[str] = set()
@@ -81,7 +81,7 @@ class Standbys:
 
     def warm(self) -> set[int]:
         """Return the partitions that have state here, in a standby or on disk."""
-        on_disk = [] if self._maker.directory is None else self._maker.directory.partitions()
+        on_disk = [] if self._task_factory.directory is None else self._task_factory.directory.partitions()
         return {*on_disk, *self._own}
 
     def describe(self) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ class Standbys:
 
     async def _read_changelog(self, standby: Standby) -> None:
         if standby.restoring is None:
-            task = self._maker.standby_task(standby.partition)
+            task = self._task_factory.standby_task(standby.partition)
             standby.restoring = Restoring(self._kafka, self._settings, task, self._clock)
         restoring = standby.restoring
         standby.is_current = False

@@ -48,7 +48,7 @@ from penstock.shared.streams.runtime.source_positions import GroupAhead, SourceP
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
-from penstock.shared.streams.runtime.task_factory import TaskMaker
+from penstock.shared.streams.runtime.task_factory import TaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.inputs import log_blocking
@@ -102,8 +102,8 @@ class StreamWorker(RebalanceListener):
         self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
-        self._maker = TaskMaker(settings, self.topology, clock, self._registry)
-        self._standbys = Standbys(kafka, settings, self._maker, clock, self._registry)
+        self._task_factory = TaskFactory(settings, self.topology, clock, self._registry)
+        self._standbys = Standbys(kafka, settings, self._task_factory, clock, self._registry)
         replicas = settings.num_standby_replicas
         strategy = settings.partition_assignment_strategy
         self._assignor = STRATEGIES[strategy](replicas, self._standbys.warm)
@@ -122,7 +122,7 @@ class StreamWorker(RebalanceListener):
         Raises UnknownTopicOrPartition, which names the source topics that did not appear in time. Raises ConfigError if
         the topics or the state directory are unsuitable.
         """
-        self._maker.startup()
+        self._task_factory.startup()
         await loaded(compile_kernels, "the kernels")  # before the group waits for heartbeats
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
@@ -165,7 +165,7 @@ class StreamWorker(RebalanceListener):
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
             await self._purge.run()
-            self._maker.clean()
+            self._task_factory.clean()
         # 5. Another instance has taken a partition over.
         if self._fenced:
             await self._rejoin_group()
@@ -218,7 +218,7 @@ class StreamWorker(RebalanceListener):
             closing = (owned.close(timeout_left_ms() * 0.8) for owned in self._tasks.all())
             self._tasks.closed(await asyncio.gather(*closing, return_exceptions=True))
             await self._standbys.close()
-            self._maker.shutdown()
+            self._task_factory.shutdown()
             last.cancel()
             await asyncio.wait({last}, timeout=timeout_left_ms() / 1000)
 
@@ -381,15 +381,15 @@ class StreamWorker(RebalanceListener):
         # 3. Begin with the standby here, or with the state on disk. A standby's database is open, and RocksDB lets
         # nobody else open its folder.
         standby = await self._standbys.hand_over(partition)
-        owned.local = self._maker.open_state(partition) if standby is None else standby.task.local
+        owned.local = self._task_factory.open_state(partition) if standby is None else standby.task.local
         # 4. Restore, and become the only writer.
-        make_task = partial(self._maker.task, partition, owned.local)
+        make_task = partial(self._task_factory.task, partition, owned.local)
         task, owned.report = await owned.changelog.take_over(make_task, standby)
         require_whole_input(task)
         # 5. Find the positions in the source topics.
         await self._positions.find(task, self._consumer, self._assigned_partitions_of(partition))
         # 6. Start it. `on_task` may schedule punctuation before the first record.
-        self._maker.start(task, self._tables.rows)
+        self._task_factory.start(task, self._tables.rows)
         self._on_task(task)
         owned.begin(task, self._settings)
         owned.log_restored(self._restores)
@@ -585,4 +585,4 @@ def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:
             continue
         # Kafka Streams commits the consumer's position there too, so that the lag becomes 0 (KAFKA-6607).
         if (position := consumer.known_position(at)) is not None:
-            owned.task.advance(at.topic, position)
+            owned.task.advance_position(at.topic, position)

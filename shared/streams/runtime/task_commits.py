@@ -171,7 +171,7 @@ class TaskCommits:
             raise ProcessingFailed(f"the commit of the records before {before}: {e}") from e
         except LogReplaced as e:
             # The rows on disk are of the log that was replaced.
-            owned.half_processed = str(e)
+            owned.discard_reason = str(e)
             raise
         task.commit_succeeded(position)
         owned.rejection_log.report(task.metrics, self._clock.monotonic_ms())

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 CLEAN_INTERVAL_MS = 60_000
 
 
-class TaskMaker:
+class TaskFactory:
     """Creates the tasks of one topology.
 
     Raises ConfigError if their stores are for a lake that cannot have their names. `startup` raises it if the state

@@ -352,7 +352,7 @@ class StreamTask:
         except Exception as e:
             raise self._mark_failed(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
-    def advance(self, topic: str, position: int) -> None:
+    def advance_position(self, topic: str, position: int) -> None:
         """Advance to `position` over offsets without a record, such as transaction markers."""
         if self.failed is None and position > self.sources.get(topic, position):
             self.sources[topic] = position

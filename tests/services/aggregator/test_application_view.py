@@ -33,8 +33,8 @@ from penstock.shared.common.pagination import (
     row_order,
 )
 from penstock.shared.common.settings import HttpSettings
-from penstock.shared.streams.queries import StoreAnswer, position_of_row
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
+from penstock.shared.streams.runtime.queries import StoreAnswer, position_of_row
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"

@@ -13,7 +13,7 @@ from penstock.shared.common.pagination import RowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
 from penstock.shared.streams.operators.stream_join import JoinWindows
-from penstock.shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
+from penstock.shared.streams.runtime.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -139,7 +139,7 @@ def test_pages_have_each_row_once(
 ) -> None:
     """The pages of a query have the rows of the whole answer in its order, in memory, on disk or in both. The same
     holds for a query with bounds."""
-    monkeypatch.setattr("penstock.shared.streams.queries.SLICE_ROWS", 50)
+    monkeypatch.setattr("penstock.shared.streams.runtime.queries.SLICE_ROWS", 50)
     monkeypatch.setattr("penstock.shared.streams.state.rocksdb.PAGE_ROWS", 30)
     builder = StreamsBuilder()
     if kind == "table":
