@@ -34,7 +34,7 @@ SANS_IO = (
     "shared/clients/group/member.py",
     "shared/clients/parallel_consumer/",
     "shared/clients/protocol/",
-    *(f"shared/connect/group/{name}.py" for name in ("assignor", "connect_protocol", "worker_group")),
+    *(f"shared/connect/group/{name}.py" for name in ("assignor", "connect_protocol", "worker_member")),
     *(
         f"shared/connect/runtime/{name}.py"
         for name in ("sink_task_state", "submitted_records", "transaction_boundaries")
