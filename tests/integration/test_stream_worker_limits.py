@@ -143,7 +143,7 @@ async def test_large_records_wait_at_the_broker(kafka: EmbeddedKafka, topic_name
 
             async def done() -> bool:
                 own = [owned for owned in worker.tasks().values() if owned.task is not None]
-                held.extend(owned.inputs.bytes for owned in own if owned.inputs is not None)
+                held.extend(owned.running.inputs.bytes for owned in own if owned.running is not None)
                 return [owned.task.sources.get(topic_name) for owned in own if owned.task] == [LARGE_RECORDS]
 
             await until(done)

@@ -333,8 +333,9 @@ async def lose_while_running(chain: Chain, before: int) -> None:
     worker = chain.worker()
     async with running(worker) as loop:
         await chain.wait_processed(worker)
-        inputs = worker.tasks()[0].inputs
-        assert inputs is not None
+        owned = worker.tasks()[0]
+        assert owned.running is not None
+        inputs = owned.running.inputs
         inputs.is_full = lambda topic: True  # type: ignore[method-assign]  # the worker pauses the partition
         await asyncio.sleep(FETCH_SECONDS)
         await chain.send(100)

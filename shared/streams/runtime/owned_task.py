@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.shared.common.log import get_logger
@@ -56,14 +57,22 @@ class RejectionLog:
         self._logged_at_ms = now_ms
 
 
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A restored task, with its inputs and its idleness."""
+
+    task: StreamTask
+    inputs: TaskInputs
+    idle: Idleness | None
+    """None without `idle_timeout_ms`."""
+
+
 class OwnedTask:
-    """A partition's changelog, with its task and the task's inputs; both are None while the task is restored."""
+    """A partition's changelog, with its task; `running` is None while the task is restored, and once it is closed."""
 
     def __init__(self, changelog: ChangelogPartition) -> None:
         self.changelog = changelog
-        self.task: StreamTask | None = None
-        self.inputs: TaskInputs | None = None
-        self.idle: Idleness | None = None
+        self.running: RunningTask | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
         self.rejection_log = RejectionLog(changelog.topic_partition.partition)
@@ -75,9 +84,7 @@ class OwnedTask:
 
     def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
         """Start a restored task."""
-        self.idle = None if settings.idle_timeout_ms is None else Idleness(settings.idle_timeout_ms)
-        self.task = task
-        self.inputs = TaskInputs(
+        inputs = TaskInputs(
             task,
             task.topology,
             max_task_idle_ms=settings.max_task_idle_ms,
@@ -85,6 +92,13 @@ class OwnedTask:
             buffered_records_max=settings.buffered_records_per_partition,
             blocking_ms_max=settings.blocking_ms_max,
         )
+        idle = None if settings.idle_timeout_ms is None else Idleness(settings.idle_timeout_ms)
+        self.running = RunningTask(task, inputs, idle)
+
+    @property
+    def task(self) -> StreamTask | None:
+        """The restored task; None while it is restored, and once it is closed."""
+        return None if self.running is None else self.running.task
 
     def log_restored(self, metrics: RestoreMetrics) -> None:
         """Log and measure the finished restore."""
@@ -125,7 +139,7 @@ class OwnedTask:
         """
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         task = self.task
-        self.task = None
+        self.running = None
         restoring = self.restoring
         self.restoring = None
         try:
@@ -178,8 +192,8 @@ class OwnedTask:
         }
 
 
-Ready = Mapping[int, OwnedTask]
-"""Restored tasks by partition."""
+Ready = Mapping[int, RunningTask]
+"""The tasks that may take records now, by partition."""
 
 
 class WorkerTasks:
@@ -203,9 +217,13 @@ class WorkerTasks:
         """Return whether no other instance can have the partition: its task is here, owned or suspended."""
         return partition in self.owned or partition in self.suspended
 
-    def ready(self) -> dict[int, OwnedTask]:
+    def ready(self) -> dict[int, RunningTask]:
         """Return the tasks that may take records now, by partition."""
-        return {p: owned for p, owned in self.owned.items() if owned.task is not None and owned.restoring is None}
+        return {
+            partition: owned.running
+            for partition, owned in self.owned.items()
+            if owned.running is not None and owned.restoring is None
+        }
 
     def all(self) -> list[OwnedTask]:
         """Return all tasks."""

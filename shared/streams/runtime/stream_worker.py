@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ from penstock.shared.streams.runtime.application_topics import PreparedTopics, p
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
-from penstock.shared.streams.runtime.owned_task import OwnedTask, Ready, WorkerTasks
+from penstock.shared.streams.runtime.owned_task import OwnedTask, Ready, RunningTask, WorkerTasks
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
@@ -151,7 +151,7 @@ class StreamWorker(RebalanceListener):
             await self._collect_restored_tasks()
             # A failed commit may just have replaced a task. The records were fetched for the discarded one, and the new
             # one will seek to its own position.
-            ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
+            ready = {p: one for p, one in ready.items() if p in self._owned and self._owned[p].running is one}
             # 3. Process the records, then advance the times that do not depend on records.
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             _process_fetched_records(
@@ -172,7 +172,8 @@ class StreamWorker(RebalanceListener):
 
     async def _poll_records(self) -> dict[TopicPartition, Columns]:
         try:
-            wait_ms = _poll_wait_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
+            running = [owned.running for owned in self._owned.values() if owned.running is not None]
+            wait_ms = _poll_wait_ms(self._settings, running, self._commit_due_ms - self._clock.monotonic_ms())
             # A busy worker does not wait in `poll`, but its commit needs the event loop.
             if not wait_ms:
                 await self._commits.yield_to_commit()
@@ -412,14 +413,12 @@ class StreamWorker(RebalanceListener):
             raise GroupAhead(self._settings.application_id, [one for error in ahead for one in error.ahead])
 
     def _seek_to_task(self, partition: int) -> None:
-        task = self._owned[partition].task
-        inputs = self._owned[partition].inputs
-        assert task is not None
-        assert inputs is not None
-        inputs.clear()
+        running = self._owned[partition].running
+        assert running is not None
+        running.inputs.clear()
         partitions = self._assigned_partitions_of(partition)
         for at in partitions:
-            self._consumer.seek(at, task.sources[at.topic])
+            self._consumer.seek(at, running.task.sources[at.topic])
         self._consumer.resume(*partitions)
 
     def _knows_all_positions(self, owned: OwnedTask, partition: int) -> bool:
@@ -499,14 +498,14 @@ def _create_group_member(
     return Consumer(kafka, own, registry=registry, assignor=assignor)
 
 
-def _poll_wait_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
+def _poll_wait_ms(settings: StreamsSettings, running: Collection[RunningTask], commit_due_ms: int) -> int:
     """Return how long to wait for records: at most until the next commit is due, if there is something to commit.
 
     Return 0 if records are left that the previous turn had no time for.
     """
-    if any(one.inputs is not None and one.inputs.is_cut for one in owned.values()):
+    if any(one.inputs.is_cut for one in running):
         return 0
-    waits = any(one.task is not None and one.task.needs_commit for one in owned.values())
+    waits = any(one.task.needs_commit for one in running)
     return max(1, min(settings.poll_ms, commit_due_ms)) if waits else settings.poll_ms
 
 
@@ -520,14 +519,13 @@ def _process_fetched_records(
 ) -> None:
     """Add each batch to its task's inputs, let the tasks process within the turn's time, and pause full partitions."""
     for at, columns in batches.items():
-        if (owned := ready.get(at.partition)) is not None and owned.inputs is not None:
-            owned.inputs.add(columns)
+        if (running := ready.get(at.partition)) is not None:
+            running.inputs.add(columns)
     assignment = consumer.assignment()
-    time.begin(sum(owned.inputs.waiting for owned in ready.values() if owned.inputs is not None))
-    for partition, owned in ready.items():
-        if owned.inputs is not None:
-            own = [at for at in assignment if at.partition == partition]
-            owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
+    time.begin(sum(running.inputs.waiting for running in ready.values()))
+    for partition, running in ready.items():
+        own = [at for at in assignment if at.partition == partition]
+        running.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
     pause_full_partitions(ready, consumer, bytes_max)
 
 
@@ -551,12 +549,12 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
     have room, because others may wait for their records.
     """
     paused = consumer.paused()
-    is_over = sum(owned.inputs.bytes for owned in ready.values() if owned.inputs is not None) > bytes_max
+    is_over = sum(running.inputs.bytes for running in ready.values()) > bytes_max
     for at in consumer.assignment():
-        owned = ready.get(at.partition)
-        if owned is None or owned.inputs is None or owned.task is None:
+        running = ready.get(at.partition)
+        if running is None:
             continue
-        is_full = owned.inputs.is_full(at.topic) or (is_over and owned.inputs.holds(at.topic))
+        is_full = running.inputs.is_full(at.topic) or (is_over and running.inputs.holds(at.topic))
         if is_full and at not in paused:
             consumer.pause(at)
         elif at in paused and not is_full:
@@ -565,13 +563,13 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
 
 def _advance_idle_tasks(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) -> None:
     """Advance the times of tasks that have read everything and are idle long enough; `tasks` is the number of tasks."""
-    for partition, owned in ready.items():
-        if owned.task is None or owned.inputs is None or owned.idle is None:
+    for partition, running in ready.items():
+        if running.idle is None:
             continue
-        internal = owned.task.topology.internal_topics()
+        internal = running.task.topology.internal_topics()
         read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
-        at_end = all(consumer.is_at_end(at) and not owned.inputs.holds(at.topic) for at in read)
-        advance_idle_time(owned.idle, owned.task, now_ms, at_end=at_end, tasks=tasks)
+        at_end = all(consumer.is_at_end(at) and not running.inputs.holds(at.topic) for at in read)
+        advance_idle_time(running.idle, running.task, now_ms, at_end=at_end, tasks=tasks)
 
 
 def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:
@@ -580,9 +578,9 @@ def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:
     Otherwise the markers would look like unread records once the topic's retention has deleted them.
     """
     for at in consumer.assignment():
-        owned = ready.get(at.partition)
-        if owned is None or owned.task is None or owned.inputs is None or owned.inputs.holds(at.topic):
+        running = ready.get(at.partition)
+        if running is None or running.inputs.holds(at.topic):
             continue
         # Kafka Streams commits the consumer's position there too, so that the lag becomes 0 (KAFKA-6607).
         if (position := consumer.known_position(at)) is not None:
-            owned.task.advance_position(at.topic, position)
+            running.task.advance_position(at.topic, position)

@@ -60,7 +60,7 @@ def test_a_task_that_is_restored_takes_no_records() -> None:
     tasks.owned[0] = owned = owned_of(0)
     assert (tasks.running(), tasks.ready()) == ([], {})
     begin(owned)
-    assert (tasks.running(), tasks.ready()) == ([owned], {0: owned})
+    assert (tasks.running(), tasks.ready()) == ([owned], {0: owned.running})
     assert [one["state"] for one in tasks.describe()] == ["running"]
     assert repr(tasks) == "WorkerTasks(owned [0], suspended [])"
 
@@ -70,11 +70,12 @@ def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -
     """A partition is full with more than `buffered_records_per_partition` records, by default Kafka Streams' 1,000."""
     owned = owned_of(3)
     begin(owned, StreamsSettings(**given))
-    assert owned.inputs is not None
+    assert owned.running is not None
+    inputs = owned.running.inputs
     full = []
     for at in range(limit + 1):
-        owned.inputs.add(Columns.of([ConsumerRecord("in", 3, at, 0, b"k", b"{}")]))
-        full.append(owned.inputs.is_full("in"))
+        inputs.add(Columns.of([ConsumerRecord("in", 3, at, 0, b"k", b"{}")]))
+        full.append(inputs.is_full("in"))
     assert full == [False] * limit + [True]
 
 

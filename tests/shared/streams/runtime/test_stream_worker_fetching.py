@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.owned_task import RunningTask
 from penstock.shared.streams.runtime.stream_worker import pause_full_partitions
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -35,13 +35,14 @@ class Fetching:
         self._paused.remove(at)
 
 
-def task_of(partition: int) -> OwnedTask:
+def task_of(partition: int) -> RunningTask:
     """A task that merges two topics."""
     builder, settings = StreamsBuilder(), StreamsSettings()
     builder.stream("a").merge(builder.stream("b")).to("out")
     owned = owned_of(partition)
     owned.begin(StreamTask(builder.build(), partition, application="app"), settings)
-    return owned
+    assert owned.running is not None
+    return owned.running
 
 
 def records(topic: str, partition: int, number: int) -> Columns:
@@ -55,14 +56,12 @@ def test_bytes_of_all_tasks_hold_the_fetching_up() -> None:
     ready = {p: task_of(p) for p in (0, 1)}
     at = {(topic, p): TopicPartition(topic, p) for topic in ("a", "b") for p in ready}
     consumer: Any = Fetching(*at.values())
-    for p, owned in ready.items():
-        assert owned.inputs is not None
-        owned.inputs.add(records("a", p, 5))
+    for p, running in ready.items():
+        running.inputs.add(records("a", p, 5))
     pause_full_partitions(ready, consumer, 10 * SIZE)
     assert consumer.paused() == frozenset()
     pause_full_partitions(ready, consumer, 10 * SIZE - 1)
     assert consumer.paused() == {at["a", 0], at["a", 1]}
-    assert ready[0].inputs is not None
     ready[0].inputs.process(0, {"b": 0})
     pause_full_partitions(ready, consumer, 10 * SIZE - 1)
     assert consumer.paused() == frozenset()

@@ -86,7 +86,8 @@ async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     owned = OwnedTask(elsewhere)  # type: ignore[arg-type]
     owned.local = state.state_of(0)
-    owned.task = task = StreamTask(builder.build(), 0, application="app", local=owned.local)
+    task = StreamTask(builder.build(), 0, application="app", local=owned.local)
+    owned.begin(task, StreamsSettings())
     task.initialize(0)
     task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
     task.prepare_commit(0)
