@@ -38,7 +38,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: PenstockError) -> TaskFailure:
-        """Returns the failure for an error.
+        """Return the failure for an error.
 
         OffsetOutOfRange becomes ChangelogHole: changelog records were deleted while they were read.
         """
@@ -46,14 +46,14 @@ class TaskFailure(msgspec.Struct, frozen=True):
         return cls(tuple(one.__name__ for one in kind.__mro__), str(error))
 
     def to_error(self, prefix: str = "") -> PenstockError:
-        """Returns the error, of the first of its classes that `errors` has. Each of those takes a text."""
+        """Return the error, of the first of its classes that `errors` has. Each of those takes a text."""
         kinds = (getattr(errors, name, None) for name in self.names)
         kind: type[PenstockError] = next(kind for kind in kinds if kind is not None)
         return kind(f"{prefix}{self.message}")
 
 
 def translated(error: Exception) -> PenstockError:
-    """Returns the error of Penstock for an error that Py4J or pyspark raised."""
+    """Return the error of Penstock for an error that Py4J or pyspark raised."""
     cause = getattr(error, "java_exception", None)
     text = f"{cause.toString() if cause is not None else ''}\n{error}"
     if found := _PENSTOCK_ERROR.search(text):
@@ -83,19 +83,19 @@ def translated(error: Exception) -> PenstockError:
 
 
 def _worker_error(name: str, message: str) -> PenstockError:
-    """Returns the error that a Python worker raised, from the class name and message in its traceback."""
+    """Return the error that a Python worker raised, from the class name and message in its traceback."""
     kind = getattr(errors, name, None)
     return kind(message) if kind is not None else SparkFailed(f"{name}: {message}")
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of a Spark error's message, without the stack traces that follow it."""
+    """Return the first line of a Spark error's message, without the stack traces that follow it."""
     cause = getattr(error, "java_exception", None)
     return _first_line(str(cause.toString()) if cause is not None else str(error)) or type(error).__name__
 
 
 def causes(error: BaseException) -> list[str]:
-    """Returns one line for the message of a Java error and one for each of its causes, the error's own first."""
+    """Return one line for the message of a Java error and one for each of its causes, the error's own first."""
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     texts = list[str]()
     while cause is not None and len(texts) < CAUSES_MAX:
@@ -105,7 +105,7 @@ def causes(error: BaseException) -> list[str]:
 
 
 def last_cause(error: BaseException) -> str:
-    """Returns the message of the innermost cause that has a message, without the names of Java classes."""
+    """Return the message of the innermost cause that has a message, without the names of Java classes."""
     messages = [_CLASS_NAMES.sub("", text) for text in causes(error)]
     return next((text for text in reversed(messages) if text), causes(error)[0])
 

@@ -159,7 +159,7 @@ def audit_main(arguments: list[str]) -> int:
 
 
 def status_of(report: AuditReport) -> int:
-    """Returns the exit status of an audit that was carried out."""
+    """Return the exit status of an audit that was carried out."""
     if report.differs:
         return AUDIT_DIFFERENCES
     return AUDIT_FAILED if report.is_empty else ExitStatus.OK

@@ -86,7 +86,7 @@ class Tables:
         self.stores: tuple[StoreSchema, ...] = () if newest is None else newest.progress.stores
 
     def store(self, name: str | None) -> StoreSchema:
-        """Returns the store of that name, or without a name the only windowed store.
+        """Return the store of that name, or without a name the only windowed store.
 
         Raises ConfigError, which names the windowed stores, if there is no such store.
         """
@@ -102,7 +102,7 @@ class Tables:
         raise ConfigError(f"store: there is no {name!r} in {self._folder}, which has the windowed stores {names}")
 
     def frames(self) -> dict[str, DataFrame]:
-        """Returns all tables of windowed stores: `closed/<store>`, `late/<store>` and `live/<store>`."""
+        """Return all tables of windowed stores: `closed/<store>`, `late/<store>` and `live/<store>`."""
         found = {}
         for store in self.stores:
             if store.kind in WINDOWED:
@@ -112,15 +112,15 @@ class Tables:
         return found
 
     def closed(self, store: StoreSchema) -> DataFrame:
-        """Returns the store's closed windows that `state` covers, with the columns of the table."""
+        """Return the store's closed windows that `state` covers, with the columns of the table."""
         return self._read_table(CLOSED, store)
 
     def late(self, store: StoreSchema) -> DataFrame:
-        """Returns the store's late records that `state` covers, with the columns of the table."""
+        """Return the store's late records that `state` covers, with the columns of the table."""
         return self._read_table(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
-        """Returns the store's live windows: the key, window_start, window_end, the results, state, partition."""
+        """Return the store's live windows: the key, window_start, window_end, the results, state, partition."""
         key = F.col("key").cast("string").alias("key") if store.key == "string" else F.col("key").alias("key_bytes")
         if store.name in self._state.columns:
             # Select the newest row of each window by a join on its offset, because a sort would move all states.
@@ -167,7 +167,7 @@ def session(settings: SparkSettings | None = None, lake: str | None = None) -> I
 
 
 def closed(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Returns a store's closed windows, one row each.
+    """Return a store's closed windows, one row each.
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
     `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if the store or
@@ -178,7 +178,7 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
 
 
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Returns a store's late records, one row each, with the results of that record alone.
+    """Return a store's late records, one row each, with the results of that record alone.
 
     A result is null if the aggregation rejected the record. Columns: `key` (or `key_bytes`), `event_time`, `missed`
     (the starts of the windows that the record missed), a column of results for each aggregation, `source_offset`,
@@ -189,7 +189,7 @@ def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 
 
 def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Returns a store's windows that were not closed when the newest compaction read the changelog.
+    """Return a store's windows that were not closed when the newest compaction read the changelog.
 
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
     `partition`. Raises the errors of `closed`.
@@ -199,7 +199,7 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 
 
 def corrected(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Returns a store's windows as if no record had been late: closed and live windows with the late records merged in.
+    """Return a store's windows as if no record had been late: closed and live windows with the late records merged in.
 
     Sessions within the gap of each other are joined. The states of tumbling and hopping windows are added up, in the
     order in which the records came. Windows that retention deleted, wholly or possibly in part, are left out. The
@@ -221,7 +221,7 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
 
 
 def _drop_expired_windows(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
-    """Returns the windows of which no row was deleted.
+    """Return the windows of which no row was deleted.
 
     A window whose closed row was deleted would otherwise consist of its late records alone.
     """
@@ -233,7 +233,7 @@ def _drop_expired_windows(windows: DataFrame, store: StoreSchema, expired_ms: in
 
 
 def uncorrectable(store: StoreSchema) -> str | None:
-    """Returns why late records cannot be merged into this store's windows. Returns None if they can."""
+    """Return why late records cannot be merged into this store's windows. Return None if they can."""
     if store.kind not in WINDOWED:
         return f"it has no windows ({store.kind})"
     if store.kind not in _KINDS:
@@ -244,7 +244,7 @@ def uncorrectable(store: StoreSchema) -> str | None:
 
 
 def by_partition(values: Mapping[int, Any], type_: str) -> SparkColumn:
-    """Returns the value of the partition that the column `partition` names; null for a partition without a value.
+    """Return the value of the partition that the column `partition` names; null for a partition without a value.
 
     It is one literal for any number of partitions, because Spark cannot plan a CASE of thousands of branches.
     """
@@ -257,7 +257,7 @@ def _open_lake_tables(spark: SparkSession, lake: str, application: str) -> Table
 
 
 def _read_coverage(state: DataFrame) -> dict[int, Coverage]:
-    """Returns the newest progress row by partition. Raises SchemaMismatch if the table is not Penstock's."""
+    """Return the newest progress row by partition. Raises SchemaMismatch if the table is not Penstock's."""
     columns = ("row", "partition", "changelog_offset", "topic_id", "progress", "expired_ms")
     if missing := set(columns) - set(state.columns):
         raise SchemaMismatch(f"the lake's table `state` has no column {', '.join(sorted(missing))}: not Penstock's")
@@ -270,7 +270,7 @@ def _read_coverage(state: DataFrame) -> dict[int, Coverage]:
 
 
 def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
-    """Returns `state` with all fields that the store has now. A later aggregation's fields are null in older rows."""
+    """Return `state` with all fields that the store has now. A later aggregation's fields are null in older rows."""
     struct: Any = rows.schema["state"].dataType
     known = set(struct.fieldNames())
     own = F.col("state")
@@ -282,12 +282,12 @@ def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
 
 
 def _timestamp_column(name: str) -> SparkColumn:
-    """Returns a column of milliseconds as a timestamp; null beyond the year 9999."""
+    """Return a column of milliseconds as a timestamp; null beyond the year 9999."""
     return F.when(F.col(name) <= TIME_MS_MAX, F.timestamp_millis(F.col(name)))
 
 
 def _rows_of_windows(found: Tables, store: StoreSchema) -> DataFrame:
-    """Returns the rows that windows consist of: `key`, `start`, `end`, `state`, `partition`, `merge_order`."""
+    """Return the rows that windows consist of: `key`, `start`, `end`, `state`, `partition`, `merge_order`."""
     key = "key" if store.key == "string" else "key_bytes"
     windows = found.closed(store).select(key, "window_start", "window_end", "state", "partition")
     windows = windows.unionByName(found.live(store).select(*windows.columns)).toDF(key, *_BOUNDS, "state", "partition")
@@ -310,7 +310,7 @@ _BOUNDS = ("start", "end")
 
 
 def _cluster_sessions(rows: DataFrame, gap_ms: int) -> DataFrame:
-    """Returns rows of sessions with the start of their merged session, in the column `session`.
+    """Return rows of sessions with the start of their merged session, in the column `session`.
 
     A row joins the session of the rows before it if it begins within the gap of their latest end.
     """
@@ -325,7 +325,7 @@ def _cluster_sessions(rows: DataFrame, gap_ms: int) -> DataFrame:
 
 
 def _merge_window_rows(rows: DataFrame, store: StoreSchema) -> DataFrame:
-    """Returns one row for each window. An aggregation is null if an older row of the window lacks it."""
+    """Return one row for each window. An aggregation is null if an older row of the window lacks it."""
     key = rows.columns[0]
     fields = [
         (a, column.alias(f"m{i}_{n}"))
@@ -351,7 +351,7 @@ _SET = "collect_set"
 
 
 def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
-    """Returns, for each state column of an aggregation, its name and the expression that merges it over rows."""
+    """Return, for each state column of an aggregation, its name and the expression that merges it over rows."""
 
     def state_column(name: str) -> SparkColumn:
         return F.col("state")[f"{aggregation.name}_{name}"]
@@ -398,7 +398,7 @@ def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, Spa
 
 
 def union(sets: Sequence[bytes], limit: int) -> bytes:
-    """Returns the first `limit` distinct values of several states of CollectSet, which are JSON arrays.
+    """Return the first `limit` distinct values of several states of CollectSet, which are JSON arrays.
 
     Values are equal if their JSON is equal, whatever the order of an object's fields. The text of a value is kept.
 
@@ -414,7 +414,7 @@ def union(sets: Sequence[bytes], limit: int) -> bytes:
 
 
 def merge_sets(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Returns a function for mapInArrow that merges each list of states in the columns of `limits` into one state.
+    """Return a function for mapInArrow that merges each list of states in the columns of `limits` into one state.
 
     A list holds the states in order, as structs with a `value`. The function runs in Spark's Python workers and is
     pickled by value: the workers need pyarrow and msgspec, but not Penstock.

@@ -19,7 +19,7 @@ DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both 
 
 
 def hadoop_uri(uri: str) -> str:
-    """Returns the URI of a folder, file or pattern for Hadoop, whose S3 client uses the scheme `s3a` instead of `s3`.
+    """Return the URI of a folder, file or pattern for Hadoop, whose S3 client uses the scheme `s3a` instead of `s3`.
 
     >>> hadoop_uri("S3://bucket/x"), hadoop_uri("gs://bucket/x"), hadoop_uri("x")
     ('s3a://bucket/x', 'gs://bucket/x', 'x')

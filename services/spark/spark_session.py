@@ -85,7 +85,7 @@ def use_java(java: Java) -> None:
 
 
 def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
-    """Returns the connectors' jars. Downloads them if this user lacks them."""
+    """Return the connectors' jars. Download them if this user lacks them."""
     folder = cache_root() / wanted.folder
     if missing_jars(wanted):
         asyncio.run(fetch_jars(wanted))
@@ -142,7 +142,7 @@ def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
 def configuration(
     settings: SparkSettings, work: str, uris: Iterable[str] = (), java: Java | None = None
 ) -> dict[str, str]:
-    """Returns Spark's configuration for a job that may write its scratch files to the folder `work`."""
+    """Return Spark's configuration for a job that may write its scratch files to the folder `work`."""
     on_s3 = any(map(is_s3, uris))
     jars = connector_jars() + (connector_jars(S3_JARS) if on_s3 else [])
     user_conf = dict(settings.conf)
@@ -190,7 +190,7 @@ def configuration(
 
 
 def with_attempts(master: str) -> str:
-    """Returns the master URL; a local master retries a failed task, as a cluster does. Spark's default does not.
+    """Return the master URL; a local master retries a failed task, as a cluster does. Spark's default does not.
 
     >>> with_attempts("local[*]"), with_attempts("local[2,1]"), with_attempts("spark://host:7077")
     ('local[*,4]', 'local[2,1]', 'spark://host:7077')
@@ -200,7 +200,7 @@ def with_attempts(master: str) -> str:
 
 
 def jvm(spark: SparkSession) -> Any:
-    """Returns the driver's Java virtual machine."""
+    """Return the driver's Java virtual machine."""
     return spark.sparkContext._jvm
 
 
@@ -208,7 +208,7 @@ def jvm(spark: SparkSession) -> Any:
 
 
 def make_archive() -> Path | None:
-    """Returns the class archive of this user's Java and makes it if it is missing. Returns None if that fails."""
+    """Return the class archive of this user's Java and make it if it is missing. Return None if that fails."""
     archive = spark_archive(find_java(), connector_jars())
     if archive.is_file():
         return archive
@@ -220,7 +220,7 @@ def make_archive() -> Path | None:
 
 
 def spark_archive(java: Java, jars: list[Path]) -> Path:
-    """Returns the path of the archive for this Java, pyspark and these connector jars, whether or not it exists."""
+    """Return the path of the archive for this Java, pyspark and these connector jars, whether or not it exists."""
     own_jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
     return archive_path(cache_root(), f"spark-{pyspark.__version__}", java, (*own_jars, *jars))
 
@@ -257,7 +257,7 @@ def _use_classes(spark: SparkSession) -> None:
 
 
 def master_addresses(master: str) -> list[tuple[str, int]]:
-    """Returns the hosts and ports of a standalone master and its standby masters; empty for any other kind of master.
+    """Return the hosts and ports of a standalone master and its standby masters; empty for any other kind of master.
 
     >>> master_addresses("spark://one:7077,[::1]:7078")
     [('one', 7077), ('::1', 7078)]
@@ -271,9 +271,9 @@ def master_addresses(master: str) -> list[tuple[str, int]]:
 
 
 def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
-    """Returns why no address of a standalone master accepts a connection.
+    """Return why no address of a standalone master accepts a connection.
 
-    Returns None if one does, or for another kind of master. The check precedes the JVM, which would try for a minute.
+    Return None if one does, or for another kind of master. The check precedes the JVM, which would try for a minute.
     """
     failures = []
     for host, port in master_addresses(master):
@@ -289,7 +289,7 @@ def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str
 
 
 def java_properties(conf: Mapping[str, str]) -> str:
-    """Returns the configuration as the text of a Java properties file.
+    """Return the configuration as the text of a Java properties file.
 
     >>> java_properties({"spark.hadoop.fs.s3a.secret.key": "a=b\\\\c", "x y": " ü"})
     'spark.hadoop.fs.s3a.secret.key=a=b\\\\\\\\c\\nx\\\\ y=\\\\ \\\\u00fc\\n'
@@ -376,12 +376,12 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def is_s3(uri: str) -> bool:
-    """Returns True if a folder or file, as Spark names it, is on S3."""
+    """Return True if a folder or file, as Spark names it, is on S3."""
     return uri.startswith(S3_SCHEME)
 
 
 def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns Spark's configuration for S3, from AWS_REGION and AWS_ENDPOINT_URL (AWS_ENDPOINT_URL_S3 has precedence).
+    """Return Spark's configuration for S3, from AWS_REGION and AWS_ENDPOINT_URL (AWS_ENDPOINT_URL_S3 has precedence).
 
     Credentials need no configuration: Spark passes on the driver's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
     AWS_SESSION_TOKEN. Without them Hadoop uses the machine's role. Hadoop's connector includes Amazon's whole SDK, half

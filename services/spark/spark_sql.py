@@ -33,17 +33,17 @@ SQL_TYPES = {name: SQL_NAMES[type_] for name, type_ in ARROW_TYPES.items()}
 
 
 def quoted(name: str) -> str:
-    """Returns a name quoted for Spark SQL, which then accepts any character in it."""
+    """Return a name quoted for Spark SQL, which then accepts any character in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def empty(spark: SparkSession, schema: str) -> DataFrame:
-    """Returns a DataFrame without rows from a schema in SQL. `createDataFrame` would start Python workers for it."""
+    """Return a DataFrame without rows from a schema in SQL. `createDataFrame` would start Python workers for it."""
     return spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
 
 
 def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
-    """Returns a table fixed at its newest version. Returns None if there is no table.
+    """Return a table fixed at its newest version. Return None if there is no table.
 
     All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, Delta
     would read the newest one again for every action.
@@ -57,7 +57,7 @@ def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
 
 
 def sql_type(type_: pa.DataType) -> str:
-    """Returns the Spark SQL type of an Arrow type.
+    """Return the Spark SQL type of an Arrow type.
 
     >>> sql_type(pa.struct([("n", pa.int64()), ("at", pa.list_(TIMESTAMP))]))
     'STRUCT<`n`: BIGINT, `at`: ARRAY<TIMESTAMP>>'
@@ -70,7 +70,7 @@ def sql_type(type_: pa.DataType) -> str:
 
 
 def sql_columns(schema: pa.Schema) -> str:
-    """Returns the columns of an Arrow schema in Spark SQL.
+    """Return the columns of an Arrow schema in Spark SQL.
 
     >>> sql_columns(pa.schema([("key", pa.string()), ("partition", pa.int32())]))
     '`key` STRING, `partition` INT'
@@ -79,7 +79,7 @@ def sql_columns(schema: pa.Schema) -> str:
 
 
 def results(store: StoreSchema) -> dict[str, SparkColumn]:
-    """Returns the typed results by aggregation, as expressions over the column `state`."""
+    """Return the typed results by aggregation, as expressions over the column `state`."""
     return {a.name: F.expr(_result_expression(a)).alias(a.name) for a in store.shown_aggregations()}
 
 

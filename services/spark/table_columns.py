@@ -56,12 +56,12 @@ PROGRESS = pa.schema(
 
 
 def state_type(store: StoreSchema) -> pa.DataType:
-    """Returns the struct of a store's state columns."""
+    """Return the struct of a store's state columns."""
     return pa.struct([(column.name, ARROW_TYPES[column.type]) for column in store.state_columns()])
 
 
 def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
-    """Returns the columns of `state`."""
+    """Return the columns of `state`."""
     head = [("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())]
     head += [("start_ms", pa.int64()), ("end_ms", pa.int64())]
     own = [(store.name, state_type(store)) for store in stores]
@@ -70,7 +70,7 @@ def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
 
 
 def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
-    """Returns the columns of `closed/<store>` or `late/<store>`."""
+    """Return the columns of `closed/<store>` or `late/<store>`."""
     key = ("key", pa.string()) if store.key == "string" else ("key_bytes", pa.binary())
     own = [(a.name, RESULT_TYPES[a.result]) for a in store.shown_aggregations()]
     tail = [("partition", pa.int32()), ("changelog_offset", pa.int64()), ("topic_id", pa.string())]
@@ -86,7 +86,7 @@ def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
 
 
 def time_array(times_ms: Any) -> pa.Array:
-    """Returns times in ms as timestamps; null for negative times and for times from the year 10000 on.
+    """Return times in ms as timestamps; null for negative times and for times from the year 10000 on.
 
     >>> [str(time) for time in time_array(np.array([0, 10**18]))]
     ['1970-01-01 00:00:00+00:00', 'None']
@@ -97,7 +97,7 @@ def time_array(times_ms: Any) -> pa.Array:
 
 
 def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
-    """Returns encoded states as structs of their columns. Raises CorruptRecord, which names the first invalid state."""
+    """Return encoded states as structs of their columns. Raises CorruptRecord, which names the first invalid state."""
     columns = [
         binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
         for column in packed_columns(codec, states)
@@ -106,7 +106,7 @@ def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
 
 
 def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
-    """Returns the typed results by aggregation; null for a null state and for a state without the aggregation."""
+    """Return the typed results by aggregation; null for a null state and for a state without the aggregation."""
     found = {}
     for aggregation in store.shown_aggregations():
         columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}

@@ -34,7 +34,7 @@ class TopicOffsets(NamedTuple):
 
 
 def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
-    """Returns the result of a request to Kafka. Raises KafkaTimeout, which names `about`, after `timeout_ms`."""
+    """Return the result of a request to Kafka. Raises KafkaTimeout, which names `about`, after `timeout_ms`."""
 
     async def await_within_timeout() -> T:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -49,7 +49,7 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
 
 
 def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:
-    """Returns the offsets by topic. Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client."""
+    """Return the offsets by topic. Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client."""
     names = list(topics)
 
     async def fetch_topic_offsets() -> dict[str, TopicOffsets]:
@@ -66,7 +66,7 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
-    """Returns a topic's offsets after waiting until each transaction that has already written to it is decided.
+    """Return a topic's offsets after waiting until each transaction that has already written to it is decided.
 
     Without the wait, an open transaction could hide a committed one in one topic and not in another. Raises Undecided
     after `timeout_ms`, and the errors of `topic_offsets`.
@@ -96,7 +96,7 @@ def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms
 
 
 def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Returns the last stable offset by partition, for the partitions in which it is before the end offset.
+    """Return the last stable offset by partition, for the partitions in which it is before the end offset.
 
     >>> a, b = TopicPartition("t", 0), TopicPartition("t", 1)
     >>> undecided({a: 9, b: 4}, {a: 7, b: 6})
@@ -106,7 +106,7 @@ def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartit
 
 
 def offsets_at(kafka: KafkaSettings, held: Mapping[str, TopicOffsets], time_ms: int, timeout_ms: int) -> Offsets:
-    """Returns by topic and partition the first offset at or after a time, at most the partition's end.
+    """Return by topic and partition the first offset at or after a time, at most the partition's end.
 
     Raises the errors of `topic_offsets`.
     """

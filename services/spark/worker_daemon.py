@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """Returns the import path without pyspark's archives if pyspark is on it as a folder too, as pip installs it.
+    """Return the import path without pyspark's archives if pyspark is on it as a folder too, as pip installs it.
 
     Spark puts its zip files and a jar first. Before every task a worker reads the tables of contents of all archives
     that it has opened, which took a tenth of a second.

@@ -48,7 +48,7 @@ class AllowedFiles:
         return f"AllowedFiles({', '.join(self.allowed) or 'none'})"
 
     def resolved(self, setting: str, given: str) -> str:
-        """Returns a connector's path or URL in the form to use: an absolute path without links, or the unchanged URL.
+        """Return a connector's path or URL in the form to use: an absolute path without links, or the unchanged URL.
 
         The ConfigError names the connector's `setting`.
         """
@@ -124,7 +124,7 @@ class AllowedFiles:
 
 
 def local_path(setting: str, given: str) -> str | None:
-    """Returns the path that a path or a `file:` URL names, or None for any other URL. A ConfigError names the setting.
+    """Return the path that a path or a `file:` URL names, or None for any other URL. A ConfigError names the setting.
 
     >>> local_path("url", "out/x"), local_path("url", "file:///out/a%20b"), local_path("url", "s3://bucket/x")
     ('out/x', '/out/a b', None)
@@ -143,7 +143,7 @@ def local_path(setting: str, given: str) -> str | None:
 
 
 def is_plain(url: str) -> bool:
-    """Returns whether the URL means the same to every library.
+    """Return whether the URL means the same to every library.
 
     Libraries treat `..` and control characters differently, and `::` makes fsspec open one URL through another.
 
@@ -160,7 +160,7 @@ def is_plain(url: str) -> bool:
 
 
 def _url_is_below(url: str, allowed: str) -> bool:
-    """Returns whether a URL is an allowed one or below it.
+    """Return whether a URL is an allowed one or below it.
 
     >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
     [True, True, True, False]
@@ -170,7 +170,7 @@ def _url_is_below(url: str, allowed: str) -> bool:
 
 
 def _scheme_and_path_of_url(url: str) -> tuple[str, str]:
-    """Returns the scheme, and the host with the path, without credentials, parameters and a trailing slash."""
+    """Return the scheme, and the host with the path, without credentials, parameters and a trailing slash."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return scheme.lower(), unquote(host.rpartition("@")[2] + slash + path).rstrip("/")
@@ -189,7 +189,7 @@ def are_allowed_files(name: str, value: Any) -> None:
 
 
 def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
-    """Returns a descriptor of a folder below an allowed one. No folder between them may be a link."""
+    """Return a descriptor of a folder below an allowed one. No folder between them may be a link."""
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -52,7 +52,7 @@ EXTRAS = {"connectors.delta": ("streams",), "connectors.files": ("files",)}
 
 
 def builtin(public: str, name: str) -> type:
-    """Returns the class of that name in a public module.
+    """Return the class of that name in a public module.
 
     Raises AttributeError, as a module does, if there is none. Raises MissingExtra if its module needs a package that is
     not installed.

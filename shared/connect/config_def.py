@@ -84,7 +84,7 @@ class ConfigKey:
         return self.default is NO_DEFAULT
 
     def definition(self) -> dict[str, Any]:
-        """Returns the definition as REST shows it."""
+        """Return the definition as REST shows it."""
         return {
             "name": self.name,
             "type": self.type.name,
@@ -111,7 +111,7 @@ class ConfigValue:
     visible: bool = True
 
     def shown(self, kind: Type | None) -> dict[str, Any]:
-        """Returns the value as REST shows it."""
+        """Return the value as REST shows it."""
         return {
             "name": self.name,
             "value": as_text(self.value, kind),
@@ -176,37 +176,37 @@ class ConfigDef:
         return ConfigDef(self)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigDef:
-        """Returns the same settings, some with another default."""
+        """Return the same settings, some with another default."""
         return ConfigDef(replace(key, default=defaults[key.name]) if key.name in defaults else key for key in self)
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of all defined settings."""
+        """Return the names of all defined settings."""
         return tuple(self._keys)
 
     def groups(self) -> list[str]:
-        """Returns the groups in the order in which they first occur."""
+        """Return the groups in the order in which they first occur."""
         return list(dict.fromkeys(key.group for key in self if key.group is not None))
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Returns the definitions as `GET /connector-plugins/{plugin}/config` shows them."""
+        """Return the definitions as `GET /connector-plugins/{plugin}/config` shows them."""
         return [key.definition() for key in self if not key.internal]
 
     def parse(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> dict[str, Any]:
-        """Returns every setting's value. Raises one ConfigError that lists all errors."""
+        """Return every setting's value. Raises one ConfigError that lists all errors."""
         values = self.validate_values(props, resolve)
         if errors := [error for value in values for error in value.errors]:
             raise ConfigError("; ".join(errors))
         return {value.name: value.value for value in values}
 
     def validate(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> list[dict[str, Any]]:
-        """Returns each setting with its value and its errors, as `PUT …/config/validate` shows them."""
+        """Return each setting with its value and its errors, as `PUT …/config/validate` shows them."""
         return [
             {"definition": self[value.name].definition(), "value": value.shown(self[value.name].type)}
             for value in self.validate_values(props, resolve)
         ]
 
     def validate_values(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> list[ConfigValue]:
-        """Returns each setting's parsed value and its errors, in the order of definition."""
+        """Return each setting's parsed value and its errors, in the order of definition."""
         found = {key.name: self._parse_config_value(key, props, resolve) for key in self if not key.internal}
         parsed = {name: value.value for name, value in found.items()}
         for name, value in found.items():

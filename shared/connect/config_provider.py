@@ -34,7 +34,7 @@ class Mask(Protocol):
     """Takes secrets out of a text."""
 
     def __call__(self, text: str, name: str = "") -> str:
-        """Returns the text without secrets. `name` is the setting that the text is about, if any."""
+        """Return the text without secrets. `name` is the setting that the text is about, if any."""
         ...
 
 
@@ -51,7 +51,7 @@ class ConfigProvider(ABC):
 
     @abstractmethod
     def get(self, path: str, key: str) -> str | None:
-        """Returns the value, or None if the key does not exist."""
+        """Return the value, or None if the key does not exist."""
 
 
 class EnvVarConfigProvider(ConfigProvider):
@@ -145,11 +145,11 @@ class ConfigTransformer:
         return cls(providers)
 
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
-        """Returns the configuration with variables replaced by their values. Raises ConfigError if a provider fails."""
+        """Return the configuration with variables replaced by their values. Raises ConfigError if a provider fails."""
         return {name: self._resolve_variables(value) if "${" in value else value for name, value in props.items()}
 
     def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
-        """Returns a task configuration of a connector, with the values of variables replaced by the variables."""
+        """Return a task configuration of a connector, with the values of variables replaced by the variables."""
         # Only a value that is still the variable's: a connector may have changed the setting for its task.
         resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
         return {
@@ -157,7 +157,7 @@ class ConfigTransformer:
         }
 
     def masking(self, raw: Mapping[str, str]) -> Mask:
-        """Returns a mask for the values of this configuration's variables, and for its other secrets.
+        """Return a mask for the values of this configuration's variables, and for its other secrets.
 
         If the mask gets a setting's name, the text is about that setting. The values of a provider that fails are not
         masked.

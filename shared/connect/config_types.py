@@ -77,13 +77,13 @@ INTEGER_LIMITS = {Type.INT: 1 << 31, Type.SHORT: 1 << 15, Type.LONG: 1 << 63}
 
 
 def invalid(name: str, value: Any, why: str | None = None) -> ConfigError:
-    """Returns the ConfigError for an invalid value, in Kafka's words."""
+    """Return the ConfigError for an invalid value, in Kafka's words."""
     shown = "null" if value is None else as_text(value, None)
     return ConfigError(f"Invalid value {shown} for configuration {name}" + (f": {why}" if why else ""))
 
 
 def parse(name: str, kind: Type, value: Any, resolve: ClassResolver | None = None) -> Any:
-    """Returns the value of a setting from its text, or from a value of its type. Raises ConfigError if invalid."""
+    """Return the value of a setting from its text, or from a value of its type. Raises ConfigError if invalid."""
     if value is None:
         return None
     if isinstance(value, str) and kind is not Type.PASSWORD:
@@ -123,7 +123,7 @@ def _parse_integer(name: str, kind: Type, value: Any) -> int:
 
 
 def as_text(value: Any, kind: Type | None) -> str | None:
-    """Returns a value as REST shows it, with secrets hidden."""
+    """Return a value as REST shows it, with secrets hidden."""
     if value is None:
         return None
     if kind is Type.PASSWORD or isinstance(value, Password):
@@ -136,7 +136,7 @@ def as_text(value: Any, kind: Type | None) -> str | None:
 
 
 def at_least(low: float) -> Validator:
-    """Returns a validator of numbers: the value must be at least `low`, and not null."""
+    """Return a validator of numbers: the value must be at least `low`, and not null."""
 
     def check_minimum(name: str, value: Any) -> None:
         if value is None:
@@ -148,7 +148,7 @@ def at_least(low: float) -> Validator:
 
 
 def between(low: float, high: float) -> Validator:
-    """Returns a validator of numbers: the value must be from `low` to `high`, and not null."""
+    """Return a validator of numbers: the value must be from `low` to `high`, and not null."""
 
     def check_range(name: str, value: Any) -> None:
         at_least(low)(name, value)
@@ -159,7 +159,7 @@ def between(low: float, high: float) -> Validator:
 
 
 def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
-    """Returns a validator: the value must be one of the allowed values."""
+    """Return a validator: the value must be one of the allowed values."""
     fold: Callable[[Any], Any] = (lambda value: str(value).lower()) if ignore_case else (lambda value: value)
     folded = {fold(value) for value in allowed}
 

@@ -62,7 +62,7 @@ class Connector(ABC):
         self.context = context
 
     def version(self) -> str:
-        """Returns the connector's version: by default, that of Connect."""
+        """Return the connector's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Connector(ABC):
 
     @abstractmethod
     def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
-        """Returns a configuration for each task, at most `max_tasks` of them."""
+        """Return a configuration for each task, at most `max_tasks` of them."""
 
     def stop(self) -> Awaitable[None] | None:
         """Releases everything that `start` opened."""
@@ -80,10 +80,10 @@ class Connector(ABC):
     @classmethod
     @abstractmethod
     def config(cls) -> ConfigDef:
-        """Returns the connector's own settings, without those that every connector has."""
+        """Return the connector's own settings, without those that every connector has."""
 
     def validate(self, props: Props) -> list[ConfigValue]:
-        """Returns the errors of the settings together. By default each setting is checked by its definition alone."""
+        """Return the errors of the settings together. By default each setting is checked by its definition alone."""
         return self.config().validate_values(props)
 
 
@@ -93,11 +93,11 @@ class SourceConnector(Connector):
     task_class: ClassVar[type[SourceTask]]
 
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport | None:
-        """Returns whether exactly-once holds with these settings, or None if the connector cannot tell."""
+        """Return whether exactly-once holds with these settings, or None if the connector cannot tell."""
         return None
 
     def can_define_transaction_boundaries(self, props: Props) -> bool:
-        """Returns whether `transaction.boundary=connector` may be set."""
+        """Return whether `transaction.boundary=connector` may be set."""
         return False
 
     def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> Awaitable[bool] | bool:
@@ -120,6 +120,6 @@ class SinkConnector(Connector):
 
 
 def task_class(connector: type[Connector]) -> type[Task]:
-    """Returns the class of the connector's tasks."""
+    """Return the class of the connector's tasks."""
     found: type[Task] = connector.task_class  # type: ignore[attr-defined]
     return found

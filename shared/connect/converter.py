@@ -24,7 +24,7 @@ class Converter(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
-        """Returns the converter's version: by default, that of Connect."""
+        """Return the converter's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
@@ -32,11 +32,11 @@ class Converter(ABC):
 
     @abstractmethod
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
-        """Returns the bytes of a value."""
+        """Return the bytes of a value."""
 
     @abstractmethod
     def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
-        """Returns the value of the bytes, with its schema."""
+        """Return the value of the bytes, with its schema."""
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
         """Converts many values that share one schema.
@@ -56,7 +56,7 @@ class HeaderConverter(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
-        """Returns the header converter's version: by default, that of Connect."""
+        """Return the header converter's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure_headers(self, configs: Mapping[str, Any]) -> None:
@@ -64,11 +64,11 @@ class HeaderConverter(ABC):
 
     @abstractmethod
     def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
-        """Returns the bytes of a header's value."""
+        """Return the bytes of a header's value."""
 
     @abstractmethod
     def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
-        """Returns the schema and the value of a header's bytes."""
+        """Return the schema and the value of a header's bytes."""
 
     @classmethod
     def config(cls) -> ConfigDef:

@@ -77,7 +77,7 @@ class MoreNeeded(ConnectError):
 
 
 def summary_of(error: BaseException) -> str:
-    """Returns the error in one line, with its class.
+    """Return the error in one line, with its class.
 
     >>> summary_of(FailedThere("'k'", "KeyError", "Traceback …"))
     "KeyError: 'k'"
@@ -87,7 +87,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """Returns the error with its traceback, as status and REST show it."""
+    """Return the error with its traceback, as status and REST show it."""
     if isinstance(error, FailedThere):
         return error.trace
     return "".join(traceback.format_exception(error)).rstrip()

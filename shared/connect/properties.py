@@ -61,7 +61,7 @@ def _unescape_java_text(text: str) -> str:
 
 
 def text_map(body: Any, subject: str) -> dict[str, str]:
-    """Returns an object's values as texts: numbers and booleans keep their JSON form, and null values are left out.
+    """Return an object's values as texts: numbers and booleans keep their JSON form, and null values are left out.
 
     >>> text_map({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
     {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}
@@ -80,7 +80,7 @@ def text_map(body: Any, subject: str) -> dict[str, str]:
 
 
 def with_prefix(props: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns the properties that begin with a prefix, without the prefix.
+    """Return the properties that begin with a prefix, without the prefix.
 
     >>> with_prefix({"key.converter": "x", "key.converter.schemas.enable": "false"}, "key.converter.")
     {'schemas.enable': 'false'}

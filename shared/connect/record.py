@@ -39,19 +39,19 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
     def with_key(self, schema: Schema | None, key: Any) -> Self:
-        """Returns a copy of the record with another key and key schema."""
+        """Return a copy of the record with another key and key schema."""
         return msgspec.structs.replace(self, key_schema=schema, key=key)
 
     def with_value(self, schema: Schema | None, value: Any) -> Self:
-        """Returns a copy of the record with another value and value schema."""
+        """Return a copy of the record with another value and value schema."""
         return msgspec.structs.replace(self, value_schema=schema, value=value)
 
     def with_topic(self, topic: str) -> Self:
-        """Returns a copy of the record with another topic."""
+        """Return a copy of the record with another topic."""
         return msgspec.structs.replace(self, topic=topic)
 
     def replaced(self, **fields: Any) -> Self:
-        """Returns the record with other fields."""
+        """Return the record with other fields."""
         return msgspec.structs.replace(self, **fields)
 
 
@@ -70,7 +70,7 @@ class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
 
     @property
     def original(self) -> tuple[str, int, int]:
-        """Returns the topic, partition and offset that the record was read at."""
+        """Return the topic, partition and offset that the record was read at."""
         if self.original_topic:
             return self.original_topic, self.original_partition, self.kafka_offset
         return self.topic, -1 if self.kafka_partition is None else self.kafka_partition, self.kafka_offset

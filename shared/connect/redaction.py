@@ -44,19 +44,19 @@ PARAMETER = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Returns whether a setting is secret, judged by its name alone."""
+    """Return whether a setting is secret, judged by its name alone."""
     return any(word in name.lower() for word in SECRET_WORDS)
 
 
 def hidden(name: str, value: Any) -> Any:
-    """Returns a property's value in a form that may be logged."""
+    """Return a property's value in a form that may be logged."""
     if isinstance(value, Password) or is_secret_name(name):
         return HIDDEN if value is not None else None
     return without_passwords(value) if isinstance(value, str) else value
 
 
 def without_passwords(text: str) -> str:
-    """Returns the text without the passwords in its URLs. The name of a variable is not a password.
+    """Return the text without the passwords in its URLs. The name of a variable is not a password.
 
     >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
     'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
@@ -76,7 +76,7 @@ def secrets_in(name: str, value: str) -> dict[str, str]:
 
 
 def passwords_in(text: str) -> list[str]:
-    """Returns the passwords in a text's URLs.
+    """Return the passwords in a text's URLs.
 
     >>> passwords_in("http://ann:[hidden]@api/items?api_key=k3y&page=1")
     ['[hidden]', 'k3y']
@@ -102,13 +102,13 @@ def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
 
 
 def is_secret(name: str, plugin: type | None) -> bool:
-    """Returns whether a connector's setting is secret. `plugin` is its class, or None if it is not known."""
+    """Return whether a connector's setting is secret. `plugin` is its class, or None if it is not known."""
     kind = None if plugin is None else _config_types_of_plugin(plugin).get(name)
     return is_secret_name(name) if kind is None else kind is Type.PASSWORD
 
 
 def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
-    """Returns the config as REST shows it."""
+    """Return the config as REST shows it."""
     return {name: _redact_config_value(name, value, plugin) for name, value in config.items()}
 
 
@@ -119,7 +119,7 @@ def _redact_config_value(name: str, value: str, plugin: type | None) -> str:
 
 
 def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
-    """Returns the config with each `[hidden]` replaced by the stored value of `before`.
+    """Return the config with each `[hidden]` replaced by the stored value of `before`.
 
     Raises BadRequest if `before` has no value for it.
     """

@@ -92,21 +92,21 @@ class Schema:
 
     @classmethod
     def struct(cls, name: str | None, *fields: Field, **more: Any) -> Schema:
-        """Returns the schema of a struct with these fields."""
+        """Return the schema of a struct with these fields."""
         return cls(SchemaType.STRUCT, name=name, fields=fields, **more)
 
     @classmethod
     def array(cls, items: Schema, **more: Any) -> Schema:
-        """Returns the schema of an array with these items."""
+        """Return the schema of an array with these items."""
         return cls(SchemaType.ARRAY, value_schema=items, **more)
 
     @classmethod
     def map(cls, keys: Schema, values: Schema, **more: Any) -> Schema:
-        """Returns the schema of a map with these keys and values."""
+        """Return the schema of a map with these keys and values."""
         return cls(SchemaType.MAP, key_schema=keys, value_schema=values, **more)
 
     def field(self, name: str) -> Field | None:
-        """Returns the struct's field of that name, or None if there is none."""
+        """Return the struct's field of that name, or None if there is none."""
         found: dict[str, Field] = self.__dict__["_by_name"]
         return found.get(name)
 
@@ -115,11 +115,11 @@ class Schema:
         return self.default is not NO_DEFAULT
 
     def parameter(self, name: str) -> str | None:
-        """Returns the value of a schema parameter; None if it is not set."""
+        """Return the value of a schema parameter; None if it is not set."""
         return dict(self.parameters).get(name)
 
     def as_optional(self) -> Schema:
-        """Returns this schema, made optional."""
+        """Return this schema, made optional."""
         return self if self.optional else replace(self, optional=True)
 
     def validate(self, value: Any, where: str = "") -> None:
@@ -191,27 +191,27 @@ OPTIONAL_BYTES = Schema(SchemaType.BYTES, optional=True)
 
 
 def decimal_schema(scale: int, **more: Any) -> Schema:
-    """Returns a Decimal schema with `scale` digits after the point."""
+    """Return a Decimal schema with `scale` digits after the point."""
     return Schema(SchemaType.BYTES, name=DECIMAL, version=1, parameters=(("scale", str(scale)),), **more)
 
 
 def date_schema(**more: Any) -> Schema:
-    """Returns a schema of the logical type Date: days after 1970."""
+    """Return a schema of the logical type Date: days after 1970."""
     return Schema(SchemaType.INT32, name=DATE, version=1, **more)
 
 
 def time_schema(**more: Any) -> Schema:
-    """Returns a schema of the logical type Time: milliseconds after midnight."""
+    """Return a schema of the logical type Time: milliseconds after midnight."""
     return Schema(SchemaType.INT32, name=TIME, version=1, **more)
 
 
 def timestamp_schema(**more: Any) -> Schema:
-    """Returns a schema of the logical type Timestamp: milliseconds after 1970."""
+    """Return a schema of the logical type Timestamp: milliseconds after 1970."""
     return Schema(SchemaType.INT64, name=TIMESTAMP, version=1, **more)
 
 
 def infer_schema(value: Any) -> Schema | None:
-    """Returns the optional schema of a scalar, or None for null and for values whose schema cannot be inferred.
+    """Return the optional schema of a scalar, or None for null and for values whose schema cannot be inferred.
 
     >>> infer_schema(1.5).type
     <SchemaType.FLOAT64: 'double'>

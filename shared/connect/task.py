@@ -40,11 +40,11 @@ class OffsetStorageReader(Protocol):
     """Returns the offsets at which a source task continues."""
 
     async def offset(self, partition: Partition) -> Offset | None:
-        """Returns the offset up to which the part of the source was read, or None if it was never read."""
+        """Return the offset up to which the part of the source was read, or None if it was never read."""
         ...
 
     async def offsets(self, partitions: Iterable[Partition]) -> list[Offset | None]:
-        """Returns the offsets of many parts, in their order."""
+        """Return the offsets of many parts, in their order."""
         ...
 
 
@@ -154,7 +154,7 @@ class Task(ABC):
     """The name of the Kafka class that this class replaces."""
 
     def version(self) -> str:
-        """Returns the task's version: by default, that of Connect."""
+        """Return the task's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     @abstractmethod
@@ -177,7 +177,7 @@ class SourceTask(Task):
 
     @abstractmethod
     def poll(self) -> Awaitable[Sequence[SourceRecord] | None] | Sequence[SourceRecord] | None:
-        """Returns the next records, or None or an empty list if there are none yet. It may wait, ideally less than 1 s.
+        """Return the next records, or None or an empty list if there are none yet. It may wait, ideally less than 1 s.
 
         If it raises RetriableError, the worker polls again later. If the task is to stop, an `async def poll` is
         cancelled. The result of a `def poll` is dropped, and read again from the committed offsets.
@@ -217,7 +217,7 @@ class SinkTask(Task):
         return NOTHING
 
     def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
-        """Returns the offsets that may be committed. The default flushes and returns all of them.
+        """Return the offsets that may be committed. The default flushes and returns all of them.
 
         The offset of a partition that is left out is not committed. After an error, the task reads again from the
         offsets last committed.

@@ -17,7 +17,7 @@ class Transformation(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
-        """Returns the transform's version: by default, that of Connect."""
+        """Return the transform's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
@@ -25,7 +25,7 @@ class Transformation(ABC):
 
     @abstractmethod
     def apply(self, record: ConnectRecord) -> ConnectRecord | None:
-        """Returns the transformed record, or None to drop it."""
+        """Return the transformed record, or None to drop it."""
 
     def close(self) -> None:
         """Releases everything. No record follows."""
@@ -41,7 +41,7 @@ class Predicate(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
-        """Returns the predicate's version: by default, that of Connect."""
+        """Return the predicate's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Predicate(ABC):
 
     @abstractmethod
     def test(self, record: ConnectRecord) -> bool:
-        """Returns whether the predicate is true of the record."""
+        """Return whether the predicate is true of the record."""
 
     def close(self) -> None:
         """Releases everything. No record follows."""

@@ -114,7 +114,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str],
 
 
 def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
-    """Returns the report: counts and lists the differences, and adds the checks that need no window."""
+    """Return the report: count and list the differences, and add the checks that need no window."""
     inputs = read.inputs
     outcomes = {row.outcome: row["count"] for row in compared.labelled.groupBy("outcome").count().collect()}
     kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
@@ -154,14 +154,14 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
 
 
 def _count_records_of_windows(compared: Compared, read: Read, accepted: int) -> int:
-    """Returns the number of records by the counts of the stream's windows; `accepted` if no count can be used."""
+    """Return the number of records by the counts of the stream's windows; `accepted` if no count can be used."""
     if (count := _index_of_count_aggregation(read)) is None:
         return accepted
     return int(compared.stream.agg(F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("n")).collect()[0].n)
 
 
 def _index_of_count_aggregation(read: Read) -> int | None:
-    """Returns the index of the aggregation that counts records. Returns None without one, or if windows overlap."""
+    """Return the index of the aggregation that counts records. Return None without one, or if windows overlap."""
     store = read.inputs.store
     if store.kind not in ("session", "tumbling"):
         return None
@@ -194,7 +194,7 @@ def _list_differences(differences: DataFrame, checks: Mapping[str, str], shown_m
 
 
 def _count_split_sessions(compared: Compared) -> int:
-    """Returns the number of computed sessions that are more than one session of the stream."""
+    """Return the number of computed sessions that are more than one session of the stream."""
     if compared.contained is None:
         return 0
     held = compared.contained.filter(F.col("computed_ms").isNotNull())

@@ -75,7 +75,7 @@ class Inputs(NamedTuple):
     deleted_until_ms: Mapping[int, int] = {}
 
     def deleted_until(self) -> SparkColumn:
-        """Returns the time up to which records of a row's partition may have been deleted; below zero if none were."""
+        """Return the time up to which records of a row's partition may have been deleted; below zero if none were."""
         return F.coalesce(by_partition(self.deleted_until_ms, "bigint"), F.lit(-1).cast("bigint"))
 
 
@@ -94,7 +94,7 @@ class Read(NamedTuple):
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> Read:
-    """Returns all inputs of the comparison. Raises ConfigError if the lake or store does not exist, NotAuditable."""
+    """Return all inputs of the comparison. Raises ConfigError if the lake or store does not exist, NotAuditable."""
     found = Tables(spark, settings.tables)
     store = found.store(settings.store)
     require_auditable(store)
@@ -159,7 +159,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
 
 
 def in_sample(sample: float) -> SparkColumn:
-    """Returns whether a row's key is in the sample. It depends on the key alone, so all inputs have the same keys."""
+    """Return whether a row's key is in the sample. It depends on the key alone, so all inputs have the same keys."""
     if sample >= 1:
         return F.lit(True)
     hashed = F.pmod(F.xxhash64("key"), F.lit(SAMPLE_PARTS))
@@ -189,7 +189,7 @@ def require_no_files(found: Tables) -> None:
 
 
 def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
-    """Returns by partition of the source the offset that the tables cover; 0 if they cover no commit of it.
+    """Return by partition of the source the offset that the tables cover; 0 if they cover no commit of it.
 
     Raises NotAuditable if the tables were made from another topic than the one that has this name now.
     """
@@ -212,7 +212,7 @@ def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> 
 
 
 def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int]) -> DataFrame:
-    """Returns the store's late records, except those whose source record is gone."""
+    """Return the store's late records, except those whose source record is gone."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     missed = F.transform("missed", F.unix_millis)
     rows = found.late(store).select(
@@ -226,7 +226,7 @@ def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int])
 
 
 def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
-    """Returns the store's windows, closed and live."""
+    """Return the store's windows, closed and live."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     bounds = (F.unix_millis("window_start").alias("start_ms"), F.unix_millis("window_end").alias("end_ms"))
     at = F.unix_millis("closed_at").alias("closed_ms")
@@ -239,7 +239,7 @@ def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
 
 
 def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]) -> StoreSchema:
-    """Returns the store without the aggregations that some windows lack because they were closed earlier."""
+    """Return the store without the aggregations that some windows lack because they were closed earlier."""
     lacks = [F.max(F.col("state")[f"{a.name}_{a.state[0][0]}"].isNull()).alias(a.name) for a in store.aggregations]
     found = stream.agg(*lacks).first() if lacks else None
     added = [a.name for a in store.aggregations if found is not None and found[a.name]]
@@ -251,7 +251,7 @@ def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]
 def deleted_until_ms_of(
     records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns, for each partition whose first records are gone, the highest time in ms that these may have.
+    """Return, for each partition whose first records are gone, the highest time in ms that these may have.
 
     The first record that a window accepted bounds it. That record was not late, so the stream time before it is at most
     its own time plus the time that a window waits: its length and the grace, or for sessions twice the gap and the
@@ -274,7 +274,7 @@ def deleted_until_ms_of(
 def dead_letters(
     spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
 ) -> DataFrame:
-    """Returns the source partition and offset in the headers of dead letters; null if they cannot be read.
+    """Return the source partition and offset in the headers of dead letters; null if they cannot be read.
 
     Dead letters of other topics and groups are left out. So are those of nodes after a store, whose source record was
     counted, and those from before a reset of the application, whose changelog had another id than `changelog_id`.
@@ -319,7 +319,7 @@ def _higher_offsets(one: Mapping[int, int], other: Mapping[int, int]) -> dict[in
 
 
 def client_properties(kafka: KafkaSettings) -> dict[str, str]:
-    """Returns the Java client's properties for these settings.
+    """Return the Java client's properties for these settings.
 
     The CA file is passed by its path; a client certificate and its key are passed as PEM text. Raises ConfigError if
     their files cannot be read.
@@ -363,7 +363,7 @@ def read_topic(
     *,
     headers: bool = False,
 ) -> DataFrame:
-    """Returns the committed records from `start` up to `end` (exclusive) of each partition.
+    """Return the committed records from `start` up to `end` (exclusive) of each partition.
 
     The columns are READ_SCHEMA, and `headers` if `headers` is true. One task reads a partition in order; a task may
     read several partitions that hold few records.

@@ -52,14 +52,14 @@ class Measure(NamedTuple):
 
 
 def measures(store: StoreSchema) -> list[Measure]:
-    """Returns all measures of a store that can be checked."""
+    """Return all measures of a store that can be checked."""
     return [
         m for i, aggregation in enumerate(store.aggregations) for m in _measures_of_aggregation(aggregation, f"m{i}")
     ]
 
 
 def unchecked(store: StoreSchema) -> list[str]:
-    """Returns the names of the aggregations without a measure."""
+    """Return the names of the aggregations without a measure."""
     return [a.name for a in store.aggregations if not _measures_of_aggregation(a, "m")]
 
 
@@ -78,7 +78,7 @@ class MeasuredField(NamedTuple):
         return f"{self.name} {self.type}"
 
     def of(self, value: Any) -> Any:
-        """Returns a record's value as the engine adds it; None for a value that it rejects. A boolean is 1 or 0.
+        """Return a record's value as the engine adds it; None for a value that it rejects. A boolean is 1 or 0.
 
         >>> MeasuredField("n", "int64").of(True), MeasuredField("n", "float64").of(2)
         (1, 2.0)
@@ -100,7 +100,7 @@ class MeasuredField(NamedTuple):
 
 
 def fields(store: StoreSchema) -> list[MeasuredField]:
-    """Returns the distinct fields, with their types, that the measures of a store need."""
+    """Return the distinct fields, with their types, that the measures of a store need."""
     found = [
         MeasuredField(a.field, a.state[0][1])
         for a in store.aggregations
@@ -112,7 +112,7 @@ def fields(store: StoreSchema) -> list[MeasuredField]:
 
 
 def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
-    """Returns the store without the distinct counts of fields that hold values other than text.
+    """Return the store without the distinct counts of fields that hold values other than text.
 
     Spark cannot hash such values as the engine does in Python.
     """
@@ -131,7 +131,7 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 
 
 def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
-    """Returns records without their value, and with the struct `fields`.
+    """Return records without their value, and with the struct `fields`.
 
     `fields` has the fields that measures need, parsed from the JSON of the records for which `is_wanted` holds. Python
     parses the JSON: reading the records with Spark's `from_json` took twice the CPU of the JVM.
@@ -157,7 +157,7 @@ def _value_parser(wanted: list[MeasuredField]) -> Callable[[Iterator[pa.RecordBa
 
 
 def _decode_json_object(value: bytes | None) -> dict[str, Any]:
-    """Returns a value's fields; empty if it is not a JSON object, as the value of a dead letter may be."""
+    """Return a value's fields; empty if it is not a JSON object, as the value of a dead letter may be."""
     try:
         found = json_deserializer("", value)
     except SerializationError:
@@ -209,7 +209,7 @@ def _field_column(name: str, type_: str) -> SparkColumn:
 
 
 def contradictions(all_measures: list[Measure]) -> SparkColumn:
-    """Returns the differences between the columns `<name>` (expected) and `found_<name>` as text; empty if equal."""
+    """Return the differences between the columns `<name>` (expected) and `found_<name>` as text; empty if equal."""
     differences = []
     for measure in all_measures:
         if not measure.shown:

@@ -16,7 +16,7 @@ NOTHING = "nothing was compared"
 
 
 def as_object(report: AuditReport) -> dict[str, Any]:
-    """Returns the report as a JSON object. `differences` has their number by check."""
+    """Return the report as a JSON object. `differences` has their number by check."""
     names = ["records", "in_windows", "late", "dead_letters", "skipped", "uncovered", "left_out"]
     names += ["windows_closed", "windows_open", "spark_windows", "split_sessions"]
     numbers = {name: getattr(report, name) for name in names}

@@ -101,7 +101,7 @@ def compare(inputs: Inputs) -> Compared:
 def sessions_after_deleted_records(
     inputs: Inputs, labelled: DataFrame, computed: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Returns the records, computed sessions and stream sessions that cannot share a session with a deleted record.
+    """Return the records, computed sessions and stream sessions that cannot share a session with a deleted record.
 
     Records up to `deleted_until` may have been deleted. A computed session that begins within the gap of that
     time may hold some of them. It is left out, with the records and sessions up to one gap after its end.
@@ -133,12 +133,12 @@ def materialized(rows: DataFrame) -> DataFrame:
 
 
 def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame:
-    """Returns the differences without those of the partitions whose time advanced while they were idle."""
+    """Return the differences without those of the partitions whose time advanced while they were idle."""
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
 
 
 def all_differences(found: Sequence[DataFrame]) -> DataFrame:
-    """Returns the differences of all checks."""
+    """Return the differences of all checks."""
     differences = found[0]
     for more in found[1:]:
         differences = differences.unionByName(more)
@@ -146,7 +146,7 @@ def all_differences(found: Sequence[DataFrame]) -> DataFrame:
 
 
 def label(inputs: Inputs) -> DataFrame:
-    """Returns source records with their outcome, the fields to sum, and the close time on their arrival (`close_ms`).
+    """Return source records with their outcome, the fields to sum, and the close time on their arrival (`close_ms`).
 
     A record's outcome is `late` if it missed all of its windows.
     """
@@ -174,14 +174,14 @@ def label(inputs: Inputs) -> DataFrame:
 
 
 def windows_of(store: StoreSchema) -> SparkColumn:
-    """Returns the number of windows that a late record at `timestamp_ms` names if it missed all of its windows."""
+    """Return the number of windows that a late record at `timestamp_ms` names if it missed all of its windows."""
     if store.kind != "hopping":
         return F.lit(1)
     return F.size(starts_of(store))
 
 
 def starts_of(store: StoreSchema) -> SparkColumn:
-    """Returns the window starts that a late record at `timestamp_ms` names if it missed all of its windows."""
+    """Return the window starts that a late record at `timestamp_ms` names if it missed all of its windows."""
     time = F.col("timestamp_ms")
     if store.kind == "session":
         return F.array(time)
@@ -193,7 +193,7 @@ def starts_of(store: StoreSchema) -> SparkColumn:
 
 
 def computed_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
-    """Returns Spark's sessions over the accepted records."""
+    """Return Spark's sessions over the accepted records."""
     length = F.session_window(F.timestamp_millis("timestamp_ms"), f"{store.gap_ms} milliseconds")
     grouped = labelled.filter(F.col("outcome") == ACCEPTED).groupBy(*KEY, length)
     return grouped.agg(
@@ -209,13 +209,13 @@ def computed_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Mea
 
 
 def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
-    """Returns the stream's windows, closed and live, with their numbers."""
+    """Return the stream's windows, closed and live, with their numbers."""
     rows = inputs.stream.filter(in_sample(inputs.sample))
     return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
 
 
 def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame:
-    """Returns `rows` with `computed_ms`: for the same key, the highest `mark` of `marks` that is at most `at`."""
+    """Return `rows` with `computed_ms`: for the same key, the highest `mark` of `marks` that is at most `at`."""
     # An as-of join by one sort: joining by key and range would compare every pair of a key's sessions.
     both = (
         rows.withColumn("_at", F.col(at)).withColumn("_row", F.lit(1)).withColumn("_mark", F.lit(None).cast("bigint"))
@@ -229,7 +229,7 @@ def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame
 
 
 def within(stream: DataFrame, computed: DataFrame) -> DataFrame:
-    """Returns the stream's sessions with the start of the computed session that holds them, null if there is none."""
+    """Return the stream's sessions with the start of the computed session that holds them, null if there is none."""
     ends = computed.select(*KEY, F.col("start_ms").alias("computed_ms"), F.col("end_ms").alias("computed_end_ms"))
     held = previous(stream, "start_ms", computed, "start_ms").join(ends, [*KEY, "computed_ms"], "left")
     inside = F.col("end_ms") <= F.col("computed_end_ms")
@@ -237,7 +237,7 @@ def within(stream: DataFrame, computed: DataFrame) -> DataFrame:
 
 
 def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> DataFrame:
-    """Returns rows as differences of a check."""
+    """Return rows as differences of a check."""
     shown = F.col("key").cast("string") if "key" in rows.columns else F.lit(None).cast("string")
     return rows.select(
         F.lit(check).alias("check"),
@@ -249,7 +249,7 @@ def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> Dat
 
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
-    """Returns late records and dead letters without a covered source record, and late records that contradict it.
+    """Return late records and dead letters without a covered source record, and late records that contradict it.
 
     A late record contradicts its source record if its key, its time or its missed windows do not match.
     """
@@ -271,7 +271,7 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
 
 
 def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
-    """Returns source records that are late more than once, or both late and dead letters.
+    """Return source records that are late more than once, or both late and dead letters.
 
     With `exactly_once`, also those that are dead letters more than once.
     """
@@ -283,7 +283,7 @@ def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
 
 
 def unbalanced(contained: DataFrame, computed: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Returns computed sessions whose numbers differ from those of the stream's sessions within them."""
+    """Return computed sessions whose numbers differ from those of the stream's sessions within them."""
     merged = (
         contained.filter(F.col("computed_ms").isNotNull())
         .groupBy(*KEY, "computed_ms")
@@ -298,13 +298,13 @@ def unbalanced(contained: DataFrame, computed: DataFrame, numbers: list[Measure]
 
 
 def outside(contained: DataFrame) -> DataFrame:
-    """Returns the sessions of the stream that no computed session holds."""
+    """Return the sessions of the stream that no computed session holds."""
     detail = F.format_string("%s..%s holds records that the source does not have there", "start_ms", "end_ms")
     return difference(contained.filter(F.col("computed_ms").isNull()), "outside", "start_ms", detail)
 
 
 def assigned_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
-    """Returns accepted and late records with their session's `start_ms` and `end_ms` by the rule, or null."""
+    """Return accepted and late records with their session's `start_ms` and `end_ms` by the rule, or null."""
     keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))
     in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
     in_order = in_order.sortWithinPartitions(*KEY, "offset")
@@ -313,13 +313,13 @@ def assigned_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
 
 
 def rule_sessions(assigned: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Returns the sessions that the stream must have, with the numbers of the records that it accepted."""
+    """Return the sessions that the stream must have, with the numbers of the records that it accepted."""
     own = assigned.filter((F.col("outcome") == ACCEPTED) & F.col("start_ms").isNotNull())
     return own.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
 
 
 def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Returns windows that are missing, unexpected or repeated in the stream, or have other numbers than expected."""
+    """Return windows that are missing, unexpected or repeated in the stream, or have other numbers than expected."""
     found = stream.groupBy(*WINDOW).agg(
         F.count(F.lit(1)).alias("times"), *(F.first(m.name).alias(f"found_{m.name}") for m in numbers)
     )
@@ -338,14 +338,14 @@ def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> D
 
 
 def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
-    """Returns windows that were closed too early by their own close time."""
+    """Return windows that were closed too early by their own close time."""
     early = stream.filter(F.col("closed") & (F.col("closed_ms") < F.col("end_ms") + store.patience_ms))
     text = f"%s..%s was closed at %s, not {store.patience_ms} ms after its end"
     return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
 
 
 def lateness(assigned: DataFrame) -> DataFrame:
-    """Returns late records that the session rule accepts, and accepted records that it rejects as late."""
+    """Return late records that the session rule accepts, and accepted records that it rejects as late."""
     is_wrong = (F.col("outcome") == LATE) == F.col("start_ms").isNotNull()
     text = "offset %s is %s, though its time is %s and the close time was %s"
     detail = F.format_string(text, "offset", "outcome", "timestamp_ms", "close_ms")

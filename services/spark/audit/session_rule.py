@@ -71,7 +71,7 @@ class OpenSessions:
 
 
 def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
-    """Returns one key's records as (offset, start, end), ordered by offset.
+    """Return one key's records as (offset, start, end), ordered by offset.
 
     `records` are (offset, time, close time on arrival) in the order of arrival.
     """
@@ -83,7 +83,7 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
 
 
 def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Returns a function for mapInArrow that assigns records to sessions: one row of COLUMNS for each record.
+    """Return a function for mapInArrow that assigns records to sessions: one row of COLUMNS for each record.
 
     Its input is records (partition, key, offset, timestamp_ms, close_ms) in the order of partition, key and offset. It
     holds the records of one key's open sessions in memory.

@@ -94,14 +94,14 @@ def compare_windows(inputs: Inputs) -> Compared:
 
 
 def _describe_left_out_keys(keys: DataFrame, keyed: DataFrame) -> list[str]:
-    """Returns the text with the number of keys that are left out; empty if there are none."""
+    """Return the text with the number of keys that are left out; empty if there are none."""
     count = keys.count()
     every = "all " if count and count == keyed.select(*KEY).distinct().count() else ""
     return [f"the windows of {every}{count} keys with records below the close time"] if count else []
 
 
 def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Returns the members of tumbling and hopping windows. The first starts at 0; the end bound is exclusive."""
+    """Return the members of tumbling and hopping windows. The first starts at 0; the end bound is exclusive."""
     size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms or store.size_ms))
     spans = keyed.withColumn("span", F.window(F.timestamp_millis("timestamp_ms"), size, advance))
     spans = spans.withColumns({"start_ms": F.unix_millis("span.start"), "end_ms": F.unix_millis("span.end")})
@@ -112,7 +112,7 @@ def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Returns the members of sliding windows, for keys without a record below the close time. Bounds are inclusive."""
+    """Return the members of sliding windows, for keys without a record below the close time. Bounds are inclusive."""
     reach = store.size_ms
     time = F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))
@@ -137,7 +137,7 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def lateness(verdicts: DataFrame, deleted_until: SparkColumn) -> DataFrame:
-    """Returns the pairs in which a record missed a window and should not have, or should have missed it and did not."""
+    """Return the pairs in which a record missed a window and should not have, or should have missed it and did not."""
     wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > deleted_until))
     text = F.when(F.col("missed_it"), "is late").otherwise("is not late")
     detail = F.concat(

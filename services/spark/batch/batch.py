@@ -184,7 +184,7 @@ class BatchJob:
         return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
 
     def _live_start_offsets(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
-        """Returns the offsets at which the live instance begins.
+        """Return the offsets at which the live instance begins.
 
         They come from an earlier attempt at these files if there was one, else from the settings.
         """
@@ -196,7 +196,7 @@ class BatchJob:
         return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
 
     def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
-        """Returns `live_from` as an offset of each partition of a topic. Raises ConfigError if the topic lacks one."""
+        """Return `live_from` as an offset of each partition of a topic. Raises ConfigError if the topic lacks one."""
         topic = held.topic
         earliest = held.earliest
         latest = held.latest
@@ -297,7 +297,7 @@ def require_no_files_left(application: str, known: Mapping[int, Progress]) -> No
 
 
 def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:
-    """Returns the partitions whose files were read to their end. Raises ConfigError if the state has another input."""
+    """Return the partitions whose files were read to their end. Raises ConfigError if the state has another input."""
     done = []
     for partition, progress in sorted(known.items()):
         where = f"{application}, partition {partition}"
@@ -314,7 +314,7 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
 
 
 def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
-    """Returns the partitions that have records to read, those with the most records first.
+    """Return the partitions that have records to read, those with the most records first.
 
     A partition with a position that its topic cannot have is included: its task reports the error.
     """
@@ -334,13 +334,13 @@ def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> 
 
 
 def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
-    """Returns the offsets at which the next batch or a live instance continues."""
+    """Return the offsets at which the next batch or a live instance continues."""
     at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in results}
     return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
 
 
 def explicit_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
-    """Returns the offsets of a text `partition:offset,…`.
+    """Return the offsets of a text `partition:offset,…`.
 
     Raises ConfigError if they are not exactly one for each partition, or if the topic does not hold one of them.
 
@@ -361,7 +361,7 @@ def explicit_offsets(topic: str, text: str, earliest: Mapping[int, int], latest:
 def batch_report(
     results: Sequence[TaskResult], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
 ) -> BatchReport:
-    """Returns the report of a batch: the sums of its tasks' results."""
+    """Return the report of a batch: the sums of its tasks' results."""
     totals = [one.totals for one in results]
     return BatchReport(
         len(results),

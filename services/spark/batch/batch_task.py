@@ -92,7 +92,7 @@ class FileInput(msgspec.Struct, frozen=True):
     done: tuple[int, ...]
 
     def reached(self, rows: int, *, is_done: bool = False) -> BatchInput:
-        """Returns the input that a commit records after `rows` rows of its partition."""
+        """Return the input that a commit records after `rows` rows of its partition."""
         return BatchInput(self.fingerprint, rows, is_done, self.live_from)
 
 
@@ -122,7 +122,7 @@ async def require_no_members(kafka: KafkaSettings, group: str) -> None:
 
 
 def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """Returns the function of a task, from a PartitionRange to its TaskResult, both as msgpack."""
+    """Return the function of a task, from a PartitionRange to its TaskResult, both as msgpack."""
 
     def read_topics_of_range(encoded: bytes) -> Iterator[bytes]:
         of = msgspec.msgpack.decode(encoded, type=PartitionRange)
@@ -132,7 +132,7 @@ def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
 
 
 def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Returns a function for mapInArrow, from a partition's ordered rows (timestamp_ms, key, value) to its outcome."""
+    """Return a function for mapInArrow, from a partition's ordered rows (timestamp_ms, key, value) to its outcome."""
 
     def read_rows_of_partition(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -148,7 +148,7 @@ def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]
 
 
 def begin_rows(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
-    """Returns the function of a task that commits for a new partition that no rows of the files are read yet."""
+    """Return the function of a task that commits for a new partition that no rows of the files are read yet."""
 
     def begin_rows_of_partition(partition: int) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(_run_task(options, partition, lambda batch: batch.begin_rows(source)))
@@ -229,7 +229,7 @@ class PartitionBatch:
             await self._changelog.close()
 
     def result(self) -> TaskResult:
-        """Returns the task's result so far."""
+        """Return the task's result so far."""
         return TaskResult(
             self._partition,
             self._read,
@@ -372,7 +372,7 @@ class PartitionBatch:
 
 
 def _consumer_settings(group: str) -> ConsumerSettings:
-    """Returns the settings of a consumer that reads assigned partitions. It never joins the group.
+    """Return the settings of a consumer that reads assigned partitions. It never joins the group.
 
     It has the group's id to look up the group's offsets.
     """
@@ -409,7 +409,7 @@ def _pause_topics_at_end(
 
 
 def rows_reached(task: StreamTask, source: FileInput) -> int | None:
-    """Returns the number of the first row that no commit has. Returns None if all rows are committed.
+    """Return the number of the first row that no commit has. Return None if all rows are committed.
 
     Raises ConfigError if the state was made from another input.
     """
@@ -427,7 +427,7 @@ def rows_reached(task: StreamTask, source: FileInput) -> int | None:
 
 
 def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
-    """Returns the error message for files that differ from the input of the state."""
+    """Return the error message for files that differ from the input of the state."""
     state = "was made from" if found.is_done else f"holds {found.rows} rows of"
     return (
         f"files: the state of {where} {state} other files, or of files that were read otherwise (fingerprint "
@@ -436,7 +436,7 @@ def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
 
 
 def record_columns(batch: Any, topic: str, partition: int, first: int) -> Columns:
-    """Returns rows (timestamp_ms, key, value) as records. Their offsets are the rows' numbers, from `first` on."""
+    """Return rows (timestamp_ms, key, value) as records. Their offsets are the rows' numbers, from `first` on."""
     return Columns(
         topic,
         partition,

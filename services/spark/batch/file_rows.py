@@ -89,11 +89,11 @@ class FileRows(NamedTuple):
     """The text of a column in the file, for a record's key or value, by the name of a column that is not text."""
 
     def column(self, name: str) -> SparkColumn:
-        """Returns one of `columns`."""
+        """Return one of `columns`."""
         return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
 
     def typed(self, name: str) -> tuple[DataType, SparkColumn]:
-        """Returns a column's type and the column, to take a time or an order from it.
+        """Return a column's type and the column, to take a time or an order from it.
 
         A text column in which Spark finds times or numbers is converted to these.
         """
@@ -109,7 +109,7 @@ class FileRows(NamedTuple):
         return found, column.try_cast(found)
 
     def as_bytes(self, name: str | None) -> SparkColumn:
-        """Returns a column as a record's key or value: bytes unchanged, other types as text. Null without a name."""
+        """Return a column as a record's key or value: bytes unchanged, other types as text. Null without a name."""
         if name is None:
             return F.lit(None).cast("binary")
         column = self.written.get(name, self.column(name))
@@ -118,7 +118,7 @@ class FileRows(NamedTuple):
 
 
 def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
-    """Returns the rows of the configured files. Raises ConfigError if the files lack a configured column."""
+    """Return the rows of the configured files. Raises ConfigError if the files lack a configured column."""
     found = _read_json_files(spark, settings) if settings.format == "json" else _read_table_files(spark, settings)
     named = (settings.key_column, settings.timestamp_column, settings.value_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
@@ -128,7 +128,7 @@ def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 
 def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
-    """Returns a digest that identifies an input: the files as they are now, and how their rows become records.
+    """Return a digest that identifies an input: the files as they are now, and how their rows become records.
 
     It changes if a file is added, removed, extended or rewritten.
     """
@@ -142,7 +142,7 @@ def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, par
 
 
 def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: int) -> DataFrame:
-    """Returns rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its key.
+    """Return rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its key.
 
     A partition is ordered by time, and rows of the same time by their path and their position in the file. Rows without
     a key are in partition 0. Raises ConfigError if the settings do not fit the files.
@@ -170,7 +170,7 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
 
 
 def destinations(spark: SparkSession, partitions: int) -> list[int]:
-    """Returns, for each partition, a number that Spark's `repartition` puts into that partition."""
+    """Return, for each partition, a number that Spark's `repartition` puts into that partition."""
     found: dict[int, int] = {}
     tried = max(DESTINATIONS_TRIED * partitions, 1000)
     at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
@@ -184,7 +184,7 @@ def destinations(spark: SparkSession, partitions: int) -> list[int]:
 
 
 def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Returns a function for mapInArrow that adds a column: the number by which `repartition` finds a row's partition.
+    """Return a function for mapInArrow that adds a column: the number by which `repartition` finds a row's partition.
 
     A row's partition follows from its `key`; without a key it is partition 0. `numbers` are those of `destinations`.
     """
@@ -212,7 +212,7 @@ def _spark_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]
 
 
 def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
-    """Returns the rows of JSON files: one object for each line, unless the reader's options define another layout.
+    """Return the rows of JSON files: one object for each line, unless the reader's options define another layout.
 
     A column that comes from a folder's name is the unchanged text in that name, as no line has it.
     """
@@ -262,7 +262,7 @@ def _read_table_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
 def _load_rows(
     spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]
 ) -> DataFrame:
-    """Returns the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
+    """Return the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
     try:
         # 1. Usually no column has nanoseconds, and no file's footer needs to be read.
         with _spark_setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
@@ -292,7 +292,7 @@ def _nanoseconds_as_timestamp(name: str, kind: str | None) -> SparkColumn:
 
 
 def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> dict[str, str]:
-    """Returns the columns of Parquet files that are times in nanoseconds, with Spark's type for such a time.
+    """Return the columns of Parquet files that are times in nanoseconds, with Spark's type for such a time.
 
     Raises ConfigError if a column has nanoseconds in one file and another type in another, or if it is nested in
     another column.
@@ -318,7 +318,7 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
 
 
 def _list_files(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
-    """Returns the list of the files: path, length and modificationTime. Their contents are not read."""
+    """Return the list of the files: path, length and modificationTime. Their contents are not read."""
     listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
     return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
 
@@ -368,7 +368,7 @@ def require_all_fields(
 
 
 def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
-    """Returns a text that names a column of Parquet files with two types that cannot be merged, and the two files."""
+    """Return a text that names a column of Parquet files with two types that cannot be merged, and the two files."""
     seen: dict[str, tuple[DataType, str]] = {}
     for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):
         for field in spark.read.parquet(path).schema.fields:
@@ -382,7 +382,7 @@ def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, st
 def _rows_as_json(
     rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool
 ) -> FileRows:
-    """Returns rows whose value is the JSON of their fields.
+    """Return rows whose value is the JSON of their fields.
 
     Rows of JSON files have nulls for missing fields; without `keep_nulls` these are left out. A column that has another
     type in `found` than in `columns` has the type of `found` in the JSON.
@@ -399,7 +399,7 @@ def _rows_as_json(
 def as_written(
     spark: SparkSession, settings: BatchSettings, options: dict[str, str], inferred: StructType
 ) -> StructType:
-    """Returns the inferred schema, with text for each column in which the inferred type would alter a value's text."""
+    """Return the inferred schema, with text for each column in which the inferred type would alter a value's text."""
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
@@ -413,7 +413,7 @@ def as_written(
 
 
 def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Returns whether the field's type would alter the text of a value.
+    """Return whether the field's type would alter the text of a value.
 
     For fractions only the number has to be the same, unless `exactly` is set.
     """
@@ -426,7 +426,7 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
 
 
 def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
-    """Returns a column as ms since the epoch, -1 for a value that is not a time. Returns None if its type has no times.
+    """Return a column as ms since the epoch, -1 for a value that is not a time. Return None if its type has no times.
 
     A number, whole or not and also as text, counts `unit`s since the epoch; fractions of a ms are cut off. Any other
     text is a time as ISO 8601, in UTC if it names no time zone.

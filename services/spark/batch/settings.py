@@ -26,7 +26,7 @@ OF_FILES = ("key_column", "value_column", "topic", "live_from")
 
 
 def require_start_offset(text: str) -> str:
-    """Returns the text of a start offset unchanged. Raises ValueError for an invalid date."""
+    """Return the text of a start offset unchanged. Raises ValueError for an invalid date."""
     if not EXPLICIT_OFFSETS.fullmatch(text):
         try:
             time_ms(text)
@@ -134,7 +134,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         return (self.tables,) if self.files is None else (self.tables, self.files_read)
 
     def streams(self) -> StreamsSettings:
-        """Returns the settings of the tasks and of the topics that they need."""
+        """Return the settings of the tasks and of the topics that they need."""
         return StreamsSettings(
             application_id=self.application,
             topic_wait_ms=self.kafka_timeout_ms,

@@ -123,7 +123,7 @@ class CompactionJob:
         self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
 
     def path(self, table: str) -> str:
-        """Returns the path of a table, such as `state` or `closed/visits`."""
+        """Return the path of a table, such as `state` or `closed/visits`."""
         return f"{self.settings.folder}/{table}"
 
     def run(self) -> CompactionReport:
@@ -145,7 +145,7 @@ class CompactionJob:
     # --- plan ---
 
     def plan(self) -> CompactionPlan:
-        """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
+        """Return the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
         # `state` is opened first, because a compaction commits it last. If another job commits meanwhile, the other
         # tables are then as new or newer, and no rows seem to be missing in them.
@@ -181,7 +181,7 @@ class CompactionJob:
             )
 
     def _table_positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
-        """Returns a table's positions: by partition the last changelog offset up to which it is complete."""
+        """Return a table's positions: by partition the last changelog offset up to which it is complete."""
         if (found := delta_writer.positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
@@ -198,7 +198,7 @@ class CompactionJob:
     def _start_of_partition(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """Returns the first offset to read of a partition, and the progress row there (0 and None if there is none).
+        """Return the first offset to read of a partition, and the progress row there (0 and None if there is none).
 
         1. If no table lags: the covered offset of the newest progress row.
         2. Otherwise: the offset of the newest progress row that is at most one after the lowest position of a lagging
@@ -345,7 +345,7 @@ class CompactionJob:
         )
 
     def _ensure_table(self, plan: CompactionPlan, name: str, schema: pa.Schema) -> DeltaTable:
-        """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
+        """Return a table at its planned version. Create it if it is missing, and add missing columns."""
         indexed = INDEXED[name.partition("/")[0]]
         return delta_writer.ensure_table(
             plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
@@ -370,7 +370,7 @@ class CompactionJob:
         return report
 
     def _closed_and_late_paths(self) -> dict[str, str]:
-        """Returns the paths of the `closed` and `late` tables by name."""
+        """Return the paths of the `closed` and `late` tables by name."""
         names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)]
         return {name: self.path(name) for name in names}
 
@@ -447,7 +447,7 @@ class CompactionJob:
 
 
 def _files_by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
-    """Returns by table the files of `closed` and `late` that all tasks wrote."""
+    """Return by table the files of `closed` and `late` that all tasks wrote."""
     files: dict[str, list[DataFile]] = {}
     for task in found:
         for table, own in task.files.items():
@@ -456,12 +456,12 @@ def _files_by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile
 
 
 def _count_rows_of_kind(kind: str, files: Mapping[str, list[DataFile]]) -> int:
-    """Returns the number of rows in the files of a kind of table."""
+    """Return the number of rows in the files of a kind of table."""
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
 def stores_of(newest: Mapping[int, Row], written: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
-    """Returns the stores that define the tables' columns: those of the partition with the most aggregations.
+    """Return the stores that define the tables' columns: those of the partition with the most aggregations.
 
     Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch if
     they differ in anything else.
@@ -496,7 +496,7 @@ def bounded_ranges(
     offsets: TopicOffsets,
     records_max: int,
 ) -> list[ChangelogRange]:
-    """Returns the ranges of a compaction, together about `records_max` records.
+    """Return the ranges of a compaction, together about `records_max` records.
 
     The partitions are served in order of their size. Each receives an equal part of the remaining records, and what a
     small one does not need is left to the larger ones. With 10 records and partitions of 1, 4 and 20, the ranges have
@@ -530,7 +530,7 @@ def bounded_ranges(
 
 
 def changelog_offsets(settings: MaintenanceSettings) -> TopicOffsets:
-    """Returns the offsets of the application's changelog. Raises the errors of `topic_offsets`."""
+    """Return the offsets of the application's changelog. Raises the errors of `topic_offsets`."""
     topic = settings.changelog_topic
     try:
         return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]

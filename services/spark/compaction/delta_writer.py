@@ -82,7 +82,7 @@ class Files:
         return DataFile(path, size, partition, len(table), stats_of(table, self._indexed))
 
     def read(self, path: str) -> pa.Table:
-        """Returns a file's rows. Raises LakeUnavailable if it is gone or cannot be read."""
+        """Return a file's rows. Raises LakeUnavailable if it is gone or cannot be read."""
         try:
             with self._files.open_input_file(path) as source:
                 return pq.read_table(source)
@@ -91,7 +91,7 @@ class Files:
 
 
 def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
-    """Returns Delta's statistics of a file as JSON: its number of rows, and bounds and nulls of the `indexed` columns.
+    """Return Delta's statistics of a file as JSON: its number of rows, and bounds and nulls of the `indexed` columns.
 
     >>> stats_of(pa.table({"a": [2, 1], "b": ["x", "y"]}), ["a"])
     '{"numRecords": 2, "minValues": {"a": 1}, "maxValues": {"a": 2}, "nullCount": {"a": 0}}'
@@ -112,7 +112,7 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
 
 
 def _json_bound(value: Any) -> Any:
-    """Returns a bound as JSON has it. Delta rounds timestamps to ms, which is exact: here they are whole ms."""
+    """Return a bound as JSON has it. Delta rounds timestamps to ms, which is exact: here they are whole ms."""
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(value, "isoformat") else value
 
 
@@ -125,7 +125,7 @@ def ensure_table(
     *,
     is_partitioned: bool,
 ) -> DeltaTable:
-    """Returns the table with all columns of `schema`. Creates it if it is None, and adds the columns that it lacks.
+    """Return the table with all columns of `schema`. Create it if it is None, and add the columns that it lacks.
 
     Raises CompactionConflict if another job changed the table first, or LakeUnavailable.
     """
@@ -157,7 +157,7 @@ def ensure_table(
 
 
 def folders(uri: str, options: Options) -> list[str]:
-    """Returns the sorted names of the folders in a folder; empty if it does not exist. Raises LakeUnavailable."""
+    """Return the sorted names of the folders in a folder; empty if it does not exist. Raises LakeUnavailable."""
     try:
         files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
         found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
@@ -211,7 +211,7 @@ def commit(
 
 
 def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
-    """Returns the newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
+    """Return the newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
     try:
         found = table.history(limit)
     except DELTA_ERRORS as e:
@@ -229,9 +229,9 @@ def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
 
 
 def positions(table: DeltaTable) -> dict[str, Any] | None:
-    """Returns `topic_id` and `positions` from the newest commit that has them.
+    """Return `topic_id` and `positions` from the newest commit that has them.
 
-    Returns None if another writer has committed since. The commits of table maintenance repeat the positions, so that
+    Return None if another writer has committed since. The commits of table maintenance repeat the positions, so that
     any number of them hides nothing.
     """
     # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
@@ -246,12 +246,12 @@ def positions(table: DeltaTable) -> dict[str, Any] | None:
 
 
 def metadata_of(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Returns a commit's metadata in the form in which Delta stores it."""
+    """Return a commit's metadata in the form in which Delta stores it."""
     return None if metadata is None else {"userMetadata": json.dumps(metadata)}
 
 
 def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
-    """Returns the progress rows by partition, newest first. Raises SchemaMismatch if the table is not Penstock's."""
+    """Return the progress rows by partition, newest first. Raises SchemaMismatch if the table is not Penstock's."""
     names = PROGRESS.names
     if missing := set(names) - {field.name for field in state.schema().fields}:
         raise SchemaMismatch(

@@ -97,7 +97,7 @@ class ChangelogRange(NamedTuple):
 
 
 def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
-    """Returns the tables that lack rows of a partition that they had according to its newest progress row."""
+    """Return the tables that lack rows of a partition that they had according to its newest progress row."""
     appended = {} if newest is None else json.loads(newest["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
@@ -114,7 +114,7 @@ class FoldOptions(NamedTuple):
     retention_days: int | None = None
 
     def files(self, table: str) -> Files:
-        """Returns the writer of a table's files."""
+        """Return the writer of a table's files."""
         return Files(f"{self.folder}/{table}", self.storage_options, INDEXED[table.partition("/")[0]])
 
 
@@ -144,7 +144,7 @@ class FoldResult(msgspec.Struct, frozen=True):
 
 
 def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """Returns the function of a task, from a list of ranges to a FoldResult, both as msgpack."""
+    """Return the function of a task, from a list of ranges to a FoldResult, both as msgpack."""
 
     def fold_changelog_ranges(ranges: bytes) -> Iterator[bytes]:
         try:
@@ -236,7 +236,7 @@ class PartitionFold:
             raise CorruptRecord(self.error_at(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
 
     def error_at(self, offset: int, reason: str) -> str:
-        """Returns an error message with the partition, the offset and the reason."""
+        """Return an error message with the partition, the offset and the reason."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
 
     def _append_confirmed_entries(self, confirmed: Confirmed) -> None:
@@ -255,7 +255,7 @@ class PartitionFold:
                 self.stores = one.progress.stores
 
     def rows(self, options: FoldOptions) -> dict[str, list[pa.RecordBatch]]:
-        """Returns the new rows by table; empty if there is nothing to write.
+        """Return the new rows by table; empty if there is nothing to write.
 
         Raises CorruptRecord, which names the entry, if an entry cannot be decoded.
         """
@@ -268,7 +268,7 @@ class PartitionFold:
         return found
 
     def result(self, files: list[DataFile]) -> PartitionResult:
-        """Returns the partition's result with the written files of `state`."""
+        """Return the partition's result with the written files of `state`."""
         return PartitionResult(
             partition=self.range.partition,
             covered_offset=self.covered_offset,
@@ -281,7 +281,7 @@ class PartitionFold:
         )
 
     def _has_rows_to_write(self, commit: ConfirmedCommit) -> bool:
-        """Returns True if there is something to write. Wall-clock punctuation alone writes nothing."""
+        """Return True if there is something to write. Wall-clock punctuation alone writes nothing."""
         newest = self.range.newest
         of = self.range
         # 1. There is something new: the first progress row, entries, or another epoch.
@@ -316,7 +316,7 @@ class PartitionFold:
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
     def _expiry_limit_ms(self, options: FoldOptions, time_ms: int) -> int:
-        """Returns the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
+        """Return the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
         # A time beyond the year 9999 comes from a wrong timestamp. It would let windows expire that are still wanted.
         if options.retention_days is None or time_ms > TIME_MS_MAX:
@@ -476,7 +476,7 @@ def _lasting_progress(progress: Progress) -> Progress:
 
 
 def beyond_time(start_ms: int, end_ms: int) -> str:
-    """Returns the error message for a closed window with these bounds, which timestamps cannot represent."""
+    """Return the error message for a closed window with these bounds, which timestamps cannot represent."""
     return (
         f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
         "milliseconds? Set max_future_ms to reject such records"
@@ -489,7 +489,7 @@ def _key_column(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
 
 
 def _state_column(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
-    """Returns the states of rows; null for the rows without a state."""
+    """Return the states of rows; null for the rows without a state."""
     # `states` has no element for rows without a state. With `has_one` true, false, true, the rows take the elements
     # 0, null, 1.
     states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))

@@ -30,7 +30,7 @@ class RewriteInput(NamedTuple):
 
 
 def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterator[bytes]]:
-    """Returns the function of a task, from a list of `RewriteInput` to lists of DataFile, all as msgpack."""
+    """Return the function of a task, from a list of `RewriteInput` to lists of DataFile, all as msgpack."""
 
     def rewrite_partitions(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
@@ -57,7 +57,7 @@ def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile
 
 
 def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Table:
-    """Returns the window rows of a pass. All rows of one window belong to the same pass."""
+    """Return the window rows of a pass. All rows of one window belong to the same pass."""
     is_own = pc.equal(rows.column("row"), "window")
     if passes > 1:
         # Split by the window's start. Starts are often multiples of the window's size, so their lower bits do not
@@ -69,7 +69,7 @@ def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Tab
 
 
 def live_rows(rows: pa.Table) -> pa.Table:
-    """Returns the newest row of each window if that row is live."""
+    """Return the newest row of each window if that row is live."""
     if not len(rows):
         return rows
     # `last_of_each` takes the last row of a window, so the newest must come last.

@@ -63,7 +63,7 @@ class TableMaintenance:
         return f"TableMaintenance({self.failures()})"
 
     def failures(self) -> tuple[str, ...]:
-        """Returns one line for each failed step."""
+        """Return one line for each failed step."""
         return tuple(f"{step}: {type(error).__name__}: {error}" for step, error in self.failed)
 
     def require_done(self) -> None:
@@ -72,7 +72,7 @@ class TableMaintenance:
             raise self.failed[0][1]
 
     def attempt(self, name: str, step: Callable[[], T], otherwise: T) -> T:
-        """Returns the result of a step, or `otherwise` if it fails. A conflict with another job is not a failure."""
+        """Return the result of a step, or `otherwise` if it fails. A conflict with another job is not a failure."""
         try:
             return step()
         except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
@@ -154,7 +154,7 @@ class TableMaintenance:
 
 
 def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool:
-    """Returns True if a table has more than `appends_max` appends since its last OPTIMIZE.
+    """Return True if a table has more than `appends_max` appends since its last OPTIMIZE.
 
     `history` has its commits, newest first.
 
@@ -172,7 +172,7 @@ def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool
 
 
 def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
-    """Returns True if there were `every` compactions or more since the last VACUUM.
+    """Return True if there were `every` compactions or more since the last VACUUM.
 
     `history` has the commits of `state`, newest first.
 
@@ -233,7 +233,7 @@ def _group_small_files(files: list[dict[str, Any]], least: str) -> Iterator[list
 
 
 def _cast_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns the rows in the table's present columns and types; a file may lack columns that were added later."""
+    """Return the rows in the table's present columns and types; a file may lack columns that were added later."""
     columns = [
         rows.column(field.name).cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         for field in schema
@@ -267,12 +267,12 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
 
 def _position_metadata(table: DeltaTable) -> CommitProperties:
-    """Returns commit metadata that repeats the table's positions."""
+    """Return commit metadata that repeats the table's positions."""
     return CommitProperties(custom_metadata=delta_writer.metadata_of(delta_writer.positions(table)))
 
 
 def _translate_delta_errors(table: DeltaTable, step: Any) -> Any:
-    """Returns the result of a step. Translates errors of deltalake to CompactionConflict or LakeUnavailable."""
+    """Return the result of a step. Translate errors of deltalake to CompactionConflict or LakeUnavailable."""
     try:
         return step()
     except CommitFailedError as e:

@@ -78,7 +78,7 @@ def _parse_http_headers(given: Password) -> dict[str, str]:
 
 
 def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
-    """Returns an HTTP client with the configured headers, credentials and timeout."""
+    """Return an HTTP client with the configured headers, credentials and timeout."""
     headers = _parse_http_headers(values["http.headers"])
     auth = None
     if values["http.auth.type"] == "basic":
@@ -106,7 +106,7 @@ class Retries:
 
 
 def is_passing(status: int) -> bool:
-    """Returns whether a request with this response status can be retried."""
+    """Return whether a request with this response status can be retried."""
     return status in RETRIED or status >= 500
 
 

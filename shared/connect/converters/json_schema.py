@@ -243,7 +243,7 @@ def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
 
 
 def scale_of(schema: Schema) -> int:
-    """Returns the scale of a Decimal schema. Raises DataError if it lacks one."""
+    """Return the scale of a Decimal schema. Raises DataError if it lacks one."""
     try:
         return int(schema.parameter("scale") or "")
     except ValueError:
@@ -293,14 +293,14 @@ def time_ms(value: dt.time) -> int:
 
 
 def time_of(ms: int) -> dt.time:
-    """Returns the Time of day of a number of milliseconds. Raises DataError outside of one day."""
+    """Return the Time of day of a number of milliseconds. Raises DataError outside of one day."""
     if not 0 <= ms < DAY_MS:
         raise DataError(f"Invalid time: {ms} ms is not a time of one day")
     return (EPOCH + dt.timedelta(milliseconds=ms)).time()
 
 
 def date_of(days: int) -> dt.date:
-    """Returns the Date of a number of days after 1970. Raises DataError if Python's dates cannot hold it."""
+    """Return the Date of a number of days after 1970. Raises DataError if Python's dates cannot hold it."""
     try:
         return EPOCH_DAY + dt.timedelta(days=days)
     except OverflowError:
@@ -308,7 +308,7 @@ def date_of(days: int) -> dt.date:
 
 
 def timestamp_of(ms: int) -> dt.datetime:
-    """Returns the Timestamp of a number of milliseconds after 1970. Raises DataError if Python cannot hold it."""
+    """Return the Timestamp of a number of milliseconds after 1970. Raises DataError if Python cannot hold it."""
     try:
         return EPOCH + dt.timedelta(milliseconds=ms)
     except OverflowError:

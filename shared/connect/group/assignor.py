@@ -100,7 +100,7 @@ class IncrementalAssignor:
         return AssignmentPlan(assigned, revoked, complete, delay_ms)
 
     def _delay_of_lost(self, lost: ConnectorsAndTasks, kept: Mapping[str, ConnectorsAndTasks], now_ms: int) -> int:
-        """Returns the remaining delay of lost work in ms, or 0 if it is assigned now."""
+        """Return the remaining delay of lost work in ms, or 0 if it is assigned now."""
         is_over = self.scheduled_ms is not None and now_ms >= self.scheduled_ms
         # If no worker has left, the work was lost because a member missed the last assignment.
         nobody_left = self.scheduled_ms is None and self._previous_members <= kept.keys()
@@ -131,7 +131,7 @@ def _work_with_two_owners(works: Iterable[ConnectorsAndTasks]) -> ConnectorsAndT
 
 
 def _give_out(complete: Mapping[str, ConnectorsAndTasks], more: ConnectorsAndTasks) -> dict[str, ConnectorsAndTasks]:
-    """Returns each member's work with its share of `more`. Each item goes to the member with the least of its kind."""
+    """Return each member's work with its share of `more`. Each item goes to the member with the least of its kind."""
     connectors = _deal_to_least_loaded(
         {member: work.connectors for member, work in complete.items()}, sorted(more.connectors)
     )
@@ -153,7 +153,7 @@ def _deal_to_least_loaded(loads: Mapping[str, frozenset[T]], more: Iterable[T]) 
 def _work_above_even_share(
     complete: Mapping[str, ConnectorsAndTasks], kept: Mapping[str, ConnectorsAndTasks]
 ) -> dict[str, ConnectorsAndTasks]:
-    """Returns the work above an even share, from the work that members already run."""
+    """Return the work above an even share, from the work that members already run."""
     connectors = _items_above_even_share(
         {m: w.connectors for m, w in complete.items()}, {m: w.connectors for m, w in kept.items()}
     )

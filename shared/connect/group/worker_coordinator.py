@@ -70,7 +70,7 @@ class WorkerCoordinator:
         return f"<WorkerCoordinator {self.member}>"
 
     async def ensure_active(self) -> None:
-        """Returns when the worker is an active member of the group. Raises an error that excludes it for good."""
+        """Return when the worker is an active member of the group. Raises an error that excludes it for good."""
         if not self._beside:
             self._beside = [
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),

@@ -108,18 +108,18 @@ class WorkerMember(Member):
         return f"<WorkerMember {self.state}, {self.where()}, holds {self.held}>"
 
     def where(self) -> str:
-        """Returns the start of every message about this member."""
+        """Return the start of every message about this member."""
         return f"worker {self.url}, group {self.config.group_id}, generation {self.generation}"
 
     @property
     def needs_to_join(self) -> bool:
-        """Returns whether the worker must join: it is not a stable member, or a rebalance is due."""
+        """Return whether the worker must join: it is not a stable member, or a rebalance is due."""
         return self.state is not MemberState.STABLE or self._rejoin
 
     # --- next step ---
 
     def next_step(self, now_ms: int) -> Step:
-        """Returns the next step. Raises an error that excludes the worker for good."""
+        """Return the next step. Raises an error that excludes the worker for good."""
         if self.error is not None:
             error = self.error
             self.error = None
@@ -148,12 +148,12 @@ class WorkerMember(Member):
         return Join(self.member_id, protocols, self._reason)
 
     def is_given_up(self, now_ms: int) -> bool:
-        """Returns whether others may have the held work: the worker was silent too long, or did not join in time."""
+        """Return whether others may have the held work: the worker was silent too long, or did not join in time."""
         silent_ms = now_ms - self._heard_ms
         return self._missed or (self._completed != NO_GENERATION and silent_ms >= self.config.session_timeout_ms)
 
     def has_lost_work(self, now_ms: int) -> bool:
-        """Returns whether held work is lost while no answer of the group is due, so that only time passes."""
+        """Return whether held work is lost while no answer of the group is due, so that only time passes."""
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
     def _synchronize_group(self) -> Step:

@@ -84,11 +84,11 @@ class BaseHerder(ABC):
 
     @property
     def is_ready(self) -> bool:
-        """Returns whether the worker has started up."""
+        """Return whether the worker has started up."""
         return True
 
     def snapshot(self) -> ConfigSnapshot:
-        """Returns the configs as far as they were read."""
+        """Return the configs as far as they were read."""
         return self._stores.configs.snapshot()
 
     def _connector_version(self, connector: str) -> str | None:
@@ -99,7 +99,7 @@ class BaseHerder(ABC):
             return None
 
     def startup_metrics(self) -> dict[str, float]:
-        """Returns how often connectors and tasks were started, under Kafka Connect's names."""
+        """Return how often connectors and tasks were started, under Kafka Connect's names."""
         found: dict[str, float] = {}
         for kind in ("connector", "task"):
             good = float(self._runner.startups[kind, True])
@@ -112,22 +112,22 @@ class BaseHerder(ABC):
         return found
 
     def rebalance_metrics(self) -> dict[str, float]:
-        """Returns the group's rebalance metrics, under Kafka Connect's names; empty if there is no group."""
+        """Return the group's rebalance metrics, under Kafka Connect's names; empty if there is no group."""
         return {}
 
     def rebalance_texts(self) -> dict[str, str]:
-        """Returns the rebalance metrics that are texts: the leader, and the protocol."""
+        """Return the rebalance metrics that are texts: the leader, and the protocol."""
         return {}
 
     # --- reads of REST ---
 
     async def server_info(self) -> Json:
-        """Returns the runtime's version and the cluster's id."""
+        """Return the runtime's version and the cluster's id."""
         cluster = await self._admin.cluster()
         return {"version": CONNECT_VERSION, "commit": "penstock", "kafka_cluster_id": cluster.cluster_id}
 
     def connectors(self) -> list[str]:
-        """Returns all connectors' names, sorted."""
+        """Return all connectors' names, sorted."""
         return self.snapshot().connectors()
 
     def connector_info(self, name: str) -> Json:
@@ -136,11 +136,11 @@ class BaseHerder(ABC):
         return {**info, "config": self.shown_config(name)}
 
     def connector_config(self, name: str) -> Config:
-        """Returns a connector's stored config, with its `${…}` unresolved. Raises ConnectorNotFound."""
+        """Return a connector's stored config, with its `${…}` unresolved. Raises ConnectorNotFound."""
         return views.config_of(self.snapshot(), name)
 
     def shown_config(self, name: str) -> dict[str, str]:
-        """Returns a connector's config as REST shows it, with secrets hidden. Raises ConnectorNotFound."""
+        """Return a connector's config as REST shows it, with secrets hidden. Raises ConnectorNotFound."""
         config = self.connector_config(name)
         return redaction.redacted(config, self._connector_plugin(config))
 
@@ -148,7 +148,7 @@ class BaseHerder(ABC):
         return self.plugins.any_kind(config.get("connector.class", ""))
 
     def _with_stored_secrets(self, name: str, config: Config) -> dict[str, str]:
-        """Returns a config from a request, with each hidden secret replaced by the stored one."""
+        """Return a config from a request, with each hidden secret replaced by the stored one."""
         return redaction.restored(config, self.snapshot().configs.get(name, {}), self._connector_plugin(config))
 
     def task_infos(self, name: str) -> list[Json]:
@@ -168,7 +168,7 @@ class BaseHerder(ABC):
         return views.task_status(self._stores.statuses.cache, task)
 
     def active_topics(self, name: str) -> Json:
-        """Returns the topics that a connector has used. Raises Forbidden if they are not tracked."""
+        """Return the topics that a connector has used. Raises Forbidden if they are not tracked."""
         if not self.worker.config["topic.tracking.enable"]:
             raise Forbidden("Topic tracking is disabled.")
         return views.active_topics(self._stores.statuses.cache, name)
@@ -182,15 +182,15 @@ class BaseHerder(ABC):
         self._reporter.forget_topics(name)
 
     def plugin_list(self, *, connectors_only: bool) -> list[dict[str, str]]:
-        """Returns the installed plugins."""
+        """Return the installed plugins."""
         return self.plugins.listed(connectors_only=connectors_only)
 
     def plugin_config(self, name: str) -> list[Json]:
-        """Returns a plugin's settings. Raises ConnectorNotFound."""
+        """Return a plugin's settings. Raises ConnectorNotFound."""
         return plugin_definitions(*self.plugins.config_of(name))
 
     async def connector_offsets(self, name: str) -> Json:
-        """Returns a connector's offsets. Raises ConnectorNotFound."""
+        """Return a connector's offsets. Raises ConnectorNotFound."""
         config = self.connector_config(name)
         is_sink = views.kind_of_connector(self.plugins, config) == "sink"
         return await self._offsets.read(name, config, is_sink=is_sink)
@@ -198,7 +198,7 @@ class BaseHerder(ABC):
     # --- validation ---
 
     async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
-        """Returns the errors of a config, setting by setting. The secrets of its variables are not shown.
+        """Return the errors of a config, setting by setting. The secrets of its variables are not shown.
 
         `plugin` is the class that the request is about. Raises ConfigError if there is no such class.
         """
@@ -284,7 +284,7 @@ class BaseHerder(ABC):
                 log.info("a patch is merged again with the changed config", connector=name, reason=str(e))
 
     def _check_config_precondition(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
-        """Returns whether the connector exists. Raises AlreadyExists, StaleConfig."""
+        """Return whether the connector exists. Raises AlreadyExists, StaleConfig."""
         config = self.snapshot().configs.get(name)
         if config is not None and not replace:
             raise AlreadyExists(f"Connector {name} already exists")
@@ -329,7 +329,7 @@ class BaseHerder(ABC):
         return await self._run_in_herder_loop(keep_offsets)
 
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
-        """Returns a stopped connector's resolved config, and the offsets that it is to have."""
+        """Return a stopped connector's resolved config, and the offsets that it is to have."""
         config = await self._check_offsets_fenced(name)
         resolved = self.worker.resolve(config)
         self.worker.check_files(resolved)
@@ -337,7 +337,7 @@ class BaseHerder(ABC):
         return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
 
     async def _check_offsets_fenced(self, name: str) -> Config:
-        """Returns the config of a connector after its tasks are fenced. Raises BadRequest if it is not stopped."""
+        """Return the config of a connector after its tasks are fenced. Raises BadRequest if it is not stopped."""
         config = self._check_stopped(name)
         if views.kind_of_connector(self.plugins, config) == "source":
             await self._fence_for_offsets(name)

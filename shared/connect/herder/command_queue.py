@@ -66,7 +66,7 @@ class CommandQueue:
             ) from None
 
     async def is_attended(self) -> bool:
-        """Returns whether the loop reaches a request within HEALTH_MS."""
+        """Return whether the loop reaches a request within HEALTH_MS."""
 
         async def do_nothing() -> None: ...
 
@@ -94,7 +94,7 @@ class CommandQueue:
         return done
 
     def wait_ms(self) -> int | None:
-        """Returns the ms until a command is due, 0 if one is due, or None if there is none."""
+        """Return the ms until a command is due, 0 if one is due, or None if there is none."""
         return max(0, self._heap[0].due_ms - self._clock.monotonic_ms()) if self._heap else None
 
     async def run_due(self, until: Callable[[], bool] = lambda: False) -> None:

@@ -45,7 +45,7 @@ MAYBE_RESET = MAYBE_ALTERED.replace("altered", "reset")
 
 
 def rows_of(body: object) -> list[Row]:
-    """Returns the rows of a request to alter offsets. Raises BadRequest if there are none or they are malformed."""
+    """Return the rows of a request to alter offsets. Raises BadRequest if there are none or they are malformed."""
     rows = body.get("offsets") if isinstance(body, dict) else None
     if not rows:
         raise BadRequest("Partitions / offsets need to be provided for an alter offsets request")
@@ -61,7 +61,7 @@ def rows_of(body: object) -> list[Row]:
 
 
 def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
-    """Returns a sink's offsets by partition. Raises BadRequest, in Kafka Connect's words, if a row is invalid."""
+    """Return a sink's offsets by partition. Raises BadRequest, in Kafka Connect's words, if a row is invalid."""
     found: dict[TopicPartition, int | None] = {}
     for partition, offset in rows:
         if partition.get(TOPIC) is None or partition.get(PARTITION) is None:
@@ -91,7 +91,7 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
 
 
 def group_of_sink(name: str, config: Config) -> str:
-    """Returns the consumer group of a sink's tasks."""
+    """Return the consumer group of a sink's tasks."""
     return config.get("consumer.override.group.id", f"connect-{name}")
 
 
@@ -103,7 +103,7 @@ class ConnectorOffsets:
         self._offsets = offsets
 
     async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
-        """Returns a connector's offsets as REST shows them."""
+        """Return a connector's offsets as REST shows them."""
         if is_sink:
             committed = await self._admin.group_offsets(group_of_sink(name, config), require_stable=True)
             return {
@@ -119,7 +119,7 @@ class ConnectorOffsets:
         return {"offsets": rows}
 
     async def wanted(self, name: str, config: Config, rows: Sequence[Row] | None, *, is_sink: bool) -> Wanted:
-        """Returns the offsets that the connector checks. If `rows` is None, all stored offsets are to be removed."""
+        """Return the offsets that the connector checks. If `rows` is None, all stored offsets are to be removed."""
         if is_sink:
             if rows is not None:
                 return sink_offsets(rows)

@@ -383,7 +383,7 @@ class DistributedHerder(BaseHerder):
             raise NotHere("Only the leader can do this.", assignment.leader_url if assignment else None)
 
     def _owner_url(self, owned: Callable[[str], bool]) -> str | None:
-        """Returns, on the leader, the REST URL of the member that holds work for which `owned` is True."""
+        """Return, on the leader, the REST URL of the member that holds work for which `owned` is True."""
         owners = self.member.owners or {}
         urls = self.member.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
@@ -414,7 +414,7 @@ class DistributedHerder(BaseHerder):
             raise
 
     async def is_healthy(self) -> bool:
-        """Returns whether the loop reaches requests."""
+        """Return whether the loop reaches requests."""
         return await self._commands.is_attended()
 
     # --- connectors ---
@@ -669,7 +669,7 @@ class DistributedHerder(BaseHerder):
         await self._run_as_leader(lambda: self._fence_older_tasks(name))
 
     async def _fence_before_source_task(self, task: ConnectorTaskId) -> bool:
-        """Returns whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
+        """Return whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
         snapshot = self.snapshot()
         if views.kind_of_connector(self.plugins, snapshot.configs.get(task.connector)) != "source":
             return True
@@ -703,7 +703,7 @@ class DistributedHerder(BaseHerder):
 
 
 def configured(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
-    """Returns all configured work."""
+    """Return all configured work."""
     return ConnectorsAndTasks(snapshot.configs, (task for name in snapshot.configs for task in snapshot.tasks(name)))
 
 
@@ -796,7 +796,7 @@ class PendingChanges:
 
 
 def _wider_restart_request(first: RestartRequest | None, second: RestartRequest) -> RestartRequest:
-    """Returns the one of two concurrent requests that restarts more."""
+    """Return the one of two concurrent requests that restarts more."""
     if first is None:
         return second
     return RestartRequest(

@@ -39,7 +39,7 @@ class Loggers:
         """Called with each level that is set: the processes of tasks have their own loggers."""
 
     def levels(self) -> dict[str, dict[str, Any]]:
-        """Returns the levels of the root and of every logger with a level of its own, by name."""
+        """Return the levels of the root and of every logger with a level of its own, by name."""
         named = {
             name: logger
             for name, logger in logging.Logger.manager.loggerDict.items()
@@ -49,7 +49,7 @@ class Loggers:
         return found | {name: self._shown_logger(name, named[name]) for name in sorted(named)}
 
     def level(self, name: str) -> dict[str, Any]:
-        """Returns one logger's level in force. Raises ConnectorNotFound if there is no logger of that name."""
+        """Return one logger's level in force. Raises ConnectorNotFound if there is no logger of that name."""
         known = _python_logger_name(name)
         if name != ROOT and known not in logging.Logger.manager.loggerDict:
             raise ConnectorNotFound(f"Logger {name} not found.")
@@ -81,7 +81,7 @@ class Loggers:
 
 
 def level_number(level: str) -> int:
-    """Returns Python's number of a level. Raises ConfigError if there is none of that name."""
+    """Return Python's number of a level. Raises ConfigError if there is none of that name."""
     number = LEVELS.get(level.upper())
     if number is None:
         raise ConfigError(f"invalid log level '{level}'.")

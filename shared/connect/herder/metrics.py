@@ -61,7 +61,7 @@ class ConnectMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the current values of all metrics."""
+        """Return the current values of all metrics."""
         yield from self._worker_metrics()
         yield from self._connector_metrics()
         yield from self._task_metrics()
@@ -113,7 +113,7 @@ class ConnectMetrics(Collector):
 
 
 def group_of(name: str) -> str:
-    """Returns the metric group of one of a task's metrics.
+    """Return the metric group of one of a task's metrics.
 
     >>> group_of("put_batch_avg_time_ms"), group_of("source_record_poll_rate"), group_of("total_retries")
     ('sink_task_metrics', 'source_task_metrics', 'task_error_metrics')
@@ -129,7 +129,7 @@ def group_of(name: str) -> str:
 
 
 def in_prometheus(name: str) -> tuple[str, float]:
-    """Returns the Prometheus name of one of Kafka Connect's metrics, and the factor to its base unit.
+    """Return the Prometheus name of one of Kafka Connect's metrics, and the factor to its base unit.
 
     >>> in_prometheus("put_batch_avg_time_ms"), in_prometheus("last_error_timestamp")
     (('put_batch_avg_time_seconds', 0.001), ('last_error_timestamp_seconds', 0.001))
@@ -147,7 +147,7 @@ def in_prometheus(name: str) -> tuple[str, float]:
 
 
 def _metric_family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
-    """Returns a metric with its rows: a counter if it is a total, else a gauge."""
+    """Return a metric with its rows: a counter if it is a total, else a gauge."""
     named, factor = in_prometheus(name)
     help_text = f"Kafka Connect's {name.replace('_', '-')} of {group.replace('_', '-')}"
     help_text += "." if factor == 1 else ", in seconds."

@@ -35,7 +35,7 @@ class RestartPlan:
 
 
 def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Sequence[TaskStatus]) -> RestartPlan:
-    """Returns the restarts of a request, given the statuses of the connector and its tasks."""
+    """Return the restarts of a request, given the statuses of the connector and its tasks."""
     chosen = [t for t in tasks if request.include_tasks and (not request.only_failed or t.state in TO_RESTART)]
     return RestartPlan(
         not request.only_failed or connector.state in TO_RESTART, tuple(status.task for status in chosen)

@@ -30,23 +30,23 @@ HASHES = {"HmacSHA256": hashlib.sha256, "HmacSHA1": hashlib.sha1, "HmacSHA384": 
 
 
 def new_key(algorithm: str, now_ms: int) -> SessionKey:
-    """Returns a random key."""
+    """Return a random key."""
     return SessionKey(secrets.token_bytes(KEY_BYTES), algorithm, now_ms)
 
 
 def expires_in_ms(key: SessionKey | None, ttl_ms: int, now_ms: int) -> int:
-    """Returns how long a key may still be used, in ms; 0 if there is none."""
+    """Return how long a key may still be used, in ms; 0 if there is none."""
     return 0 if key is None else max(0, key.created_ms + ttl_ms - now_ms)
 
 
 def sign(key: SessionKey, body: bytes) -> dict[str, str]:
-    """Returns the headers for a body."""
+    """Return the headers for a body."""
     signature = hmac.new(key.key, body, HASHES[key.algorithm]).digest()
     return {SIGNATURE_HEADER: base64.b64encode(signature).decode(), ALGORITHM_HEADER: key.algorithm}
 
 
 def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Sequence[str]) -> bool:
-    """Returns whether the headers are from a worker with the key. Raises ValueError if they are malformed."""
+    """Return whether the headers are from a worker with the key. Raises ValueError if they are malformed."""
     given = {name.lower(): value for name, value in headers.items()}
     algorithm = given.get(ALGORITHM_HEADER.lower())
     signature = given.get(SIGNATURE_HEADER.lower())

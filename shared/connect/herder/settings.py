@@ -22,7 +22,7 @@ MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
 
 
 def distributed_config() -> ConfigDef:
-    """Returns a distributed worker's settings (org.apache.kafka.connect.runtime.distributed.DistributedConfig)."""
+    """Return a distributed worker's settings (org.apache.kafka.connect.runtime.distributed.DistributedConfig)."""
     definition = (
         worker_config()
         .define("group.id", Type.STRING, NO_DEFAULT, HIGH,
@@ -78,7 +78,7 @@ def distributed_config() -> ConfigDef:
 
 
 def standalone_config() -> ConfigDef:
-    """Returns a standalone worker's settings."""
+    """Return a standalone worker's settings."""
     return worker_config().define(
         "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "File that stores the source offsets."
     )
@@ -115,7 +115,7 @@ class DistributedConfig(WorkerConfig):
         return tuple(range(SETTINGS_NAMES[self["connect.protocol"].lower()], EAGER - 1, -1))
 
     def topic(self, store: str) -> LogTopic:
-        """Returns the topic of a store: `config`, `offset` or `status`."""
+        """Return the topic of a store: `config`, `offset` or `status`."""
         prefix = f"{store}.storage."
         given = with_prefix(self.props, prefix)
         configs = {
@@ -130,7 +130,7 @@ class DistributedConfig(WorkerConfig):
         )
 
     def source_transactional_id(self, connector: str, task: int) -> str:
-        """Returns a source task's transactional id. It is Kafka Connect's, so either fences the other's producer."""
+        """Return a source task's transactional id. It is Kafka Connect's, so either fences the other's producer."""
         return f"{self['group.id']}-{connector}-{task}"
 
     @property

@@ -86,7 +86,7 @@ class StandaloneHerder(BaseHerder):
         """Does nothing: all changes come from this worker, which has applied them already."""
 
     async def is_healthy(self) -> bool:
-        """Returns whether the loop reaches requests."""
+        """Return whether the loop reaches requests."""
         return await self._commands.is_attended()
 
     # --- connectors ---

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
-    """Returns `source`, `sink`, or `unknown` if the class is not installed here."""
+    """Return `source`, `sink`, or `unknown` if the class is not installed here."""
     found = None if config is None else plugins.any_kind(config.get("connector.class", ""))
     try:
         return "unknown" if found is None else connector_type(found)
@@ -26,7 +26,7 @@ def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
 
 
 def config_of(snapshot: ConfigSnapshot, name: str) -> Config:
-    """Returns a connector's config. Raises ConnectorNotFound."""
+    """Return a connector's config. Raises ConnectorNotFound."""
     config = snapshot.configs.get(name)
     if config is None:
         raise ConnectorNotFound(f"Connector {name} not found")
@@ -34,7 +34,7 @@ def config_of(snapshot: ConfigSnapshot, name: str) -> Config:
 
 
 def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Json:
-    """Returns a connector with its config and its tasks' ids. Raises ConnectorNotFound."""
+    """Return a connector with its config and its tasks' ids. Raises ConnectorNotFound."""
     config = config_of(snapshot, name)
     return {
         "name": name,
@@ -45,7 +45,7 @@ def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Jso
 
 
 def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
-    """Returns the tasks of a connector with their configs. Raises ConnectorNotFound."""
+    """Return the tasks of a connector with their configs. Raises ConnectorNotFound."""
     config_of(snapshot, name)
     return [
         {"id": _task_id_as_json(task), "config": dict(snapshot.task_configs[task])} for task in snapshot.tasks(name)
@@ -55,7 +55,7 @@ def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
 def connector_status(
     snapshot: ConfigSnapshot, statuses: StatusCache, plugins: Plugins, name: str, restarting: RestartPlan | None = None
 ) -> Json:
-    """Returns the states of a connector and its tasks. Raises ConnectorNotFound if no status is known.
+    """Return the states of a connector and its tasks. Raises ConnectorNotFound if no status is known.
 
     The connector and tasks in `restarting` have the state RESTARTING.
     """
@@ -75,7 +75,7 @@ def connector_status(
 
 
 def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
-    """Returns the state of one task. Raises ConnectorNotFound if no status is known."""
+    """Return the state of one task. Raises ConnectorNotFound if no status is known."""
     status = statuses.task(task)
     if status is None:
         raise ConnectorNotFound(f"No status found for task {task}")
@@ -83,7 +83,7 @@ def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
 
 
 def active_topics(statuses: StatusCache, name: str) -> Json:
-    """Returns the topics that a connector has used since it was created or the list was emptied."""
+    """Return the topics that a connector has used since it was created or the list was emptied."""
     return {name: {"topics": [status.topic for status in statuses.topics(name)]}}
 
 

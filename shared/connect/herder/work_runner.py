@@ -57,11 +57,11 @@ class WorkRunner:
         return f"<WorkRunner of {self._worker!r}>"
 
     def running(self) -> ConnectorsAndTasks:
-        """Returns all work on this worker, including failed work."""
+        """Return all work on this worker, including failed work."""
         return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
-        """Returns the running tasks whose current configs differ from those that they run with.
+        """Return the running tasks whose current configs differ from those that they run with.
 
         With `whole_sets`, all of them are outdated: the producers of a set of tasks are fenced together.
         """
@@ -233,5 +233,5 @@ class WorkRunner:
 
 
 def _without_tasks_max(config: Mapping[str, str]) -> dict[str, str]:
-    """Returns a config without tasks.max, which does not affect a single task."""
+    """Return a config without tasks.max, which does not affect a single task."""
     return {name: value for name, value in config.items() if name != "tasks.max"}

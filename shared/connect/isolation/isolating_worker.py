@@ -161,7 +161,7 @@ class IsolatedConnector:
         return process
 
     def _running_process(self) -> ConnectorProcess:
-        """Returns the process. If there is none, starts one, with all parts that the last one ran."""
+        """Return the process. If there is none, start one, with all parts that the last one ran."""
         if self._process is None:
             self._cancel_restart()
             self._heard_ms = self._clock.monotonic_ms()
@@ -350,7 +350,7 @@ class IsolatingWorker(Worker):
             self._restarts.forget(name)
 
     async def _request_once(self, command: Message) -> Any:
-        """Returns the answer of a process that ends after it."""
+        """Return the answer of a process that ends after it."""
         name = command["config"].get("name", "")
         process = ConnectorProcess(name, self._first_message_to_child(name), self.graceful_timeout_ms)
         try:

@@ -53,12 +53,12 @@ Message = dict[str, Any]
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Returns a message as a line."""
+    """Return a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def unpack(line: bytes) -> Message:
-    """Returns the message of a line. Raises DataError if it is invalid."""
+    """Return the message of a line. Raises DataError if it is invalid."""
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as e:
@@ -75,13 +75,13 @@ KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
 
 
 def error_message(error: Exception) -> Message:
-    """Returns an error as a message."""
+    """Return an error as a message."""
     kind = next(name for name, (here, _) in KINDS.items() if isinstance(error, here))
     return {"error": str(error), "kind": kind, "class": type(error).__name__, "trace": trace_of(error)}
 
 
 def error_of(message: Message) -> FailedThere:
-    """Returns the error of a message.
+    """Return the error of a message.
 
     >>> error_of(error_message(ConfigError("no such column")))
     ConfigErrorThere('no such column')

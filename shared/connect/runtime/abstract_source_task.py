@@ -227,7 +227,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._changed.clear()
 
     async def _poll_source_task(self) -> list[SourceRecord] | None:
-        """Returns the next batch, or None if there is none or the task is to end."""
+        """Return the next batch, or None if there is none or the task is to end."""
         started_ms = self._clock.monotonic_ms()
         poll = asyncio.ensure_future(self._call_task(self.task.poll))
         changed: asyncio.Future[Any] | None = None
@@ -501,7 +501,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._known_topics.add(topic)
 
     async def _create_topic_if_missing(self, topic: NewTopic) -> bool:
-        """Returns whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
+        """Return whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
         try:
             # Looked up first, as in maybeCreateTopic: an existing topic then needs no right to create topics.
             if topic.name not in await self.parts.admin.list_topics(internal=True):

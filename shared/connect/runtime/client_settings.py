@@ -37,7 +37,7 @@ JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
 
 
 def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
-    """Returns the connection settings, and the properties that it does not use. A ConfigError names the setting."""
+    """Return the connection settings, and the properties that it does not use. A ConfigError names the setting."""
     fields = {}
     if jaas := props.get("sasl.jaas.config"):
         given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}
@@ -46,17 +46,17 @@ def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
 
 
 def producer_settings(props: Mapping[str, Any], **fixed: Any) -> ProducerSettings:
-    """Returns a producer's settings. `fixed` settings take precedence over the properties."""
+    """Return a producer's settings. `fixed` settings take precedence over the properties."""
     return _client_settings_of_props(ProducerSettings, props, fixed)[0]
 
 
 def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSettings:
-    """Returns a consumer's settings. `fixed` settings take precedence over the properties."""
+    """Return a consumer's settings. `fixed` settings take precedence over the properties."""
     return _client_settings_of_props(ConsumerSettings, props, fixed)[0]
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:
-    """Returns the properties that neither the connection nor the producer nor the consumer has a setting for."""
+    """Return the properties that neither the connection nor the producer nor the consumer has a setting for."""
     known = {*KafkaSettings.model_fields, *ProducerSettings.model_fields, *ConsumerSettings.model_fields}
     return [name for name in props if _settings_field_name(name) not in known and name not in WITHOUT_COUNTERPART]
 

@@ -53,7 +53,7 @@ class ConfigInfos:
         return [error for config in self.configs for error in config["value"]["errors"]]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the result of a validation as the body of the REST response."""
+        """Return the result of a validation as the body of the REST response."""
         return {
             "name": self.name,
             "error_count": self.error_count,
@@ -62,7 +62,7 @@ class ConfigInfos:
         }
 
     def error_message(self) -> str:
-        """Returns Kafka Connect's message for a request with this invalid configuration."""
+        """Return Kafka Connect's message for a request with this invalid configuration."""
         errors = "".join(f"\n{error}" for error in self.errors)
         return (
             f"Connector configuration is invalid and contains the following {self.error_count} error(s):{errors}\n"
@@ -72,7 +72,7 @@ class ConfigInfos:
 
 
 def class_given(props: Mapping[str, str]) -> str:
-    """Returns the connector's class. Raises ConfigError with the configuration if it names none."""
+    """Return the connector's class. Raises ConfigError with the configuration if it names none."""
     given = props.get("connector.class")
     if given is None:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
@@ -116,7 +116,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
 def _with_files_checked(
     plugin: type[Connector], values: list[ConfigValue], props: Mapping[str, str], worker: Mapping[str, Any]
 ) -> list[ConfigValue]:
-    """Returns the values, with an error at each that names a file which the worker does not allow."""
+    """Return the values, with an error at each that names a file which the worker does not allow."""
     files = AllowedFiles(worker.get(FILES_ALLOWED, ()))
     for value in values:
         if value.name in plugin.file_settings:
@@ -128,7 +128,7 @@ def _with_files_checked(
 
 
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
-    """Returns the connector's client settings that are invalid, or that the worker's policy does not allow."""
+    """Return the connector's client settings that are invalid, or that the worker's policy does not allow."""
     policy = str(worker.get("connector.client.config.override.policy", "All"))
     found = []
     is_sink = issubclass(plugin, SinkConnector)
@@ -159,7 +159,7 @@ def _validate_isolation(props: Mapping[str, str], worker: Mapping[str, Any]) -> 
 
 
 def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[ConfigValue]:
-    """Returns the invalid settings of the connector's own converters."""
+    """Return the invalid settings of the connector's own converters."""
     found = []
     for name, kind in CONVERTER_KINDS.items():
         converter = plugins.find(kind, props.get(name, ""))
@@ -174,7 +174,7 @@ def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[Config
 
 
 def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
-    """Returns a plugin's settings: of a connector, its own and then the common ones that it does not override."""
+    """Return a plugin's settings: of a connector, its own and then the common ones that it does not override."""
     own: ConfigDef = cast(Any, plugin).config()
     shown = own.definitions()
     if kind in ("sink", "source"):
@@ -187,7 +187,7 @@ def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
 def common_definition(
     plugin: type[Connector], plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]
 ) -> ConfigDef:
-    """Returns the common settings, with the worker's converters as defaults and the settings of named plugins."""
+    """Return the common settings, with the worker's converters as defaults and the settings of named plugins."""
     base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
     # Without the constructor, which may have side effects.
     defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}

@@ -54,7 +54,7 @@ class Conversion:
     waits: RetryWaits
 
     async def sink_records(self, columns: Columns) -> list[SinkRecord]:
-        """Returns the records of one partition for `put`, without those that failed and are tolerated.
+        """Return the records of one partition for `put`, without those that failed and are tolerated.
 
         Raises ToleranceExceeded, after reporting, if an error is not tolerated. Raises Interrupted if a wait was ended.
         """
@@ -121,7 +121,7 @@ class Conversion:
         return transformed
 
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
-        """Returns a source's record for Kafka, or None if a transform dropped it or its error is tolerated.
+        """Return a source's record for Kafka, or None if a transform dropped it or its error is tolerated.
 
         Raises as `sink_records` does.
         """

@@ -38,7 +38,7 @@ KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def error_name(error: Exception) -> str:
-    """Returns the class that a dead letter's header names: Kafka's where there is one, else Python's with its module.
+    """Return the class that a dead letter's header names: Kafka's where there is one, else Python's with its module.
 
     >>> error_name(KeyError("k"))
     'KeyError'
@@ -54,7 +54,7 @@ def error_name(error: Exception) -> str:
 def dead_letter(
     topic: str, record: ConsumerRecord, failure: Failure, id: ConnectorTaskId, *, headers: bool
 ) -> ProducerRecord:
-    """Returns the record for the dead-letter topic."""
+    """Return the record for the dead-letter topic."""
     own: tuple[tuple[str, bytes | None], ...] = ()
     if headers:
         error = failure.error
@@ -80,7 +80,7 @@ def dead_letter(
 def log_fields(
     record: ConsumerRecord | SourceRecord, failure: Failure, id: ConnectorTaskId, *, messages: bool
 ) -> dict[str, Any]:
-    """Returns the log fields of a failure. With `messages`, they identify the record, but never show its content."""
+    """Return the log fields of a failure. With `messages`, they identify the record, but never show its content."""
     fields: dict[str, Any] = {
         "task": str(id),
         "stage": failure.stage.name,
@@ -150,7 +150,7 @@ class RawRecords:
             self._bytes -= oldest.popleft().bytes
 
     def find(self, topic: str, partition: int, offset: int) -> ConsumerRecord | None:
-        """Returns a record as it was read, or None if it is not kept."""
+        """Return a record as it was read, or None if it is not kept."""
         own = self._cached.get(TopicPartition(topic, partition), deque())
         at = bisect_left(own, offset, key=lambda cached: cached.last)
         if at == len(own):

@@ -66,7 +66,7 @@ class ErrorSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ErrorSettings:
-        """Returns the settings from a connector's parsed settings."""
+        """Return the settings from a connector's parsed settings."""
         dlq = "errors.deadletterqueue."
         return cls(
             values["errors.retry.timeout"],
@@ -81,7 +81,7 @@ class ErrorSettings:
 
     @property
     def reports(self) -> bool:
-        """Returns whether an errant record is handled in any other way than by failing the task."""
+        """Return whether an errant record is handled in any other way than by failing the task."""
         return self.tolerate or self.log or bool(self.dead_letter_topic)
 
 
@@ -111,7 +111,7 @@ class RetryWithToleranceOperator:
         return f"<RetryWithToleranceOperator {self.settings}, {self.total_failures} failures>"
 
     def retry_after(self, error: Exception, attempt: int, started_ms: int, now_ms: int) -> int | None:
-        """Returns the delay in ms before the operation is tried again, or None if it has failed for good.
+        """Return the delay in ms before the operation is tried again, or None if it has failed for good.
 
         `attempt` counts from 1. `started_ms` is the start of the first attempt.
         """

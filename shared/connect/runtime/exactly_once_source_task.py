@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
-    """Returns the transactional id, the same for every instance of a task. Fencing uses it."""
+    """Return the transactional id, the same for every instance of a task. Fencing uses it."""
     return f"{group_id}-{id.connector}-{id.task}"
 
 
@@ -73,7 +73,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         return len(self._records) - 1
 
     def _last_source_offsets(self) -> dict[Key, PartitionOffset]:
-        """Returns the last offset of each part of the source."""
+        """Return the last offset of each part of the source."""
         return {
             key_of(record.source_partition): PartitionOffset(record.source_partition, record.source_offset)
             for record, _ in self._records

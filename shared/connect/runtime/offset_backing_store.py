@@ -37,7 +37,7 @@ class OffsetBackingStore(Protocol):
     async def stop(self) -> None: ...
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
-        """Returns the stored values, which include every earlier `set` of any worker. A missing value is None."""
+        """Return the stored values, which include every earlier `set` of any worker. A missing value is None."""
         ...
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
@@ -45,24 +45,24 @@ class OffsetBackingStore(Protocol):
         ...
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
-        """Returns every offset of a connector that is not None, by its key."""
+        """Return every offset of a connector that is not None, by its key."""
         ...
 
 
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """Returns the key of a source partition. Equal partitions have equal bytes. Raises DataError if it is not JSON."""
+    """Return the key of a source partition. Equal partitions have equal bytes. Raises DataError if it is not JSON."""
     return _encode_offset_json([connector, _sort_partition_fields(partition)], f"{connector}: source partition")
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
-    """Returns the value of an offset."""
+    """Return the value of an offset."""
     return (
         None if offset is None else _encode_offset_json(_sort_partition_fields(offset), f"{connector}: source offset")
     )
 
 
 def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
-    """Returns the connector and partition of a key, or None if the key has another form."""
+    """Return the connector and partition of a key, or None if the key has another form."""
     try:
         name, partition = msgspec.json.decode(key, type=tuple[str, dict[str, Any]])
     except msgspec.DecodeError:
@@ -71,7 +71,7 @@ def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
 
 
 def parse_offset_value(value: bytes | None) -> Offset | None:
-    """Returns the offset. Raises DataError if it is invalid."""
+    """Return the offset. Raises DataError if it is invalid."""
     if value is None:
         return None
     try:

@@ -31,5 +31,5 @@ class StoredOffsetReader:
 
 
 def encoded(connector: str, offsets: Iterable[PartitionOffset]) -> dict[bytes, bytes | None]:
-    """Returns offsets in the store's encoding. Raises DataError if one is not JSON."""
+    """Return offsets in the store's encoding. Raises DataError if one is not JSON."""
     return {offset_key(connector, partition): offset_value(offset, connector) for partition, offset in offsets}

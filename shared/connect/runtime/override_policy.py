@@ -17,7 +17,7 @@ PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
 
 
 def rejected_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
-    """Returns the client settings that the policy does not allow."""
+    """Return the client settings that the policy does not allow."""
     kind = policy.lower()
     if kind == "all":
         return []

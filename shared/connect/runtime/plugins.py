@@ -53,13 +53,13 @@ class PluginDesc:
 
 
 def class_name(plugin: type) -> str:
-    """Returns the name of a plugin or task in configurations: Kafka's name for it if there is one."""
+    """Return the name of a plugin or task in configurations: Kafka's name for it if there is one."""
     kafka: str | None = plugin.__dict__.get("kafka_class")
     return kafka or f"{plugin.__module__}.{plugin.__qualname__}"
 
 
 def kinds_of(plugin: object) -> list[str]:
-    """Returns the kinds of a class; none if it is abstract or not a class."""
+    """Return the kinds of a class; none if it is abstract or not a class."""
     if not isinstance(plugin, type) or inspect.isabstract(plugin):
         return []
     return [kind for kind, base in KINDS.items() if issubclass(plugin, base)]
@@ -80,7 +80,7 @@ class Plugins:
 
     @classmethod
     def installed(cls) -> Plugins:
-        """Returns the plugins that ship with Penstock, and those of installed distributions.
+        """Return the plugins that ship with Penstock, and those of installed distributions.
 
         A plugin that cannot be imported is left out and logged: it must not keep the worker from starting.
         """
@@ -97,30 +97,30 @@ class Plugins:
                 self._by_name[kind].setdefault(known, plugin)
 
     def listed(self, *, connectors_only: bool = True) -> list[dict[str, str]]:
-        """Returns the answer to `GET /connector-plugins`: by kind, then by name."""
+        """Return the answer to `GET /connector-plugins`: by kind, then by name."""
         order = list(KINDS)
         shown = [desc for desc in self._descs if not connectors_only or desc.kind in CONNECTOR_KINDS]
         return [desc.listed() for desc in sorted(shown, key=lambda desc: (order.index(desc.kind), desc.name))]
 
     def of_kind(self, kind: str) -> list[PluginDesc]:
-        """Returns the plugins of a kind, such as `source` or `converter`, by name."""
+        """Return the plugins of a kind, such as `source` or `converter`, by name."""
         return sorted((desc for desc in self._descs if desc.kind == kind), key=lambda desc: desc.name)
 
     def find(self, kind: str, name: str) -> type | None:
-        """Returns a plugin of a kind by any of its names, or by a class path that can be imported."""
+        """Return a plugin of a kind by any of its names, or by a class path that can be imported."""
         found = self._by_name[kind].get(name)
         return found or _import_plugin_class(name, KINDS[kind])
 
     def any_kind(self, name: str) -> type | None:
-        """Returns a plugin of any kind, for `GET /connector-plugins/{name}/config`."""
+        """Return a plugin of any kind, for `GET /connector-plugins/{name}/config`."""
         return next((found for kind in KINDS if (found := self.find(kind, name)) is not None), None)
 
     def converter_class(self, name: str) -> type | None:
-        """Returns a converter of keys and values, or of headers, by name."""
+        """Return a converter of keys and values, or of headers, by name."""
         return self.find("converter", name) or self.find("header_converter", name)
 
     def connector_class(self, name: str) -> type[Connector]:
-        """Returns a connector by name. Raises ConfigError with a list of the available ones."""
+        """Return a connector by name. Raises ConfigError with a list of the available ones."""
         found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)
         if found is None:
             _check_extra(name)
@@ -132,14 +132,14 @@ class Plugins:
         return cast(type[Connector], found)
 
     def config_of(self, name: str) -> tuple[type, str]:
-        """Returns a plugin with its first kind. Raises ConnectorNotFound in REST's words."""
+        """Return a plugin with its first kind. Raises ConnectorNotFound in REST's words."""
         found = self.any_kind(name)
         if found is None:
             raise ConnectorNotFound(f"Unknown plugin {name}.")
         return found, kinds_of(found)[0]
 
     def make(self, kind: str, name: str) -> Any:
-        """Returns a new instance. Raises ConfigError if there is no such plugin."""
+        """Return a new instance. Raises ConfigError if there is no such plugin."""
         found = self.find(kind, name)
         if found is None:
             raise ConfigError(f"Class {name} could not be found.")
@@ -147,7 +147,7 @@ class Plugins:
 
 
 def connector_type(plugin: type[Connector]) -> str:
-    """Returns `source` or `sink`."""
+    """Return `source` or `sink`."""
     return "source" if issubclass(plugin, SourceConnector) else "sink"
 
 

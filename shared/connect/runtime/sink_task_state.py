@@ -76,11 +76,11 @@ class SinkTaskState:
     # Commits
 
     def commit_is_due(self, now_ms: int) -> bool:
-        """Returns whether a commit is due: none is in progress, and the task requested one or the interval is over."""
+        """Return whether a commit is due: none is in progress, and the task requested one or the interval is over."""
         return not self.committing and (self.commit_requested or now_ms >= self._next_commit_ms)
 
     def commit_expired(self, now_ms: int) -> bool:
-        """Returns whether the commit in progress has timed out. It then counts as failed, and another may begin.
+        """Return whether the commit in progress has timed out. It then counts as failed, and another may begin.
 
         The answer to the newest commit counts whenever it comes.
         """
@@ -97,7 +97,7 @@ class SinkTaskState:
     def begin_commit(
         self, now_ms: int, partitions: Collection[TopicPartition] | None = None
     ) -> tuple[int, dict[TopicPartition, OffsetAndMetadata]] | None:
-        """Returns a sequence number, and the offsets of all or some partitions for `pre_commit`; None if there are
+        """Return a sequence number, and the offsets of all or some partitions for `pre_commit`; None if there are
         none."""
         self.commit_requested = False
         # A rebalance commits some partitions only. The others keep their schedule.
@@ -112,7 +112,7 @@ class SinkTaskState:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the new offsets of `pre_commit`'s result that may be committed: assigned partitions, delivered
+        """Return the new offsets of `pre_commit`'s result that may be committed: assigned partitions, delivered
         records.
 
         An initial position counts as new, once. The group then has an offset of every partition, also without records.
@@ -157,13 +157,13 @@ class SinkTaskState:
         return {tp: offset.offset for tp, offset in self.last_committed.items()}
 
     def next_commit_in_ms(self, now_ms: int) -> int:
-        """Returns the ms until the interval is over."""
+        """Return the ms until the interval is over."""
         return max(0, self._next_commit_ms - now_ms)
 
     # Polls
 
     def poll_timeout_ms(self, now_ms: int) -> int:
-        """Returns the poll timeout in ms: until the next commit, the current one's timeout, or the redelivery of a
+        """Return the poll timeout in ms: until the next commit, the current one's timeout, or the redelivery of a
         batch."""
         answer_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
         timeout_ms = answer_in_ms if self.committing else self.next_commit_in_ms(now_ms)
@@ -176,7 +176,7 @@ class SinkTaskState:
         return timeout_ms
 
     def take_rewinds(self) -> dict[TopicPartition, int]:
-        """Returns the offsets that the task requested to continue from. They count as committed and current from now
+        """Return the offsets that the task requested to continue from. They count as committed and current from now
         on."""
         rewinds = {tp: offset for tp, offset in self.rewinds.items() if tp in self.assigned}
         self.rewinds.clear()
@@ -195,7 +195,7 @@ class SinkTaskState:
         self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})
 
     def lag_max(self) -> int:
-        """Returns the largest number of records of a partition that were read but not yet delivered."""
+        """Return the largest number of records of a partition that were read but not yet delivered."""
         behind = (end.offset - self.current[tp].offset for tp, end in self.pending.items() if tp in self.current)
         return max(behind, default=0)
 
@@ -216,13 +216,13 @@ class SinkTaskState:
         return frozenset(self.assigned)
 
     def resumable(self) -> Partitions:
-        """Returns the partitions that the task has not paused."""
+        """Return the partitions that the task has not paused."""
         return frozenset(self.assigned) - self.paused_by_task
 
     # Rebalances
 
     def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
-        """Returns whether a partition has been assigned without a break since that number of assignments."""
+        """Return whether a partition has been assigned without a break since that number of assignments."""
         # A partition that was revoked and assigned again has a newer number. Its position was reset to the commit.
         return self.assigned.get(tp, since + 1) <= since
 

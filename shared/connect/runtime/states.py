@@ -73,7 +73,7 @@ TRANSITIONS: dict[Event, tuple[tuple[State, ...], State]] = {
 
 
 def after(state: State, event: Event) -> State:
-    """Returns the state that follows. Raises IllegalState if the event cannot happen.
+    """Return the state that follows. Raises IllegalState if the event cannot happen.
 
     >>> after(State.PAUSED, Event.RUNNING)
     <State.RUNNING: 'RUNNING'>

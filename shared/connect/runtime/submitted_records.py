@@ -46,7 +46,7 @@ class Committable:
         return f"<Committable {len(self.offsets)} offsets, {self.pending} pending>"
 
     def updated_with(self, newer: Committable) -> Committable:
-        """Returns this, updated with a later result."""
+        """Return this, updated with a later result."""
         return Committable(self.offsets | newer.offsets, newer.pending)
 
 
@@ -141,7 +141,7 @@ class SubmittedRecords:
 
 
 def key_of(partition: Mapping[str, Any]) -> Key:
-    """Returns a key that is equal for equal partitions, whatever the order of their names."""
+    """Return a key that is equal for equal partitions, whatever the order of their names."""
     try:
         key = tuple(sorted(partition.items()))
         hash(key)

@@ -92,14 +92,14 @@ class TaskFactory:
         return made
 
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
-        """Returns one client's properties. `kind` is consumer, producer or admin."""
+        """Return one client's properties. `kind` is consumer, producer or admin."""
         overrides = with_prefix(connector, f"{kind}.override.")
         check_overrides(self._config["connector.client.config.override.policy"], kind, overrides)
         client_id = {"client.id": f"connector-{kind}-{id}"}
         return {**client_id, **self._config.client_props(f"{kind}."), **overrides}
 
     def converter(self, which: str, kind: str, connector: Props) -> Any:
-        """Returns the connector's converter, or else the worker's, configured."""
+        """Return the connector's converter, or else the worker's, configured."""
         name = f"{which}.converter"
         props = connector if name in connector else self._config.props
         made = self._plugins.make(kind, props.get(name) or self._config[name])

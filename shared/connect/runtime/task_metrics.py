@@ -125,7 +125,7 @@ class TaskMetrics:
         self._state_since_ms = now_ms
 
     def values(self, now_ms: int) -> dict[str, float]:
-        """Returns the current values of all metrics."""
+        """Return the current values of all metrics."""
         times = {}
         for name, (count, total, highest) in self._times.items():
             times[f"{name}_avg_time_ms"] = total / count if count else 0.0
@@ -140,7 +140,7 @@ class TaskMetrics:
         return {**self._values, **times, **shares, **self._rates_per_second(now_ms)}
 
     def _fraction_of_time_in_state(self, state: State, now_ms: int) -> float:
-        """Returns the fraction of its time that the task was in a state."""
+        """Return the fraction of its time that the task was in a state."""
         spent = self._state_ms.get(state, 0) + (now_ms - self._state_since_ms if state is self._state else 0)
         return spent / (now_ms - self._since_ms) if now_ms > self._since_ms else 0.0
 

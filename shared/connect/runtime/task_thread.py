@@ -39,7 +39,7 @@ class TaskThread:
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether a call has not returned yet. Its caller may have been cancelled."""
+        """Return whether a call has not returned yet. Its caller may have been cancelled."""
         return self._submitted != self._ended
 
     async def call(
@@ -135,7 +135,7 @@ class TaskThread:
 
 
 def runs_in_thread(method: Callable[..., Any]) -> bool:
-    """Returns whether a method runs in the task's thread. The default `pre_commit` runs where `flush` does."""
+    """Return whether a method runs in the task's thread. The default `pre_commit` runs where `flush` does."""
     if _is_default_method(method):
         return False
     task = getattr(method, "__self__", None)
@@ -145,7 +145,7 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
 
 
 def _is_default_method(method: Callable[..., Any]) -> bool:
-    """Returns whether a method is a default method of a base class of tasks or connectors, which does nothing."""
+    """Return whether a method is a default method of a base class of tasks or connectors, which does nothing."""
     module = getattr(method, "__module__", None)
     return module in (Task.__module__, Connector.__module__) and not _is_default_pre_commit(method)
 

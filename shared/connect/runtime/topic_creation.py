@@ -36,7 +36,7 @@ class TopicCreationGroup:
     configs: dict[str, str] = field(default_factory=dict)
 
     def matches(self, topic: str) -> bool:
-        """Returns whether the group's patterns include the topic, and none excludes it."""
+        """Return whether the group's patterns include the topic, and none excludes it."""
         return not any(p.fullmatch(topic) for p in self.exclude) and any(p.fullmatch(topic) for p in self.include)
 
 
@@ -51,7 +51,7 @@ class TopicCreationGroups:
 
     @classmethod
     def of(cls, props: Mapping[str, str]) -> TopicCreationGroups | None:
-        """Returns the groups of a validated configuration, or None if the worker does not create topics."""
+        """Return the groups of a validated configuration, or None if the worker does not create topics."""
         names = [name.strip() for name in props.get("topic.creation.groups", "").split(",") if name.strip()]
         fallback = with_prefix(props, f"topic.creation.{DEFAULT_GROUP}.")
         if "partitions" not in fallback or "replication.factor" not in fallback:
@@ -73,7 +73,7 @@ class TopicCreationGroups:
         return cls(groups)
 
     def topic(self, name: str) -> NewTopic:
-        """Returns the definition of a new topic."""
+        """Return the definition of a new topic."""
         group = next(group for group in self.groups if group.matches(name) or group.name == DEFAULT_GROUP)
         return NewTopic(name, group.partitions, group.replication_factor, dict(group.configs))
 

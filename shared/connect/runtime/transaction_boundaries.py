@@ -24,15 +24,15 @@ class Ending(Enum):
 
 class TransactionBoundary(Protocol):
     def after_record(self, record: SourceRecord) -> Ending:
-        """Returns the ending after a record was sent or dropped."""
+        """Return the ending after a record was sent or dropped."""
         ...
 
     def after_batch(self, now_ms: int) -> Ending:
-        """Returns the ending after all records of a poll were sent or dropped."""
+        """Return the ending after all records of a poll were sent or dropped."""
         ...
 
     def at_end(self, *, is_whole: bool) -> Ending:
-        """Returns the ending at a pause or stop. `is_whole` is True if no record of a poll is left to send."""
+        """Return the ending at a pause or stop. `is_whole` is True if no record of a poll is left to send."""
         ...
 
 
@@ -106,7 +106,7 @@ class ConnectorBoundary:
 
 
 def boundary_of(kind: str, interval_ms: Callable[[], int], now_ms: int) -> TransactionBoundary:
-    """Returns the boundary that `transaction.boundary` names."""
+    """Return the boundary that `transaction.boundary` names."""
     if kind == "connector":
         return ConnectorBoundary()
     return IntervalBoundary(interval_ms(), now_ms) if kind == "interval" else PollBoundary()

@@ -44,7 +44,7 @@ class TransformationChain:
         return f"<TransformationChain {' -> '.join(type(stage.transformation).__name__ for stage in self.stages)}>"
 
     def apply(self, record: R, run: Callable[[TransformationStage, R], R | None] | None = None) -> R | None:
-        """Returns the transformed record, or None if it was dropped."""
+        """Return the transformed record, or None if it was dropped."""
         current: R | None = record
         for stage in self.stages:
             if current is None:
@@ -61,7 +61,7 @@ class TransformationChain:
 
     @classmethod
     def of(cls, plugins: Plugins, props: Mapping[str, str]) -> TransformationChain:
-        """Returns the transforms that a connector's configuration names. Raises ConfigError."""
+        """Return the transforms that a connector's configuration names. Raises ConfigError."""
         stages = []
         for alias in _parse_aliases(props, "transforms"):
             own = with_prefix(props, f"transforms.{alias}.")

@@ -86,20 +86,20 @@ class Worker:
         return timeout_ms
 
     def connector_names(self) -> frozenset[str]:
-        """Returns the names of the connectors on this worker, running or not."""
+        """Return the names of the connectors on this worker, running or not."""
         return frozenset(self._connectors)
 
     def task_ids(self) -> frozenset[ConnectorTaskId]:
-        """Returns the tasks on this worker, running or not."""
+        """Return the tasks on this worker, running or not."""
         return frozenset(self._tasks)
 
     def state(self, id: Id) -> State | None:
-        """Returns the state of a connector or task on this worker, or None if it is not here."""
+        """Return the state of a connector or task on this worker, or None if it is not here."""
         found = self._connectors.get(id) if isinstance(id, str) else self._tasks.get(id)
         return None if found is None else found.state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
-        """Returns each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
+        """Return each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
 
         Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code began.
         `stalled` is 1 if that is at least `task.stall.timeout.ms`, else 0.
@@ -129,7 +129,7 @@ class Worker:
             self._stalled = stalled
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
-        """Returns how long a task has been inside one call of its connector's code, in ms; 0 if it is in none."""
+        """Return how long a task has been inside one call of its connector's code, in ms; 0 if it is in none."""
         task = self._tasks.get(id)
         return 0 if task is None else task.stalled_ms(self._clock.monotonic_ms())
 
@@ -167,12 +167,12 @@ class Worker:
         self._files.check(self.plugins.connector_class(props.get("connector.class", "")).file_settings, props)
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
-        """Returns what the connector's `alter_offsets` returns. The connector is made for it and never started."""
+        """Return what the connector's `alter_offsets` returns. The connector is made for it and never started."""
         connector: Any = self.plugins.connector_class(props["connector.class"])()
         return bool(await TaskThread.call_once("alter-offsets", connector.alter_offsets, props, offsets))
 
     async def validate(self, config: Props) -> ConfigInfos:
-        """Returns the errors of a configuration, which may have `${…}`. Raises what the connector raises.
+        """Return the errors of a configuration, which may have `${…}`. Raises what the connector raises.
 
         It is validated on a thread, since the connector may read from the system that it connects to.
         """
@@ -191,7 +191,7 @@ class Worker:
         await asyncio.gather(*(self.stop_connector(name) for name in names))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
-        """Returns the task configurations of a running connector in the stored form, with `${…}` unresolved.
+        """Return the task configurations of a running connector in the stored form, with `${…}` unresolved.
 
         Raises ConnectorNotFound, also if it is stopped meanwhile, ConnectError if there are more than tasks.max, and
         what the connector raises.
@@ -298,11 +298,11 @@ class Worker:
             await connector.transition_to(target)
 
     def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
-        """Returns a configuration with its `${…}` resolved, for validation only. It must not be stored."""
+        """Return a configuration with its `${…}` resolved, for validation only. It must not be stored."""
         return self.transformer.resolve(config)
 
     def masking(self, config: Mapping[str, str]) -> Mask:
-        """Returns a mask that takes the values of a configuration's `${…}` out of a text."""
+        """Return a mask that takes the values of a configuration's `${…}` out of a text."""
         return self.transformer.masking(config)
 
 
@@ -338,7 +338,7 @@ class TaskRestarts:
         self._started_ms[id] = now_ms
 
     def failed(self, id: Id, now_ms: int) -> int | None:
-        """Returns the delay in ms before it is started again, or None if it is not restarted."""
+        """Return the delay in ms before it is started again, or None if it is not restarted."""
         if not self._enabled:
             return None
         backoff = self._backoffs.setdefault(id, RestartBackoff(self._backoff))

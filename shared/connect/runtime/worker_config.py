@@ -102,7 +102,7 @@ def worker_config() -> ConfigDef:
 
 
 def isolation_error(isolation: str, worker: Mapping[str, Any]) -> str | None:
-    """Returns why a worker with these settings cannot run a connector with this isolation, or None if it can."""
+    """Return why a worker with these settings cannot run a connector with this isolation, or None if it can."""
     if isolation not in ISOLATIONS:
         return f"Invalid value {isolation} for configuration {ISOLATION}: String must be one of: asyncio, process"
     if isolation == "process" and "offset.storage.file.filename" in worker:
@@ -132,7 +132,7 @@ class WorkerConfig:
         return self.values[name]
 
     def client_props(self, prefix: str = "") -> dict[str, str]:
-        """Returns the properties for Kafka's clients: the worker's own, overridden by those with `prefix`."""
+        """Return the properties for Kafka's clients: the worker's own, overridden by those with `prefix`."""
         own = {name: value for name, value in self.props.items() if name not in self.definition}
         own["bootstrap.servers"] = self.values["bootstrap.servers"]
         return own | with_prefix(self.props, prefix) if prefix else own

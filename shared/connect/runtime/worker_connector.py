@@ -77,7 +77,7 @@ class WorkerConnector:
         self._thread.close()
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
-        """Returns the connector's task configurations. Raises what the connector raises."""
+        """Return the connector's task configurations. Raises what the connector raises."""
         return await self._thread.call(self.connector.task_configs, tasks_max)
 
     async def _request_target_state(self, target: TargetState | None) -> State:

@@ -134,7 +134,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     @property
     def holds_all(self) -> bool:
-        """Returns whether all partitions must stay paused, whatever the connector's task resumes."""
+        """Return whether all partitions must stay paused, whatever the connector's task resumes."""
         return self.should_pause or self._is_converting
 
     def _follow_target(self) -> None:
@@ -156,13 +156,13 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.moved(Event.RUNNING)
 
     async def _poll_consumer(self, timeout_ms: int) -> tuple[Polled, int]:
-        """Returns records, with the number of assignments at the time of the poll."""
+        """Return records, with the number of assignments at the time of the poll."""
         return await self._consumer.poll(timeout_ms), self.sink_state.assignments
 
     async def _poll_until_due(self, timeout_ms: int) -> tuple[Polled, int] | None:
-        """Returns records. They are empty after the timeout, or when a commit is due.
+        """Return records. They are empty after the timeout, or when a commit is due.
 
-        Returns None if the target state has changed.
+        Return None if the target state has changed.
         """
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)
@@ -218,7 +218,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await asyncio.wait({converting})
 
     async def _convert_polled_records(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
-        """Returns the records of each partition, or None if the task is to stop or pause while a conversion waits."""
+        """Return the records of each partition, or None if the task is to stop or pause while a conversion waits."""
         try:
             return {tp: await self._conversion.sink_records(columns) for tp, columns in polled.items()}
         except Interrupted:

@@ -75,10 +75,10 @@ class WorkerTask(ABC):
         """Stops the connector's task and releases everything. Called once, whatever happened before."""
 
     def stalled_ms(self, now_ms: int) -> int:
-        """Returns for how long, in ms, one call of the connector's code or the retries of one record's conversion have
+        """Return for how long, in ms, one call of the connector's code or the retries of one record's conversion have
         lasted.
 
-        Returns 0 if neither is in progress.
+        Return 0 if neither is in progress.
         """
         waiting_ms = None if self._waits is None else self._waits.since_ms
         return max(

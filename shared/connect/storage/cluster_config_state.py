@@ -87,21 +87,21 @@ class ConfigSnapshot:
         return f"<ConfigSnapshot at {self.offset}: {len(self.configs)} connectors, {tasks} tasks>"
 
     def connectors(self) -> list[str]:
-        """Returns all connectors' names, sorted."""
+        """Return all connectors' names, sorted."""
         return sorted(self.configs)
 
     def target_state(self, connector: str) -> TargetState:
-        """Returns the connector's target state; the default is STARTED."""
+        """Return the connector's target state; the default is STARTED."""
         return self.target_states.get(connector, TargetState.STARTED)
 
     def tasks(self, connector: str) -> tuple[ConnectorTaskId, ...]:
-        """Returns the connector's tasks, or none if their configs are incomplete."""
+        """Return the connector's tasks, or none if their configs are incomplete."""
         if connector in self.inconsistent or connector not in self.configs:
             return ()
         return tuple(ConnectorTaskId(connector, n) for n in range(self.task_counts.get(connector, 0)))
 
     def all_task_configs(self, connector: str) -> list[Config]:
-        """Returns the configs of the connector's tasks, by number."""
+        """Return the configs of the connector's tasks, by number."""
         return [self.task_configs[task] for task in self.tasks(connector)]
 
 
@@ -127,7 +127,7 @@ class ConfigState:
         return repr(self.snapshot())
 
     def snapshot(self) -> ConfigSnapshot:
-        """Returns the configs in force. The value is the same until another record is applied."""
+        """Return the configs in force. The value is the same until another record is applied."""
         if self._snapshot is None:
             self._snapshot = ConfigSnapshot(
                 self._offset,

@@ -118,7 +118,7 @@ ConfigRecord = (
 
 
 def parse_task(text: str) -> ConnectorTaskId:
-    """Returns the task in `<connector>-<number>`. Raises SerializationError if the text has another form.
+    """Return the task in `<connector>-<number>`. Raises SerializationError if the text has another form.
 
     >>> parse_task("two-part-name-7")
     ConnectorTaskId(connector='two-part-name', task=7)
@@ -130,7 +130,7 @@ def parse_task(text: str) -> ConnectorTaskId:
 
 
 def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
-    """Returns a record's key and value. The value of a tombstone is None."""
+    """Return a record's key and value. The value of a tombstone is None."""
     match record:
         case ConnectorRecord(connector, config):
             return _encode_config_record(
@@ -160,7 +160,7 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
-    """Returns the record of a key and value, or None if the key is unknown.
+    """Return the record of a key and value, or None if the key is unknown.
 
     Raises SerializationError if the value is invalid.
     """

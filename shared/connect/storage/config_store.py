@@ -53,7 +53,7 @@ class ConfigStore:
         return f"<{type(self).__name__} {self._state!r}>"
 
     def snapshot(self) -> ConfigSnapshot:
-        """Returns the configs as far as they were read."""
+        """Return the configs as far as they were read."""
         return self._state.snapshot()
 
     async def start(self) -> None:
@@ -69,7 +69,7 @@ class ConfigStore:
 
     @property
     def is_claimed(self) -> bool:
-        """Returns whether this process may make a leader's changes."""
+        """Return whether this process may make a leader's changes."""
         return True
 
     async def claim(self) -> None:

@@ -120,7 +120,7 @@ class KafkaBasedLog:
         return [await delivery for delivery in deliveries]
 
     async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
-        """Returns when `on_record` has these written records. For a transaction that is some time after its end."""
+        """Return when `on_record` has these written records. For a transaction that is some time after its end."""
         ends: dict[TopicPartition, int] = {}
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
@@ -128,7 +128,7 @@ class KafkaBasedLog:
         await self._wait_until(ends, timeout_ms)
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Returns when `on_record` has all current records. Raises KafkaTimeout, or the reader's error."""
+        """Return when `on_record` has all current records. Raises KafkaTimeout, or the reader's error."""
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
         await self._wait_until(
@@ -170,7 +170,7 @@ class KafkaBasedLog:
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _describe_topic(self) -> tuple[str | None, list[int]]:
-        """Returns the topic's cleanup policy and partitions. A new topic may not be known to all brokers yet."""
+        """Return the topic's cleanup policy and partitions. A new topic may not be known to all brokers yet."""
         name = self._topic.name
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:

@@ -62,29 +62,29 @@ class OffsetCache:
             self._values.setdefault(connector, {})[name] = value
 
     def key_for(self, key: bytes) -> bytes:
-        """Returns the partition's key in the topic, or the given key if there is none."""
+        """Return the partition's key in the topic, or the given key if there is none."""
         return self._keys.get(_read_key(key)[1], key)
 
     def value(self, key: bytes) -> bytes | None:
-        """Returns the offset of the partition that a key names."""
+        """Return the offset of the partition that a key names."""
         connector, name = _read_key(key)
         return self._values.get(connector, {}).get(name)
 
     def of_connector(self, connector: str) -> dict[bytes, bytes]:
-        """Returns every offset of a connector by its key."""
+        """Return every offset of a connector by its key."""
         return {self._keys[name]: value for name, value in self._values.get(connector, {}).items()}
 
     def connectors(self) -> list[str]:
-        """Returns every connector that has an offset."""
+        """Return every connector that has an offset."""
         return sorted(connector for connector, values in self._values.items() if values)
 
     def raw(self) -> dict[bytes, bytes]:
-        """Returns every current record."""
+        """Return every current record."""
         return {key: value for connector in self._values for key, value in self.of_connector(connector).items()}
 
 
 def _read_key(key: bytes) -> tuple[str, bytes]:
-    """Returns the connector of a key, and the same key for every order of its members."""
+    """Return the connector of a key, and the same key for every order of its members."""
     parts = _decode_offset_json(key, "offset key")
     if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[0], str):
         raise SerializationError(f"offset key {key!r}: not an array of connector and partition")

@@ -51,37 +51,37 @@ class StatusCache:
                     self._topics.pop(connector, None)
 
     def connector(self, connector: str) -> ConnectorStatus | None:
-        """Returns the connector's newest status."""
+        """Return the connector's newest status."""
         return self._connectors.get(connector)
 
     def task(self, task: ConnectorTaskId) -> TaskStatus | None:
-        """Returns the task's newest status."""
+        """Return the task's newest status."""
         return self._tasks.get(task.connector, {}).get(task.task)
 
     def tasks(self, connector: str) -> list[TaskStatus]:
-        """Returns the newest status of each of the connector's tasks, by number."""
+        """Return the newest status of each of the connector's tasks, by number."""
         found = self._tasks.get(connector, {})
         return [found[number] for number in sorted(found)]
 
     def topic(self, connector: str, topic: str) -> TopicStatus | None:
-        """Returns the status of a topic that the connector uses."""
+        """Return the status of a topic that the connector uses."""
         return self._topics.get(connector, {}).get(topic)
 
     def topics(self, connector: str) -> list[TopicStatus]:
-        """Returns the topics that the connector has used, by name."""
+        """Return the topics that the connector has used, by name."""
         found = self._topics.get(connector, {})
         return [found[topic] for topic in sorted(found)]
 
     def connectors(self) -> list[str]:
-        """Returns every connector that has a status."""
+        """Return every connector that has a status."""
         return sorted(self._connectors)
 
     def connectors_with_tasks(self) -> list[str]:
-        """Returns every connector with a task that has a status."""
+        """Return every connector with a task that has a status."""
         return sorted(self._tasks)
 
     def may_write(self, status: ConnectorStatus | TaskStatus) -> bool:
-        """Returns whether a safe status may replace the current one."""
+        """Return whether a safe status may replace the current one."""
         # As in KafkaStatusBackingStore.putSafe: the same worker may always overwrite its own status.
         current = self.connector(status.connector) if isinstance(status, ConnectorStatus) else self.task(status.task)
         return current is None or current.worker_id == status.worker_id or current.generation <= status.generation

@@ -78,22 +78,22 @@ StatusRecord = ConnectorStatus | TaskStatus | TopicStatus | Forgotten
 
 
 def connector_key(connector: str) -> bytes:
-    """Returns the key of a connector's status."""
+    """Return the key of a connector's status."""
     return f"{CONNECTOR}{connector}".encode()
 
 
 def task_key(task: ConnectorTaskId) -> bytes:
-    """Returns the key of a task's status."""
+    """Return the key of a task's status."""
     return f"{TASK}{task}".encode()
 
 
 def topic_key(topic: str, connector: str) -> bytes:
-    """Returns the key of a topic that a connector uses."""
+    """Return the key of a topic that a connector uses."""
     return f"{TOPIC}{topic}{TOPIC_SEPARATOR}{connector}".encode()
 
 
 def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
-    """Returns a record's key and value. A status DESTROYED is a tombstone."""
+    """Return a record's key and value. A status DESTROYED is a tombstone."""
     match record:
         case ConnectorStatus(connector):
             return connector_key(connector), _encode_status(record)
@@ -112,7 +112,7 @@ def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
-    """Returns the record of a key and value, or None if the key is unknown.
+    """Return the record of a key and value, or None if the key is unknown.
 
     Raises SerializationError if the record is invalid.
     """
@@ -158,7 +158,7 @@ def _encode_status(status: ConnectorStatus | TaskStatus) -> bytes | None:
 
 
 def _decode_common_status_fields(value: bytes) -> dict[str, Any]:
-    """Returns the fields that the statuses of connectors and tasks have in common, by name."""
+    """Return the fields that the statuses of connectors and tasks have in common, by name."""
     fields: Any = msgspec.json.decode(value)
     return {
         "state": State(fields["state"]),

@@ -51,7 +51,7 @@ class StatusStore:
         """Writes the pending reports, then stops reading."""
 
     async def flush(self) -> None:
-        """Returns when all reports up to now are written, after `FLUSH_MS` at the latest."""
+        """Return when all reports up to now are written, after `FLUSH_MS` at the latest."""
 
     async def refresh(self) -> None:
         """Reads all that others have written up to now. Raises KafkaTimeout."""

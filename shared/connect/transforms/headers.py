@@ -24,7 +24,7 @@ from penstock.shared.connect.transforms.parts import (
 
 
 def headers_of(record: ConnectRecord) -> tuple[Header, ...]:
-    """Returns the headers of a record. Records without headers have an empty tuple."""
+    """Return the headers of a record. Records without headers have an empty tuple."""
     found: tuple[Header, ...] = getattr(record, "headers", ())
     return found
 

@@ -51,7 +51,7 @@ class OnPart(Transformation):
         """The record with its part transformed; use `new` to create it."""
 
     def new(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
-        """Returns a copy of the record with a new key or value: the part that this transform changes."""
+        """Return a copy of the record with a new key or value: the part that this transform changes."""
         return record.with_key(schema, value) if self.is_key else record.with_value(schema, value)
 
     def updated(self, schema: Schema, update: Callable[[Schema], Schema]) -> Schema:

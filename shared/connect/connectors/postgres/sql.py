@@ -76,7 +76,7 @@ def column(name: str) -> str:
 
 
 def columns(names: Iterable[str]) -> str:
-    """Returns a comma-separated list of quoted column names."""
+    """Return a comma-separated list of quoted column names."""
     return ",".join(column(name) for name in names)
 
 
@@ -102,7 +102,7 @@ def create_table(name: str, fields: Mapping[str, tuple[str, bool]], key: tuple[s
 
 
 def add_columns(name: str, fields: Mapping[str, str]) -> str:
-    """Returns the ALTER TABLE statement that adds the missing columns."""
+    """Return the ALTER TABLE statement that adds the missing columns."""
     added = ", ".join(f"ADD COLUMN IF NOT EXISTS {column(one)} {kind}" for one, kind in fields.items())
     return f"ALTER TABLE {quoted(name)} {added}"
 
