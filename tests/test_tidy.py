@@ -41,9 +41,13 @@ SANS_IO = (
     ),
     "shared/connect/transforms/",
 )
-"""What decides: it neither awaits nor reads a clock, and time is an argument."""
+"""What decides: it neither awaits nor reads a clock nor opens a file, and time is an argument."""
 EDGES = ("asyncio", "concurrent", "select", "socket", "subprocess", "threading", "time")
 """The modules of the standard library that do I/O, wait, or read a clock."""
+EDGE_NAMES = ("penstock.shared.common.clock.SYSTEM_CLOCK",)
+"""Names that nothing in `SANS_IO` imports: the clock of the machine."""
+EDGE_CALLS = ("datetime.now", "datetime.datetime.now", "open")
+"""Functions that nothing in `SANS_IO` calls, as they are written: they read a clock, or open a file."""
 
 THIRD_PARTY = ("LICENSE", "tests/data/")  # third-party texts
 
@@ -173,9 +177,11 @@ def is_sans_io(source: Source) -> Iterator[str]:
     if not source.is_python or not source.path.startswith(SANS_IO):
         return
     for line, name in imported_names(source.tree):
-        if name.partition(".")[0] in EDGES:
+        if name.partition(".")[0] in EDGES or name in EDGE_NAMES:
             yield f"{line}: imports {name}"
     for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in EDGE_CALLS:
+            yield f"{node.lineno}: calls {name}"
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             yield f"{node.lineno}: awaits"
 
@@ -242,13 +248,17 @@ def test_tests_mirror_folders() -> None:
 
 
 def test_what_decides_is_sans_io() -> None:
-    """The packages that decide neither await nor read a clock."""
+    """The packages that decide neither await, nor read a clock, nor open a file."""
     path = "shared/streams/task/a.py"
     check_rule(
         is_sans_io, broken=python(path, "import time"), kept=python("shared/streams/runtime/a.py", "import time")
     )
     assert list(is_sans_io(python(path, "async def run(): ...")))
     assert list(is_sans_io(python(path, "from asyncio import sleep")))
+    assert list(is_sans_io(python(path, "from penstock.shared.common.clock import SYSTEM_CLOCK")))
+    assert not list(is_sans_io(python(path, "from penstock.shared.common.clock import Clock")))
+    assert list(is_sans_io(python(path, "now = datetime.now(UTC)")))
+    assert list(is_sans_io(python(path, "with open(path) as file: ...")))
     assert all(any(source.path.startswith(one) for source in checkout()) for one in SANS_IO)
 
 

@@ -49,13 +49,13 @@ from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
 from penstock.shared.streams.runtime.task_factory import TaskFactory
+from penstock.shared.streams.runtime.turn_time import TurnTime
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.inputs import log_blocking
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.restore import require_whole_input
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.time_slices import TurnTime
 from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)

@@ -18,7 +18,7 @@ from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.idleness import take_watermark
 from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.time_slices import HasTime, RunLength, TimeShare, TurnTime, always_has_time
+from penstock.shared.streams.task.time_slices import HasTime, RunLength, SharedTime, TimeShare, always_has_time
 from penstock.shared.streams.task.watermarks import watermarks_in
 from penstock.shared.streams.topology import SourceNode, Topology
 
@@ -70,7 +70,7 @@ class TaskInputs:
         """Return the number of sub-topologies that have records to process here."""
         return sum(len(group) > 0 for group in self._groups)
 
-    def process(self, now_ms: int, lags: Lags, time: TurnTime | None = None) -> None:
+    def process(self, now_ms: int, lags: Lags, time: SharedTime | None = None) -> None:
         """Let the task process the records that are ready. Raises what `StreamTask.process` raises.
 
         With a turn's `time` it stops when that is used up, and then sets `is_cut`.

@@ -1,31 +1,16 @@
-"""Time slices: how long one turn of a worker processes records before it yields.
+"""The time that a task may use in one turn of its worker, and the number of records in one run.
 
-A turn runs in the event loop that also sends the group's heartbeats, writes commits and advances the wall clock. So it
-takes about `PROCESSING_MS_MAX`, however many records were fetched and whatever users' functions cost. The rest stays in
-the task's inputs for the next turn. The time is divided equally among all who have records, and time that one leaves
-goes to those after it. Each takes at least one run, so none waits forever behind slow others.
-
->>> from penstock.shared.testing.manual_clock import ManualClock
->>> clock = ManualClock()
->>> turn = TurnTime(clock)
->>> turn.begin(2)
->>> first = turn.share()
->>> clock.advance(49)
->>> first.is_left(), turn.share().ms
-(True, 51)
+The worker measures the time (`runtime.turn_time`), because this package reads no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from penstock.shared.common.clock import Clock
+from typing import Protocol
 
 HasTime = Callable[[], bool]
 """Returns whether there is time for another record; once False, it stays False."""
 
-PROCESSING_MS_MAX = 100
-"""The work in one turn: the longest that a heartbeat, a commit or a punctuation waits for slow records."""
 RUN_RECORDS_FIRST = 1_000
 RUN_RECORDS_MIN = 32
 RUN_RECORDS_MAX = 64_000
@@ -37,44 +22,26 @@ def always_has_time() -> bool:
     return True
 
 
-class TimeShare:
+class TimeShare(Protocol):
     """One share of a turn's time: `ms` from its creation. Once it is used up it stays so."""
 
-    def __init__(self, clock: Clock, ms: int) -> None:
-        self._monotonic_ms = clock.monotonic_ms
-        self.ms = ms
-        self._start_ms = clock.monotonic_ms()
-        self._end_ms = self._start_ms + ms
+    ms: int
 
     def is_left(self) -> bool:
         """Return whether there is time for another record."""
-        return self._monotonic_ms() < self._end_ms
+        ...
 
     def used_ms(self) -> int:
         """Return the time since the share was created."""
-        return self._monotonic_ms() - self._start_ms
+        ...
 
 
-class TurnTime:
-    """Divides the turn's time into shares."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._end_ms = 0
-        self._sharers = 1
-        self._least_ms = PROCESSING_MS_MAX
-
-    def begin(self, sharers: int) -> None:
-        """Begin a turn that is shared by `sharers`."""
-        self._end_ms = self._clock.monotonic_ms() + PROCESSING_MS_MAX
-        self._sharers = max(1, sharers)
-        self._least_ms = max(1, PROCESSING_MS_MAX // self._sharers)
+class SharedTime(Protocol):
+    """The time of one turn, which all who have records share."""
 
     def share(self) -> TimeShare:
-        """Return the next share of the remaining time: at least an equal share of the whole."""
-        left_ms = (self._end_ms - self._clock.monotonic_ms()) // max(1, self._sharers)
-        self._sharers -= 1
-        return TimeShare(self._clock, max(self._least_ms, left_ms))
+        """Return the next share of the remaining time."""
+        ...
 
 
 class RunLength:

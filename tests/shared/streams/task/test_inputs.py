@@ -13,10 +13,11 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.runtime.turn_time import PROCESSING_MS_MAX, TurnTime
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.time_slices import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
+from penstock.shared.streams.task.time_slices import RUN_RECORDS_FIRST
 from penstock.shared.streams.task.watermarks import Watermark, watermark_record
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.consumed import as_consumed
