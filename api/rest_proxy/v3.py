@@ -26,9 +26,9 @@ from penstock.api.http.turns import Turn
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn, stop_status
 from penstock.api.ingest.event import EventRejected
-from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
 from penstock.api.ingest.result import Outcome
 from penstock.api.rest_proxy.json_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
+from penstock.api.rest_proxy.json_values import NotAnObject, ObjectSplitter
 from penstock.api.rest_proxy.produce import RestProducer, SentRecords, error_code_of, message_of, status_of
 from penstock.api.rest_proxy.v2 import both_offsets, partition_of
 from penstock.api.rest_proxy.v3_shapes import (

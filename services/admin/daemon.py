@@ -17,9 +17,9 @@ from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
 from penstock.api.rest_proxy.routes import metadata_routers
 from penstock.services.admin.overview_provider import CachedOverview
+from penstock.services.admin.overview_sources import HttpSource, KafkaSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings
-from penstock.services.admin.sources import HttpSource, KafkaSource, services_client
 from penstock.shared.clients.admin import Admin
 
 ADMIN_TIMEOUT_MS = 15_000

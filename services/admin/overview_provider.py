@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.api.console.history import History, Point
 from penstock.api.console.overview import OverviewBuilder
-from penstock.services.admin.sources import KafkaSource, Source
+from penstock.services.admin.overview_sources import KafkaSource, Source
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger

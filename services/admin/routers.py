@@ -15,7 +15,7 @@ from penstock.api.rest_proxy.routes import APIRouter
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.services.admin.dead_letters import KafkaDeadLetters
-from penstock.services.admin.sources import HttpUpstream
+from penstock.services.admin.overview_sources import HttpUpstream
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 

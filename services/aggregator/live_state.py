@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from penstock.api.streams.routes import WindowRow
-from penstock.services.aggregator.key_search import KeySearch, key_text
+from penstock.services.aggregator.key_filter import KeyFilter, key_text
 from penstock.shared.common.pagination import LivePosition, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state_store import LiveRow
@@ -39,9 +39,13 @@ class LiveRows(NamedTuple):
 
 
 def live_windows(
-    tasks: Mapping[int, OwnedTask], store: str | None, search: KeySearch, limit: int, after: LivePosition | None = None
+    tasks: Mapping[int, OwnedTask],
+    store: str | None,
+    key_filter: KeyFilter,
+    limit: int,
+    after: LivePosition | None = None,
 ) -> LiveRows:
-    """Return the live windows of all tasks that match the search, latest end first, after the position `after`.
+    """Return the live windows of all tasks whose keys match, latest end first, after the position `after`.
 
     A key that is named exactly is found, however many rows there are.
     """
@@ -54,12 +58,12 @@ def live_windows(
             if store not in (None, name):
                 continue
             key_type = owned.task.topology.stores[name].schema.key
-            exact = (row for key in search.exact(key_type) for row in kept.rows_of(key))
+            exact = (row for key in key_filter.exact(key_type) for row in kept.rows_of(key))
             rows = kept.rows()
             first = list(islice(rows, ROWS_LOOKED_AT_MAX))
             if len(first) == ROWS_LOOKED_AT_MAX:
                 unseen += max(0, len(kept) - len(first))
-            matching = chain(exact, (row for row in first if search.has(row.key)))
+            matching = chain(exact, (row for row in first if key_filter.has(row.key)))
             positioned = {_live_position(name, partition, row): row for row in matching}
             wanted = (position for position in positioned if after is None or live_order(position) > live_order(after))
             found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=live_order)}

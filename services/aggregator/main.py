@@ -26,10 +26,10 @@ from penstock.services.aggregator.application_view import (
     advertised,
     tokens_of,
 )
-from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
+from penstock.services.aggregator.compaction_supervisor import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
-from penstock.services.aggregator.key_search import KeySearch
+from penstock.services.aggregator.key_filter import KeyFilter
 from penstock.services.aggregator.live_state import describe_stores, live_windows
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
@@ -198,7 +198,7 @@ class Aggregator:
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         """Return the answer of `GET /v1/streams/windows`."""
         pages = live_pages(self.application, store, key)
-        found = live_windows(self.worker.tasks(), store, KeySearch(key), limit, pages.position(continuation))
+        found = live_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.position(continuation))
         return {"windows": found.windows, "continuation": pages.text(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:

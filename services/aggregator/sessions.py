@@ -22,7 +22,7 @@ from rich.table import Table
 
 from penstock.services.aggregator.changelog_tail import ChangelogLocation, CheckProgress, LogOffsets, read_tail
 from penstock.services.aggregator.continuations import window_pages
-from penstock.services.aggregator.key_search import key_text
+from penstock.services.aggregator.key_filter import key_text
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, position_of
 from penstock.services.terminal_tables import console_for, plain

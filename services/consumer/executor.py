@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from penstock.services.consumer.call_limits import CallLimits
+from penstock.services.consumer.handler_timeouts import CallLimits
 from penstock.services.consumer.handlers import Handler, Records
 from penstock.services.consumer.retry_policy import Retry, RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics

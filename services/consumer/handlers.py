@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from penstock.services.consumer.call_limits import CallLimits
+from penstock.services.consumer.handler_timeouts import CallLimits
 from penstock.shared.clients.dead_letters.dead_letter import message_of
 from penstock.shared.common.errors import ConfigError, HandlerCancelled, HandlerExited, HandlerTimeout
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord

@@ -15,8 +15,8 @@ from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
 from penstock.services import daemon
 from penstock.services.admin.overview_provider import CachedOverview
+from penstock.services.admin.overview_sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
-from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.local.settings import GatewaySettings
 from penstock.services.producer.daemon import ProducerDaemon
 

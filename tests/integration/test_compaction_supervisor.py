@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
+from penstock.services.aggregator.compaction_supervisor import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 
 WAIT_SECONDS = 20.0
@@ -233,7 +233,7 @@ async def test_a_job_over_its_timeout_is_stopped(tmp_path: Path, deaf: bool, mon
 
     The next job reads half as many records, so that a large backlog cannot time out forever.
     """
-    monkeypatch.setattr("penstock.services.aggregator.compaction.STOP_TIMEOUT_MS", 300)
+    monkeypatch.setattr("penstock.services.aggregator.compaction_supervisor.STOP_TIMEOUT_MS", 300)
     pid = tmp_path / "pid"
     hanging = HANGING.format(deaf=deaf, pid=str(pid))
     jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, run_records_max=100)

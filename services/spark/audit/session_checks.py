@@ -7,8 +7,8 @@ several sessions of the stream:
 1. Conservation. A computed session consists of the records that are not late, not dead letters and have a key. The
    stream's sessions within it must together have the same numbers. Every session of the stream is within a computed
    session.
-2. Recomputation. The session rule, record by record (`session_rule`), determines the late records and the sessions;
-   Spark computes their numbers.
+2. Recomputation. The session rule, record by record (`session_reference`), determines the late records and the
+   sessions; Spark computes their numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit import session_rule
+from penstock.services.spark.audit import session_reference
 from penstock.services.spark.audit.audit_inputs import COORDINATES, KEY, WINDOW, Inputs, in_sample
 from penstock.services.spark.audit.measures import (
     FIELDS,
@@ -308,7 +308,7 @@ def assigned_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
     keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))
     in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
     in_order = in_order.sortWithinPartitions(*KEY, "offset")
-    assigned = in_order.mapInArrow(session_rule.replay(store.gap_ms), session_rule.COLUMNS)
+    assigned = in_order.mapInArrow(session_reference.replay(store.gap_ms), session_reference.COLUMNS)
     return keyed.join(assigned, COORDINATES)
 
 

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 
 from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
-from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch, measure_compaction_lag
+from penstock.services.aggregator.compaction_supervisor import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.aggregator.key_search import KeySearch
+from penstock.services.aggregator.key_filter import KeyFilter
 from penstock.services.aggregator.live_state import describe_stores, live_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.windows.kinds import WindowRule
@@ -38,7 +38,7 @@ def task_of(store: WindowStore, key_type: str) -> Any:
 
 
 def found(store: str | None, key: str, limit: int) -> list[Any]:
-    return list(live_windows(tasks(), store, KeySearch(key), limit).windows)
+    return list(live_windows(tasks(), store, KeyFilter(key), limit).windows)
 
 
 def test_stores_are_counted_by_partition() -> None:
@@ -60,7 +60,7 @@ def test_pages_of_windows() -> None:
     """The pages contain each window once, the latest end first."""
     seen, last = [], None
     while True:
-        page = live_windows(tasks(), None, KeySearch(""), 1, last)
+        page = live_windows(tasks(), None, KeyFilter(""), 1, last)
         seen += [window["key"] for window in page.windows]
         if (last := page.last) is None:
             break
@@ -79,5 +79,5 @@ def test_an_exact_key_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch)
             store.load(key, i, i, [1, {}])
         held: Any = {0: SimpleNamespace(task=task_of(store, key_type))}
         for search, count in (("", 3), ("ee", 1), ("7", 1), ("e", 1), ("a", 1 if key_type == "string" else 2)):
-            page = live_windows(held, None, KeySearch(search), 10)
+            page = live_windows(held, None, KeyFilter(search), 10)
             assert (len(page.windows), page.unseen) == (count, 3)

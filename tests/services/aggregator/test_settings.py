@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.aggregator.compaction import environment
+from penstock.services.aggregator.compaction_supervisor import environment
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.services.consumer.call_limits import CallLimits
+from penstock.services.consumer.handler_timeouts import CallLimits
 from penstock.services.consumer.handlers import Handler, load_decoder, load_exceptions, load_handler
 from penstock.shared.common.errors import (
     ConfigError,

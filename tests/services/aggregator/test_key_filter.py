@@ -1,10 +1,10 @@
-"""The keys that match a search text."""
+"""Keys that match a filter text."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.services.aggregator.key_search import KeySearch
+from penstock.services.aggregator.key_filter import KeyFilter
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ from penstock.services.aggregator.key_search import KeySearch
 )
 def test_matching_keys(typed: str, found: list[str | bytes], passed_over: list[str | bytes]) -> None:
     """Text matches a part of a key, JSON matches its value in any notation, and a number also matches 4 or 8 bytes."""
-    search = KeySearch(typed)
-    assert [key for key in (*found, *passed_over) if search.has(key)] == found
+    key_filter = KeyFilter(typed)
+    assert [key for key in (*found, *passed_over) if key_filter.has(key)] == found
 
 
 def test_whole_keys() -> None:
-    """A search has the exact keys to look up: the text in the store's key type, and a number
+    """A filter has the exact keys to look up: the text in the store's key type, and a number
     as serializers write it.
     """
-    assert KeySearch("").exact("string") == []
-    assert KeySearch("7").exact("string") == ["7"]
-    assert KeySearch("7").exact("bytes") == [b"7", bytes(3) + b"\x07", bytes(7) + b"\x07"]
+    assert KeyFilter("").exact("string") == []
+    assert KeyFilter("7").exact("string") == ["7"]
+    assert KeyFilter("7").exact("bytes") == [b"7", bytes(3) + b"\x07", bytes(7) + b"\x07"]

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.http.health import CheckResult, create_health_app
 from penstock.api.streams.routes import StreamsState, streams_router
-from penstock.services.admin.sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
+from penstock.services.admin.overview_sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
 from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound

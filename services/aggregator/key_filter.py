@@ -1,10 +1,10 @@
-"""Finds keys by typed text: a part of the key's text, JSON in any spacing and order, or a number.
+"""Filters keys by typed text: a part of the key's text, JSON in any spacing and order, or a number.
 
->>> [KeySearch("UA").has(key) for key in ("UA-EWR", b"UA-EWR", "ua")]
+>>> [KeyFilter("UA").has(key) for key in ("UA-EWR", b"UA-EWR", "ua")]
 [True, True, False]
->>> KeySearch('{"user": 5, "in": "a"}').has(b'{"in":"a","user":5}')
+>>> KeyFilter('{"user": 5, "in": "a"}').has(b'{"in":"a","user":5}')
 True
->>> KeySearch("7").has(bytes(7) + b"\\x07"), KeySearch("-1").has(b"\\xff" * 4), KeySearch("7").has(bytes(7) + b"\\x08")
+>>> KeyFilter("7").has(bytes(7) + b"\\x07"), KeyFilter("-1").has(b"\\xff" * 4), KeyFilter("7").has(bytes(7) + b"\\x08")
 (True, True, False)
 """
 
@@ -19,8 +19,8 @@ from penstock.shared.streams.topology import KeyType
 INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
 
 
-class KeySearch:
-    """Finds keys of text or bytes. An empty text matches all keys."""
+class KeyFilter:
+    """Matches keys of text or bytes. An empty text matches all keys."""
 
     def __init__(self, text: str) -> None:
         self._text = text

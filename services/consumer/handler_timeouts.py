@@ -1,4 +1,4 @@
-"""The time limit of handler calls: one timer for all running calls, instead of one for each.
+"""The timeout of handler calls: one timer for all running calls, instead of one for each.
 
 All calls have the same limit, so their limits expire in the order in which the calls began. The task of an expired call
 is cancelled. If the call continues, the task is cancelled again after the same time. A cancellation by another caller

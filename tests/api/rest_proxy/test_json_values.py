@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
+from penstock.api.rest_proxy.json_values import NotAnObject, ObjectSplitter
 
 text = st.text(alphabet='a"{}\\,\n[]é', max_size=6)
 objects = st.lists(

@@ -9,8 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.api.streams.routes import CompactionState
-from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch
+from penstock.services.aggregator.compaction_supervisor import (
+    BEHIND_INTERVALS,
+    CompactionSupervisor,
+    command,
+    environment,
+)
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.lake.delta_tables import Compaction

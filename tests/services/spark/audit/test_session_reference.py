@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.spark.audit.session_rule import Assigned, assign, replay
+from penstock.services.spark.audit.session_reference import Assigned, assign, replay
 
 GAP_MS = 10
 LONG_SECONDS_MAX = 20  # CPU; usually a second, while a quadratic algorithm takes half an hour

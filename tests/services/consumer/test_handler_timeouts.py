@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.services.consumer.call_limits import CallLimits
+from penstock.services.consumer.handler_timeouts import CallLimits
 
 
 async def after(seconds: float) -> None:
