@@ -94,7 +94,7 @@ class DeadLetterTopics(TypedDict):
     topics: list[DeadLetterTopic]
 
 
-class SourceRecord(TypedDict):
+class SourceCoordinates(TypedDict):
     """The coordinates of a source record."""
 
     topic: of.Topic
@@ -111,7 +111,7 @@ class DeadLetterRow(TypedDict, total=False):
     key: Required[of.RecordKey | None]
     value: Required[Annotated[str, Field(examples=["{"])] | None]
     headers: Required[Headers]
-    source: SourceRecord
+    source: SourceCoordinates
     timestamp_ms: of.TimeMs
     stage: of.Stage
     message: Annotated[str, Field(examples=["not JSON"])]

@@ -40,7 +40,7 @@ CANCEL_TIMEOUT_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartitionProgress:
     lag: int
     finished: int
     well_ms: int
@@ -66,12 +66,12 @@ class ProgressWatch:
 
     def __init__(self, stuck_after_ms: int) -> None:
         self.stuck_after_ms = stuck_after_ms
-        self._parts: dict[Hashable, _Part] = {}
+        self._partitions: dict[Hashable, _PartitionProgress] = {}
 
     @property
     def lag(self) -> int:
         """The sum of the partitions' lags, in records."""
-        return sum(part.lag for part in self._parts.values())
+        return sum(partition.lag for partition in self._partitions.values())
 
     def observe(self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int]) -> None:
         """Take the current values of all owned partitions.
@@ -79,13 +79,13 @@ class ProgressWatch:
         `lags` are the numbers of unfinished records, `finished` the total numbers of finished ones. A partition that
         `lags` does not name is no longer owned.
         """
-        parts = {}
+        partitions = {}
         for key, lag in lags.items():
             count = finished.get(key, 0)
-            before = self._parts.get(key)
+            before = self._partitions.get(key)
             waits = before is not None and before.lag > 0 and lag > 0 and before.finished == count
-            parts[key] = _Part(lag, count, before.well_ms if before is not None and waits else now_ms)
-        self._parts = parts
+            partitions[key] = _PartitionProgress(lag, count, before.well_ms if before is not None and waits else now_ms)
+        self._partitions = partitions
 
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
         """Returns the reason why the runner is stuck, "" if it is not.
@@ -95,14 +95,14 @@ class ProgressWatch:
         if rebalance_ms > self.stuck_after_ms:
             return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"
         stuck = [
-            f"{key}: {part.lag} records behind, none finished for {now_ms - part.well_ms} ms"
-            for key, part in self._parts.items()
-            if part.lag and now_ms - part.well_ms > self.stuck_after_ms
+            f"{key}: {partition.lag} records behind, none finished for {now_ms - partition.well_ms} ms"
+            for key, partition in self._partitions.items()
+            if partition.lag and now_ms - partition.well_ms > self.stuck_after_ms
         ]
         return "; ".join(sorted(stuck))
 
     def __repr__(self) -> str:
-        return f"ProgressWatch(lag={self.lag}, {len(self._parts)} partitions)"
+        return f"ProgressWatch(lag={self.lag}, {len(self._partitions)} partitions)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
-from penstock.shared.streams.runtime.task_factory import TaskFactory
+from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.inputs import TaskInputs, process_in_time
 from penstock.shared.streams.task.metrics import Totals
@@ -200,7 +200,7 @@ class PartitionBatch:
         topology = load_topology(options.topology, options.topology_options, options.folder)
         self._topology = topology.of_application(self._streams.application_id)
         self._registry = CollectorRegistry()
-        self._task_factory = TaskFactory(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
+        self._task_factory = StreamTaskFactory(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
         context = TaskContext.get()
         attempt = 0 if context is None else context.attemptNumber()
         instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"

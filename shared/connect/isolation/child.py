@@ -81,7 +81,7 @@ class WorkerLink:
         threading.Thread(target=read_commands, name="commands", daemon=True).start()
 
 
-class EventSender:
+class StatusEventSender:
     """A status listener that sends each event to the worker. It collects the topics for the next metrics."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
@@ -149,7 +149,7 @@ class Commands:
         self._worker = worker
         self._loggers = loggers
         self._send = send
-        self._events = EventSender(send)
+        self._events = StatusEventSender(send)
         self._running: dict[asyncio.Task[None], str] = {}
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import discard_local_state
 from penstock.shared.streams.task.idleness import Idleness
 from penstock.shared.streams.task.inputs import TaskInputs
-from penstock.shared.streams.task.metrics import RestoreMetrics, TaskMetrics
+from penstock.shared.streams.task.metrics import RestoreMetrics, StreamTaskMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RejectionLog:
         self._logged_counts = (0, 0, 0)
         self._logged_at_ms: int | None = None
 
-    def report(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> None:
+    def report(self, metrics: StreamTaskMetrics, now_ms: int, *, at_once: bool = False) -> None:
         """Log the records rejected since the last line, if that is due or `at_once`.
 
         `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.

@@ -20,7 +20,7 @@ from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.restore_io import Restoring
-from penstock.shared.streams.runtime.task_factory import TaskFactory
+from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import Overtaken, discard_local_state
 
@@ -62,7 +62,7 @@ class Standbys:
         self,
         kafka: KafkaSettings,
         settings: StreamsSettings,
-        task_factory: TaskFactory,
+        task_factory: StreamTaskFactory,
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:

@@ -48,7 +48,7 @@ from penstock.shared.streams.runtime.source_positions import GroupAhead, SourceP
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
-from penstock.shared.streams.runtime.task_factory import TaskFactory
+from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.turn_time import TurnTime
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
@@ -102,7 +102,7 @@ class StreamWorker(RebalanceListener):
         self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
-        self._task_factory = TaskFactory(settings, self.topology, clock, self._registry)
+        self._task_factory = StreamTaskFactory(settings, self.topology, clock, self._registry)
         self._standbys = Standbys(kafka, settings, self._task_factory, clock, self._registry)
         replicas = settings.num_standby_replicas
         strategy = settings.partition_assignment_strategy

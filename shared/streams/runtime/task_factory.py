@@ -13,7 +13,7 @@ from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.metrics import TaskMetrics
+from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 CLEAN_INTERVAL_MS = 60_000
 
 
-class TaskFactory:
+class StreamTaskFactory:
     """Creates the tasks of one topology.
 
     Raises ConfigError if their stores are for a lake that cannot have their names. `startup` raises it if the state
@@ -94,7 +94,7 @@ class TaskFactory:
         task.global_tables = global_tables
         # A standby counts in a registry of its own, because what it reads is the owner's work.
         if task.not_running_reason != NOT_INITIALIZED:
-            task.metrics = TaskMetrics(self._registry, task.partition)
+            task.metrics = StreamTaskMetrics(self._registry, task.partition)
         task.initialize(self._clock.now_ms())
 
     def task(self, partition: int, local: LocalState | None, *, is_standby: bool = False) -> StreamTask:

@@ -17,7 +17,7 @@ from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state_store import StateStore
-from penstock.shared.streams.task.metrics import TaskMetrics
+from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskOutputs
 from penstock.shared.streams.task.schedules import TaskSchedules
@@ -53,7 +53,7 @@ class TaskContext(Protocol):
 
     # Outcomes of records.
     outputs: TaskOutputs
-    metrics: TaskMetrics
+    metrics: StreamTaskMetrics
     late_records: int
     late_rows: list[LateRows]
     record_metadata: ProcessorRecordContext | None

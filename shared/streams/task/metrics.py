@@ -20,7 +20,7 @@ class Totals(NamedTuple):
     skipped: int
 
 
-class TaskMetrics:
+class StreamTaskMetrics:
     """Counts a task's work, in a registry of its own if none is given. Plain totals are attributes."""
 
     def __init__(self, registry: CollectorRegistry | None, partition: int) -> None:

@@ -58,7 +58,7 @@ from penstock.shared.streams.state.persistent_stores import (
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.context import Guarantee, TaskMark
-from penstock.shared.streams.task.metrics import TaskMetrics
+from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.origin_headers import original_record, without_origin_headers
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
@@ -131,7 +131,7 @@ class StreamTask:
         self.global_tables: Mapping[str, TableLookup] = {}
         self.changelog_id: str | None = None
         self.failed: ProcessingFailed | None = None
-        self.metrics = TaskMetrics(registry, partition)
+        self.metrics = StreamTaskMetrics(registry, partition)
         self.local = local
         self.stores = topology.build_stores(local)
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.streams.runtime.owned_task import LOG_INTERVAL_MS, RejectionLog
-from penstock.shared.streams.task.metrics import TaskMetrics
+from penstock.shared.streams.task.metrics import StreamTaskMetrics
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def logged() -> Iterator[list[Any]]:
         yield lines
 
 
-def metrics() -> TaskMetrics:
-    return TaskMetrics(None, 3)
+def metrics() -> StreamTaskMetrics:
+    return StreamTaskMetrics(None, 3)
 
 
 def test_without_rejections_nothing_is_logged(logged: list[Any]) -> None:

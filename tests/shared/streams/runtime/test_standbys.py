@@ -16,7 +16,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.standbys import Standbys
-from penstock.shared.streams.runtime.task_factory import TaskFactory
+from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -41,7 +41,7 @@ class Instance:
         self._kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         self._driver, self._written = TopologyTestDriver(topology()), 0
         settings, self.registry = StreamsSettings(application_id="app"), CollectorRegistry()
-        task_factory = TaskFactory(settings, topology(), SYSTEM_CLOCK, self.registry)
+        task_factory = StreamTaskFactory(settings, topology(), SYSTEM_CLOCK, self.registry)
         self.standbys = Standbys(self._kafka, settings, task_factory, SYSTEM_CLOCK, self.registry)
 
     async def own(self, partition: int, *keys: str) -> None:

@@ -13,19 +13,19 @@ from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.runtime.task_factory import CLEAN_INTERVAL_MS, TaskFactory
+from penstock.shared.streams.runtime.task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.testing.manual_clock import ManualClock
 
 
-def task_factory(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> TaskFactory:
+def task_factory(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> StreamTaskFactory:
     settings, registry = StreamsSettings(**given), CollectorRegistry()  # type: ignore[arg-type]
     builder = StreamsBuilder()
     sessions = builder.stream("in").group_by_key().session_window(10)
     sessions.aggregate("s", **{result: Count()}).on_close().to("out")
-    return TaskFactory(settings, builder.build(), clock, registry)
+    return StreamTaskFactory(settings, builder.build(), clock, registry)
 
 
 def test_state_is_in_memory_unless_it_is_asked_for() -> None:
