@@ -380,9 +380,9 @@ def merge_rows(
 ) -> dict[str, Any]:
     """Return at most `rows_max` rows of a store, and positions. A partition without position is added to `missing`.
 
-    >>> said = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
-    >>> of_a = InstanceAnswer([0], {**said, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
-    >>> of_b, missing = InstanceAnswer([1], {**said, "rows": [], "position": {}}), {}
+    >>> common = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
+    >>> of_a = InstanceAnswer([0], {**common, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
+    >>> of_b, missing = InstanceAnswer([1], {**common, "rows": [], "position": {}}), {}
     >>> merge_rows([of_a, of_b], missing, 10, Continuations(RowPosition, "s"))["position"], missing
     ({'0': {'in': 7}}, {1: 'its task has just gone'})
     """

@@ -203,10 +203,10 @@ class Aggregator:
 
     def compact(self) -> str:
         """Request a compaction. Returns "" if it was started, else the reason why not."""
-        refused = self.compaction.why_not_now()
-        if not refused:
+        reason = self.compaction.why_not_now()
+        if not reason:
             self.compaction.request(SYSTEM_CLOCK.now_ms())
-        return refused
+        return reason
 
     def _schedule_compaction(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:

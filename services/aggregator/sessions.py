@@ -240,8 +240,8 @@ def query_options(settings: SessionsSettings) -> WindowQueryOptions:
 
 
 def _key_and_time_filter(settings: SessionsSettings) -> dict[str, Any]:
-    asked = dict(zip(("key_from", "key_to"), settings.keys, strict=True))
-    return {"key": None, **asked, "from_ms": time_ms(settings.from_), "to_ms": time_ms(settings.to)}
+    key_range = dict(zip(("key_from", "key_to"), settings.keys, strict=True))
+    return {"key": None, **key_range, "from_ms": time_ms(settings.from_), "to_ms": time_ms(settings.to)}
 
 
 def main(arguments: list[str]) -> int:

@@ -157,8 +157,8 @@ class ChildProcess:
 
     def died(self) -> ChildDied:
         """Return the error for an unexpected end."""
-        said = self.log_tail()
-        last = ": its last output was\n  " + "\n  ".join(said) if said else " without any output"
+        output = self.log_tail()
+        last = ": its last output was\n  " + "\n  ".join(output) if output else " without any output"
         return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
 
     def _read_report(self, pipe: IO[bytes]) -> None:

@@ -74,7 +74,7 @@ class UnknownTopicOrPartition(RetriableError):
 
 
 class NotLeaderOrFollower(RetriableError):
-    """The broker asked does not lead the partition (any more)."""
+    """The broker that received the request does not lead the partition (any more)."""
 
 
 class NotEnoughReplicas(RetriableError):

@@ -193,10 +193,10 @@ class _Schedules(Processor):
         self._schedules: dict[int, Schedule] = {}
 
     def process(self, record: Record) -> None:
-        if (asked := record.value.get("schedule")) is not None:
-            type_ = PunctuationType[asked["type"]]
-            callback = self._punctuator(asked["id"], asked["cancel_after"])
-            self._schedules[asked["id"]] = self.context.schedule(asked["interval_ms"], type_, callback)
+        if (requested := record.value.get("schedule")) is not None:
+            type_ = PunctuationType[requested["type"]]
+            callback = self._punctuator(requested["id"], requested["cancel_after"])
+            self._schedules[requested["id"]] = self.context.schedule(requested["interval_ms"], type_, callback)
         if (cancel := record.value.get("cancel")) is not None:
             self._schedules[cancel].cancel()
 

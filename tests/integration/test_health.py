@@ -93,7 +93,7 @@ SERVICES = {
 
 
 async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, list[str]]:
-    """The exit status and standard error of a service that ends by itself."""
+    """The exit status and standard error of a service that exits without a signal."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock.services.cli", name, *SERVICES[name], *arguments, "--log.level=error",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=folder,

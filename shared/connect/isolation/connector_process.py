@@ -1,8 +1,8 @@
 """The worker's end of a connector's process: it starts the process, commands it, and closes or kills it.
 
 The process is a `ChildProcess` with one end of a socket pair. It ends when the other end is closed, and so with the
-worker too. A process that ends by itself (killed, out of memory, a crash of the interpreter) is an error with its exit
-status.
+worker too. A process that ends unexpectedly (killed, out of memory, a crash of the interpreter) is an error with its
+exit status.
 """
 
 from __future__ import annotations

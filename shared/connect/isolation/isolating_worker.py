@@ -8,7 +8,7 @@ A process ends in one of three ways:
 
 1. Everything in it was stopped: its link is closed.
 2. Something in it does not stop within the graceful time: it is killed.
-3. It ends by itself, by a crash or a signal.
+3. It ends unexpectedly, by a crash or a signal.
 
 In cases 2 and 3 the rest of its work has failed. It is started again in a new process: after the backoff of failed
 tasks, or at once if another part of the connector is started.

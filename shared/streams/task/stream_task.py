@@ -411,7 +411,7 @@ class StreamTask:
         if self.failed is not None:
             raise self.failed
         if self.not_running_reason is not None:
-            raise IllegalState(f"a commit was asked of a task that does not run: {self!r}")
+            raise IllegalState(f"a commit was requested of a task that does not run: {self!r}")
         self.now_ms = now_ms
         try:
             # 1. Processors forward what they held back until now. It belongs to this commit.

@@ -125,8 +125,8 @@ def failed(request: Request, code: int, partitions: Collection[TopicPartition] |
             answer.topics = [Message(name=name, error_code=code) for name in names]
     for rows, key in (("groups", "group_id"), ("resources", "resource_name")):
         if rows in fields and hasattr(body, rows):
-            asked = [one if isinstance(one, str) else one.resource_name for one in getattr(body, rows)]
-            setattr(answer, rows, [Message(**{key: name, "error_code": code}) for name in asked])
+            requested = [one if isinstance(one, str) else one.resource_name for one in getattr(body, rows)]
+            setattr(answer, rows, [Message(**{key: name, "error_code": code}) for name in requested])
     if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
         answer.error_code = code
     if request.api is Api.JOIN_GROUP:

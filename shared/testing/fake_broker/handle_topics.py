@@ -15,17 +15,17 @@ TOPIC_RESOURCE = 2
 SET, DELETE = 0, 1
 SOURCE_TOPIC, SOURCE_DEFAULT = 1, 5
 ALL_TOPICS_WHEN_EMPTY_BEFORE = 1
-AUTO_CREATE_ASKED_SINCE = 4
+ALLOW_AUTO_CREATE_SINCE = 4
 
 
 def metadata(state: ClusterState, request: Request) -> Answer:
     """The running nodes, and the requested topics (all topics if the request names none)."""
-    asked = request.body.topics
-    if asked is None or (not asked and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
+    requested = request.body.topics
+    if requested is None or (not requested and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
         topics = [_describe_topic(topic) for topic in state.topics.values()]
     else:
-        may_create = request.version < AUTO_CREATE_ASKED_SINCE or request.body.allow_auto_topic_creation
-        topics = [_topic_metadata(state, row, may_create=may_create) for row in asked]
+        may_create = request.version < ALLOW_AUTO_CREATE_SINCE or request.body.allow_auto_topic_creation
+        topics = [_topic_metadata(state, row, may_create=may_create) for row in requested]
     return Message(
         brokers=[
             Message(node_id=node.node_id, host=node.host, port=node.port, rack=None)
@@ -76,7 +76,8 @@ def _partition_metadata(one: Partition) -> Message:
     )
 
 
-Refusal = tuple[ErrorCode, str]
+ErrorAndMessage = tuple[ErrorCode, str]
+"""The error of one row of a request, and its message: NONE and "" if there is none."""
 
 
 def create_topics(state: ClusterState, request: Request) -> Answer:
@@ -90,9 +91,10 @@ def create_topics(state: ClusterState, request: Request) -> Answer:
 
 
 def _create_topic(state: ClusterState, row: Message, *, validate_only: bool) -> Message:
-    refused = _reject_topic(state, row)
-    if refused is not None:
-        return Message(name=row.name, error_code=refused[0], error_message=refused[1], topic_id=NO_UUID, configs=None)
+    error = _error_of_new_topic(state, row)
+    if error is not None:
+        code, message = error
+        return Message(name=row.name, error_code=code, error_message=message, topic_id=NO_UUID, configs=None)
     configs = {one.name: one.value for one in row.configs}
     count = row.num_partitions if row.num_partitions > 0 else int(state.configs["num.partitions"])
     factor = row.replication_factor if row.replication_factor > 0 else int(state.configs["default.replication.factor"])
@@ -110,7 +112,7 @@ def _create_topic(state: ClusterState, row: Message, *, validate_only: bool) -> 
     )
 
 
-def _reject_topic(state: ClusterState, row: Message) -> Refusal | None:
+def _error_of_new_topic(state: ClusterState, row: Message) -> ErrorAndMessage | None:
     if not is_topic_name(row.name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {row.name!r}"
     if row.name in state.topics:
@@ -149,7 +151,7 @@ def delete_topics(state: ClusterState, request: Request) -> Answer:
 def create_partitions(state: ClusterState, request: Request) -> Answer:
     """Add partitions to topics."""
 
-    def create_partitions_of_topic(row: Message) -> Refusal:
+    def create_partitions_of_topic(row: Message) -> ErrorAndMessage:
         topic = state.topics.get(row.name)
         if request.node != state.controller:
             return ErrorCode.NOT_CONTROLLER, "this is not the controller"
@@ -166,7 +168,7 @@ def create_partitions(state: ClusterState, request: Request) -> Answer:
     return Message(topics=_results_of_topics(request, create_partitions_of_topic))
 
 
-def _results_of_topics(request: Request, act: Callable[[Message], Refusal]) -> list[Message]:
+def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessage]) -> list[Message]:
     found = [(row.name, *act(row)) for row in request.body.topics]
     return [Message(name=name, error_code=code, error_message=why or None) for name, code, why in found]
 
@@ -208,7 +210,7 @@ def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> M
 def incremental_alter_configs(state: ClusterState, request: Request) -> Answer:
     """Set and unset configs of topics."""
 
-    def alter_topic_configs(row: Message) -> Refusal:
+    def alter_topic_configs(row: Message) -> ErrorAndMessage:
         topic = state.topics.get(row.resource_name)
         if row.resource_type != TOPIC_RESOURCE:
             return ErrorCode.INVALID_REQUEST, "configs of topics alone can be changed"

@@ -58,8 +58,8 @@ def _transaction_of_request(state: ClusterState, request: Request) -> BrokerTran
 def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
     """Add partitions to the transaction: all of them or none."""
     known = _transaction_of_request(state, request)
-    asked = [TopicPartition(topic.name, number) for topic, number in request.rows()]
-    unknown = {tp for tp in asked if state.partition(tp) is None}
+    requested = [TopicPartition(topic.name, number) for topic, number in request.rows()]
+    unknown = {tp for tp in requested if state.partition(tp) is None}
 
     def error_code_of_partition(tp: TopicPartition) -> int:
         if isinstance(known, ErrorCode):
@@ -69,7 +69,7 @@ def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
         return ErrorCode.NONE
 
     if isinstance(known, BrokerTransaction) and not unknown:
-        code = state.transactions.add(known, request.now_ms, partitions=set(asked), groups=set())
+        code = state.transactions.add(known, request.now_ms, partitions=set(requested), groups=set())
         known = known if code is ErrorCode.NONE else code
     return Message(topics=_error_codes_by_partition(request, error_code_of_partition))
 

@@ -168,8 +168,8 @@ class NodeServer:
         if action.partitions is None and not action.handled:
             answer = None
         else:
-            asked = request if action.handled else without(request, action.partitions or ())
-            answer = await self._handle_request(asked)
+            handled_request = request if action.handled else without(request, action.partitions or ())
+            answer = await self._handle_request(handled_request)
         if request.api is Api.PRODUCE and request.body.acks == 0:
             if action.partitions is None:
                 raise HangUp

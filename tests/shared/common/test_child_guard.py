@@ -84,7 +84,7 @@ def test_stubborn_child_and_its_children_are_killed_after_the_limit() -> None:
 
 
 def test_remaining_processes_of_the_child_are_killed() -> None:
-    """When a child ends by itself, the other processes of its group are killed."""
+    """When a child exits without a signal, the other processes of its group are killed."""
     with guarded_shell(f"sleep 1000 & {READY} exit 0") as (process, pipe):
         assert read(pipe) == b"ready\n"
         assert process.wait(LIMIT_SECONDS) == 0
