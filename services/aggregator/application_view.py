@@ -330,7 +330,7 @@ def merge_windows(parts: Sequence[InstanceAnswer], limit: int, pages: Continuati
     ]
     ends = [live_order(position) for _, answer in parts if (position := pages.position(answer["continuation"]))]
     found, last = _select_first_rows(rows, limit, ends)
-    position = None if last is None else LivePosition(-last[0], *last[1:])
+    position = None if last is None else last.position()
     unseen = sum(answer["unseen"] for _, answer in parts)
     return {"windows": found, "continuation": pages.text(position), "unseen": unseen}
 

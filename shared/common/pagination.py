@@ -58,6 +58,20 @@ class LivePosition(NamedTuple):
     start_ms: int
 
 
+class LiveOrder(NamedTuple):
+    """The sort key of a live window: its position with the end negated, so that the latest end comes first."""
+
+    negated_end_ms: int
+    store: str
+    partition: int
+    key: str
+    start_ms: int
+
+    def position(self) -> LivePosition:
+        """The position with this sort key."""
+        return LivePosition(-self.negated_end_ms, self.store, self.partition, self.key, self.start_ms)
+
+
 PositionT = TypeVar("PositionT", RowPosition, WindowPosition, LivePosition)
 RowOrder = tuple[int, bytes]
 _START = struct.Struct(">Q")  # shifted, so that the bytes sort like the numbers
@@ -82,9 +96,13 @@ def row_order(key: bytes, start: int) -> RowOrder:
     return key_hash(key), key + start_bytes(start)
 
 
-def live_order(position: LivePosition) -> tuple[int, str, int, str, int]:
-    """The sort key of live windows."""
-    return -position.end_ms, position.store, position.partition, position.key, position.start_ms
+def live_order(position: LivePosition) -> LiveOrder:
+    """The sort key of live windows.
+
+    >>> live_order(LivePosition(9, "s", 0, "ann", 5)) < live_order(LivePosition(8, "s", 0, "ann", 5))
+    True
+    """
+    return LiveOrder(-position.end_ms, position.store, position.partition, position.key, position.start_ms)
 
 
 class Continuations(Generic[PositionT]):

@@ -396,21 +396,31 @@ def _parse_compaction(entry: Mapping[str, Any]) -> Compaction | None:
         return None
     if metadata.kind != COMPACTION:
         return None
-    fields = (metadata.job, metadata.started_at_ms, metadata.seconds, metadata.rows, metadata.entries)
-    return Compaction(int(entry["version"]), int(entry["timestamp"]), *fields)
+    return Compaction(
+        version=int(entry["version"]),
+        ended_at_ms=int(entry["timestamp"]),
+        job=metadata.job,
+        started_at_ms=metadata.started_at_ms,
+        seconds=metadata.seconds,
+        rows=metadata.rows,
+        entries=metadata.entries,
+    )
 
 
 # --- inside ---
 
 
 def _parse_partition_snapshot(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
-    partition, offset, epoch, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
+    offset = row["changelog_offset"]
+    epoch = row["epoch"]
+    progress = row["progress"]
+    topic_id = row["topic_id"]
     numbers = isinstance(offset, int) and isinstance(epoch, int)
     if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
         raise NotASnapshot(
-            f"{table.table_uri} is not a snapshot: the progress of partition {partition} is not readable"
+            f"{table.table_uri} is not a snapshot: the progress of partition {row['partition']} is not readable"
         )
-    return PartitionSnapshot(partition, offset, epoch, progress.encode(), topic_id)
+    return PartitionSnapshot(row["partition"], offset, epoch, progress.encode(), topic_id)
 
 
 def open_table(

@@ -174,15 +174,15 @@ class LocalState:
         """Keep the changelog entries of a commit, without its progress record."""
         rows: dict[RowId, StoredRow | None] = {}
         for key, value in entries:
-            operation, store, _, _, body = fmt.decode_entry(value)
+            entry = fmt.decode_entry(value)
             assert key is not None
-            if operation == fmt.LIVE:
-                start, end = fmt.START_END.unpack_from(body)
-                rows[store, key, start] = StoredRow(end, body[fmt.START_END.size :])
+            if entry.operation == fmt.LIVE:
+                start, end = fmt.START_END.unpack_from(entry.body)
+                rows[entry.store, key, start] = StoredRow(end, entry.body[fmt.START_END.size :])
             else:
-                (start,) = fmt.START.unpack_from(body)
+                (start,) = fmt.START.unpack_from(entry.body)
                 # Deleted or closed. A closed window is not in the store any more.
-                rows[store, key, start] = None
+                rows[entry.store, key, start] = None
         # Not written before `confirm`. Until then the commit may fail, and the rows would have to be undone.
         self._prepared = rows, progress
 

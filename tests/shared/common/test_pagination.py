@@ -78,3 +78,4 @@ def test_live_windows_that_end_last_come_first() -> None:
     """Live windows are ordered by latest end, then by store, partition, key and start."""
     positions = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
     assert sorted(positions, key=live_order) == [positions[2], positions[1], positions[0]]
+    assert [live_order(position).position() for position in positions] == positions
