@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -77,9 +76,9 @@ class HttpSource:
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = streams.json() if streams.status_code == httpx.codes.OK else None
-        except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
+            return ServiceSample(self.name, self._url, status, failing(checks), checks, totals, state)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
-        return ServiceSample(self.name, self._url, status, failing(checks), checks, totals, state)
 
 
 class HttpUpstream:

@@ -101,6 +101,20 @@ async def test_a_service_without_a_valid_response_is_unreachable(answer: httpx.R
     assert sample.detail
 
 
+async def test_a_service_with_an_invalid_check_is_unreachable() -> None:
+    """A check that is no object yields an unreachable sample, even if the other responses are valid."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(200, json={"status": "ok", "checks": {"kafka": "text"}})
+        return httpx.Response(404 if request.url.path == "/v1/streams" else 200)
+
+    source = HttpSource("p", "http://p", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
+    sample = await source.sample()
+    assert sample.status == "unreachable"
+    assert "AttributeError" in sample.detail
+
+
 async def test_a_part_of_this_process_is_read_without_http() -> None:
     """A part of this process has the same sample, without an address."""
     sample = await LocalSource("a", {"kafka": lambda: CheckResult(True)}, registry(), View()).sample()
