@@ -83,14 +83,14 @@ def _live_window_as_json(position: LivePosition, row: LiveRow) -> WindowRow:
         key=position.key,
         start_ms=row.start,
         end_ms=row.end,
-        states=[plain(state) for state in row.states],
+        states=[state_as_json(state) for state in row.states],
     )
 
 
-def plain(state: Any) -> Any:
+def state_as_json(state: Any) -> Any:
     """Return a state as JSON values. A value without JSON form becomes its type's name.
 
-    >>> plain([1, b"a", None]), plain(object())
+    >>> state_as_json([1, b"a", None]), state_as_json(object())
     ([1, 'a', None], '<object>')
     """
     if state is None or isinstance(state, str | int | float | bool):
@@ -98,7 +98,7 @@ def plain(state: Any) -> Any:
     if isinstance(state, bytes):
         return state.decode(errors="backslashreplace")
     if isinstance(state, list | tuple):
-        return [plain(each) for each in state]
+        return [state_as_json(each) for each in state]
     if isinstance(state, dict):
-        return {str(name): plain(each) for name, each in state.items()}
+        return {str(name): state_as_json(each) for name, each in state.items()}
     return f"<{type(state).__name__}>"

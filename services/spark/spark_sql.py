@@ -1,7 +1,7 @@
 """Names, types and tables in Spark SQL, and the results of windows computed from their states.
 
-Compactions write results with Arrow (`table_columns.result_columns`). The expressions here are for merged windows and
-for live windows, which only have a state. Tests compare both ways.
+Compactions write results with Arrow (`table_columns.lake_result_columns`). The expressions here are for merged windows
+and for live windows, which only have a state. Tests compare both ways.
 """
 
 from __future__ import annotations

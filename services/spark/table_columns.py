@@ -105,8 +105,11 @@ def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, names=[column.name for column in codec.columns])
 
 
-def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
-    """Return the typed results by aggregation; null for a null state and for a state without the aggregation."""
+def lake_result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
+    """Return the result columns of a store's Delta table, by aggregation.
+
+    A result is null if the state is null or lacks the aggregation.
+    """
     found = {}
     for aggregation in store.shown_aggregations():
         columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}

@@ -17,8 +17,8 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import changelog_reader
 from penstock.shared.streams.task import json_fields
 from penstock.shared.streams.windows import json_rows, keys
-from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
 
 

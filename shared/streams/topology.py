@@ -105,8 +105,8 @@ class StoreBuilder:
     def windows(self) -> WindowStore:
         """Build the store of a window, in memory."""
         # Imported here, because a reader of topologies that runs none needs no compiler.
-        from penstock.shared.streams.windows.kinds import WindowRule
         from penstock.shared.streams.windows.state_columns import StateColumns
+        from penstock.shared.streams.windows.window_rule import WindowRule
         from penstock.shared.streams.windows.window_store import WindowStore
 
         schema = self.schema

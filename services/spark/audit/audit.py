@@ -20,6 +20,7 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit.audit_inputs import Read, read_inputs
+from penstock.services.spark.audit.differences import Compared
 from penstock.services.spark.audit.session_checks import (
     ACCEPTED,
     CHECKS,
@@ -29,7 +30,6 @@ from penstock.services.spark.audit.session_checks import (
     NULL_KEY,
     OF_WINDOWS,
     RECOMPUTED,
-    Compared,
     compare,
 )
 from penstock.services.spark.audit.settings import AuditSettings

@@ -13,9 +13,6 @@ several sessions of the stream:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
@@ -23,6 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark.audit import session_reference
 from penstock.services.spark.audit.audit_inputs import COORDINATES, KEY, WINDOW, Inputs, in_sample
+from penstock.services.spark.audit.differences import (
+    Compared,
+    all_differences,
+    as_differences,
+    materialized,
+    without_idle_partitions,
+)
 from penstock.services.spark.audit.measures import (
     FIELDS,
     Measure,
@@ -50,20 +54,6 @@ OF_WINDOWS = {
     **{name: CHECKS[name] for name in ("closing", "lateness")},
 }
 """The checks of windows that do not merge. The contents of tumbling and hopping windows do not depend on time."""
-
-
-class Compared(NamedTuple):
-    """All differences (check, partition, key, at_ms, detail), and the rows that were compared.
-
-    `contained` are the stream's sessions, each with the computed session that holds it.
-    """
-
-    differences: DataFrame
-    labelled: DataFrame
-    computed: DataFrame
-    stream: DataFrame
-    not_compared: Sequence[str] = ()
-    contained: DataFrame | None = None
 
 
 def compare(inputs: Inputs) -> Compared:
@@ -121,28 +111,6 @@ def sessions_after_deleted_records(
     behind = (with_lower_bound(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (computed, stream))
     labelled, computed, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
     return labelled, computed, stream
-
-
-def materialized(rows: DataFrame) -> DataFrame:
-    """Computes the rows now. Returns them without their plan; the executors keep them in memory or on disk.
-
-    Otherwise Spark processes the whole plan again for each step built on it, which took most of an audit's time. If an
-    executor is lost, its rows are lost too, and the audit must be run again.
-    """
-    return rows.localCheckpoint()
-
-
-def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame:
-    """Return the differences without those of the partitions whose time advanced while they were idle."""
-    return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
-
-
-def all_differences(found: Sequence[DataFrame]) -> DataFrame:
-    """Return the differences of all checks."""
-    differences = found[0]
-    for more in found[1:]:
-        differences = differences.unionByName(more)
-    return differences
 
 
 def label(inputs: Inputs) -> DataFrame:
@@ -236,18 +204,6 @@ def within(stream: DataFrame, computed: DataFrame) -> DataFrame:
     return held.withColumn("computed_ms", F.when(inside, F.col("computed_ms"))).drop("computed_end_ms")
 
 
-def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> DataFrame:
-    """Return rows as differences of a check."""
-    shown = F.col("key").cast("string") if "key" in rows.columns else F.lit(None).cast("string")
-    return rows.select(
-        F.lit(check).alias("check"),
-        F.col("partition").cast("int").alias("partition"),
-        shown.alias("key"),
-        F.col(at).cast("bigint").alias("at_ms"),
-        detail.alias("detail"),
-    )
-
-
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
     """Return late records and dead letters without a covered source record, and late records that contradict it.
 
@@ -267,7 +223,7 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
         .when((F.size(own) > 0) | (F.size("missed") == 0), "cannot have missed these windows")
     )
     detail = F.format_string("%s: offset %s %s", "kind", "offset", "reason")
-    return difference(both.withColumn("reason", reason).filter("reason IS NOT NULL"), "unknown", "at", detail)
+    return as_differences(both.withColumn("reason", reason).filter("reason IS NOT NULL"), "unknown", "at", detail)
 
 
 def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
@@ -279,7 +235,7 @@ def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
     if exactly_once:
         often |= F.col("dead_times") > 1
     detail = F.format_string("offset %s: late %s times, dead letter %s times", "offset", "late_times", "dead_times")
-    return difference(labelled.filter(often), "twice", "timestamp_ms", detail)
+    return as_differences(labelled.filter(often), "twice", "timestamp_ms", detail)
 
 
 def unbalanced(contained: DataFrame, computed: DataFrame, numbers: list[Measure]) -> DataFrame:
@@ -294,13 +250,13 @@ def unbalanced(contained: DataFrame, computed: DataFrame, numbers: list[Measure]
     lost = F.col("sessions").isNull()
     reason = F.when(lost, "no session of the stream").otherwise(F.col("wrong"))
     detail = F.concat(F.format_string("%s..%s, %s records: ", "start_ms", "end_ms", "records"), reason)
-    return difference(both.filter(lost | (F.col("wrong") != "")), "unbalanced", "start_ms", detail)
+    return as_differences(both.filter(lost | (F.col("wrong") != "")), "unbalanced", "start_ms", detail)
 
 
 def outside(contained: DataFrame) -> DataFrame:
     """Return the sessions of the stream that no computed session holds."""
     detail = F.format_string("%s..%s holds records that the source does not have there", "start_ms", "end_ms")
-    return difference(contained.filter(F.col("computed_ms").isNull()), "outside", "start_ms", detail)
+    return as_differences(contained.filter(F.col("computed_ms").isNull()), "outside", "start_ms", detail)
 
 
 def assigned_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
@@ -332,7 +288,7 @@ def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> D
         .when(F.col("wrong") != "", F.col("wrong"))
     )
     detail = F.concat(F.format_string("%s..%s: ", "start_ms", "end_ms"), F.col("reason"))
-    return difference(
+    return as_differences(
         both.withColumn("reason", reason).filter(F.col("reason").isNotNull()), "windows", "start_ms", detail
     )
 
@@ -341,7 +297,7 @@ def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
     """Return windows that were closed too early by their own close time."""
     early = stream.filter(F.col("closed") & (F.col("closed_ms") < F.col("end_ms") + store.patience_ms))
     text = f"%s..%s was closed at %s, not {store.patience_ms} ms after its end"
-    return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
+    return as_differences(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
 
 
 def lateness(assigned: DataFrame) -> DataFrame:
@@ -349,4 +305,4 @@ def lateness(assigned: DataFrame) -> DataFrame:
     is_wrong = (F.col("outcome") == LATE) == F.col("start_ms").isNotNull()
     text = "offset %s is %s, though its time is %s and the close time was %s"
     detail = F.format_string(text, "offset", "outcome", "timestamp_ms", "close_ms")
-    return difference(assigned.filter(is_wrong), "lateness", "timestamp_ms", detail)
+    return as_differences(assigned.filter(is_wrong), "lateness", "timestamp_ms", detail)

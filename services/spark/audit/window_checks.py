@@ -20,22 +20,24 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit.audit_inputs import KEY, WINDOW, Inputs
+from penstock.services.spark.audit.differences import (
+    Compared,
+    all_differences,
+    as_differences,
+    materialized,
+    without_idle_partitions,
+)
 from penstock.services.spark.audit.measures import measures
 from penstock.services.spark.audit.session_checks import (
     ACCEPTED,
     LATE,
     LEFT_OUT,
-    Compared,
-    all_differences,
     closing,
-    difference,
     label,
-    materialized,
     repeated_coordinates,
     stream_sessions,
     unknown_coordinates,
     windows,
-    without_idle_partitions,
 )
 from penstock.shared.streams.changelog.format import StoreSchema
 
@@ -145,7 +147,7 @@ def lateness(verdicts: DataFrame, deleted_until: SparkColumn) -> DataFrame:
         text,
         F.format_string(", though its time is %s and the close time was %s", "timestamp_ms", "close_ms"),
     )
-    return difference(wrong, "lateness", "timestamp_ms", detail)
+    return as_differences(wrong, "lateness", "timestamp_ms", detail)
 
 
 def _floor_time(name: str, span: SparkColumn) -> SparkColumn:

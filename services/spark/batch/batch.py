@@ -204,7 +204,7 @@ class BatchJob:
             return dict(earliest if text == "earliest" else latest)
         if not EXPLICIT_OFFSETS.fullmatch(text):
             return self._offsets_at_time({topic: held}, text)[topic]
-        return explicit_offsets(topic, text, earliest, latest)
+        return live_from_offsets(topic, text, earliest, latest)
 
     # --- run ---
 
@@ -339,12 +339,12 @@ def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], e
     return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
 
 
-def explicit_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
-    """Return the offsets of a text `partition:offset,…`.
+def live_from_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
+    """Return the offsets of `live_from`, given as `partition:offset,…`, by partition.
 
     Raises ConfigError if they are not exactly one for each partition, or if the topic does not hold one of them.
 
-    >>> explicit_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
+    >>> live_from_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
     {0: 5, 1: 7}
     """
     offsets = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}

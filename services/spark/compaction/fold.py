@@ -31,7 +31,7 @@ from penstock.services.spark.table_columns import (
     PROGRESS,
     STATE,
     TIME_MS_MAX,
-    result_columns,
+    lake_result_columns,
     state_array,
     time_array,
 )
@@ -414,7 +414,7 @@ class PartitionFold:
             **_key_column(part.keys, store),
             "window_start": time_array(part.starts),
             "window_end": time_array(part.ends),
-            **result_columns(store, states),
+            **lake_result_columns(store, states),
             "closed_at": time_array(part.closed_at),
             "state": states,
         }
@@ -431,7 +431,7 @@ class PartitionFold:
             **_key_column(part.keys, store),
             "event_time": time_array(part.starts),
             "missed": pa.ListArray.from_arrays(pa.array(ends), time_array(starts)),
-            **result_columns(store, states),
+            **lake_result_columns(store, states),
             "state": states,
             "source_offset": pa.array(part.ends, mask=part.ends < 0),
         }

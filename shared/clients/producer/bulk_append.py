@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, RecordLocations, Run, Span, size_of
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, DeliveryLocations, Run, Span, size_of
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
@@ -34,7 +34,7 @@ class Bulk:
         self.records = records
         self.timestamp = timestamp
         self._rest = iter(() if isinstance(records, RecordColumns) else records)
-        self._locations = RecordLocations()
+        self._locations = DeliveryLocations()
         self._sizes: dict[int, tuple[int, int]] = {}
         self._ended: PenstockError | None = None
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}

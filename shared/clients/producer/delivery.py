@@ -7,8 +7,8 @@ be aborted: a commit would leave out that record. Cancelling `asyncio.shield(del
 A `Delivery` is not an `asyncio.Future`, since one future a record costs too much. It has a future's methods:
 `asyncio.wait`, `gather`, `wait_for` and `as_completed` accept it.
 
-`RecordLocations` has the batches that the records of a bulk went to, at the lowest cost per record: one reference to a
-batch. A run is a sequence of appends without an await, so nothing else appends in between. A record's index in its
+`DeliveryLocations` has the batches that the records of a bulk went to, at the lowest cost per record: one reference to
+a batch. A run is a sequence of appends without an await, so nothing else appends in between. A record's index in its
 batch follows from the index at which the run began in that batch, and from the number of earlier records of the run in
 it. Indices are computed only when one record's fate is requested. A slice of columns stores even less: one span for
 each batch. A span is spread over its records when one is requested.
@@ -39,7 +39,7 @@ Run = dict[ProducerBatch, int]
 """The batches that a run of appends filled, each with the index of the run's first record in it."""
 
 
-class RecordLocations:
+class DeliveryLocations:
     """`of` has for each record, in order, its batch, or the error that kept it out of a batch.
 
     During a run the appending code adds to `of`. It also adds to the run each batch that does not have it as its `run`
@@ -57,7 +57,7 @@ class RecordLocations:
         self._indices: list[int] | None = None
 
     def __repr__(self) -> str:
-        return f"<RecordLocations of {len(self)} records in {len(self._runs) + len(self._slices)} runs>"
+        return f"<DeliveryLocations of {len(self)} records in {len(self._runs) + len(self._slices)} runs>"
 
     def __len__(self) -> int:
         return len(self._of) + self._sliced
@@ -275,7 +275,7 @@ class Deliveries:
 
     def __init__(
         self,
-        record_locations: RecordLocations,
+        delivery_locations: DeliveryLocations,
         records: Sequence[ProducerRecord],
         timestamp: int,
         sizes: dict[int, tuple[int, int]],
@@ -284,11 +284,11 @@ class Deliveries:
     ) -> None:
         """`timestamp` is used for records without one. `sizes` (key, value) has entries where serializers changed them.
         `all_accepted` means that every record has a batch."""
-        self._locations = record_locations
+        self._locations = delivery_locations
         self._records = records
         self._timestamp = timestamp
         self._sizes = sizes
-        self._batches = record_locations.batches()
+        self._batches = delivery_locations.batches()
         self._all_accepted = all_accepted
 
     def __len__(self) -> int:
@@ -340,8 +340,8 @@ class Deliveries:
         return self._results_of_records()
 
     def _results_of_records(self) -> list[RecordMetadata | Exception]:
-        record_locations = self._locations
-        pairs = zip(record_locations.of, record_locations.indices(), strict=True)
+        delivery_locations = self._locations
+        pairs = zip(delivery_locations.of, delivery_locations.indices(), strict=True)
         return [self._result_of_record(i, batch_or_error, index) for i, (batch_or_error, index) in enumerate(pairs)]
 
     def _result_of_record(

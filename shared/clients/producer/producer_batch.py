@@ -168,7 +168,7 @@ class ProducerBatch:
         self.last_error: PenstockError | None = None
         self.future: asyncio.Future[None] | None = None
         self.run: object = None
-        """The current run of a bulk's appends, if it has filled this batch (`RecordLocations`)."""
+        """The current run of a bulk's appends, if it has filled this batch (`DeliveryLocations`)."""
         self._builder: Any = new_batch_builder(batch_size, transactional) if builder is None else builder
         self._data: SealedBatch | None = None
         self._size = 0

@@ -155,7 +155,9 @@ class AvroConverter(Converter):
         except Exception as e:  # fastavro raises many kinds
             raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e
         schema = schema or from_avro(avro, outer)
-        return _AvroSchemaCodec(schema, made, json.dumps(avro, separators=(",", ":")), writing(schema), reading(schema))
+        return _AvroSchemaCodec(
+            schema, made, json.dumps(avro, separators=(",", ":")), change_to_avro(schema), change_from_avro(schema)
+        )
 
 
 def without_other_logical_types(avro: Any) -> Any:
@@ -194,28 +196,28 @@ def _is_map_as_entries(schema: Schema) -> bool:
     return schema.type is SchemaType.MAP and keys is not None and (keys.type is not SchemaType.STRING or keys.optional)
 
 
-def reading(schema: Schema) -> Change | None:
+def change_from_avro(schema: Schema) -> Change | None:
     """The conversion from fastavro's value to Connect's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _struct_of_union_branch(schema, value)
     if _is_map_as_entries(schema):
-        inner = reading(schema.value_schema) if schema.value_schema is not None else None
+        inner = change_from_avro(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else {
             entry["key"]: inner(entry["value"]) if inner else entry["value"] for entry in value
         }  # fmt: skip
-    return _convert_nested_values(schema, reading)
+    return _convert_nested_values(schema, change_from_avro)
 
 
-def writing(schema: Schema) -> Change | None:
+def change_to_avro(schema: Schema) -> Change | None:
     """The conversion from Connect's value to fastavro's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _union_value_to_branch(schema, value)
     if _is_map_as_entries(schema):
-        inner = writing(schema.value_schema) if schema.value_schema is not None else None
+        inner = change_to_avro(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else [
             {"key": key, "value": inner(item) if inner else item} for key, item in value.items()
         ]  # fmt: skip
-    change = _convert_nested_values(schema, writing)
+    change = _convert_nested_values(schema, change_to_avro)
     if schema.has_default and not schema.optional:
         default = schema.default
         return lambda value: (change or _avro_value_unchanged)(default if value is None else value)
@@ -238,7 +240,7 @@ def _struct_of_union_branch(union: Schema, value: Any) -> Any:
         found = next((field for field in union.fields if _matches_schema(field.schema, value)), None)
     if found is None:
         raise DataError(f"a union's value {value!r:.100} is of none of its types")
-    change = reading(found.schema)
+    change = change_from_avro(found.schema)
     return {field.name: None for field in union.fields} | {found.name: change(value) if change else value}
 
 
@@ -249,7 +251,7 @@ def _union_value_to_branch(union: Schema, value: Any) -> Any:
     if len(set_fields) != 1:
         raise DataError(f"a union's value sets {len(set_fields)} of its fields, not one")
     field = set_fields[0]
-    change = writing(field.schema)
+    change = change_to_avro(field.schema)
     inner = value[field.name]
     inner = change(inner) if change else inner
     return (field.schema.name, inner) if field.schema.type is SchemaType.STRUCT and field.schema.name else inner

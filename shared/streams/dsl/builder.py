@@ -76,7 +76,7 @@ from penstock.shared.streams.topology import (
     Topology,
 )
 from penstock.shared.streams.user_code import plain, require_callable, require_plain_methods
-from penstock.shared.streams.windows.kinds import Emit, WindowRule, hopping_windows
+from penstock.shared.streams.windows.window_rule import Emit, WindowRule, hopping_windows
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 

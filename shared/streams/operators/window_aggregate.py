@@ -23,11 +23,11 @@ from penstock.shared.streams.processor import NO_TIME, ProcessorContext, TimedPr
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
 from penstock.shared.streams.windows.keys import Int32Array
-from penstock.shared.streams.windows.kinds import Emit, WindowRule
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, missed_windows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_limits import check_key, check_states
 from penstock.shared.streams.windows.window_results import WindowResults
+from penstock.shared.streams.windows.window_rule import Emit, WindowRule
 from penstock.shared.streams.windows.window_store import BatchOutcome, WindowStore
 from penstock.shared.streams.windows.window_table import Values
 

@@ -117,13 +117,13 @@ def read_in_slices(
     # Taken before the first row is read, so rows may reflect more records than the position, but never fewer.
     position = {partition: dict(task.sources) for partition, task in sorted(tasks.items())}
     wanted = _Range.of(query, key_type)
-    pages: dict[int, _Page] = {}
+    pages: dict[int, _StoreQueryPage] = {}
     remaining = query.rows_max
     for partition, task in sorted(tasks.items()):
         # Tasks continue between slices. One that has left may have another owner by now, with newer rows.
         if tasks.get(partition) is not task or (query.after is not None and partition < query.after.partition):
             continue
-        page = pages[partition] = _Page(partition, builder, query, remaining)
+        page = pages[partition] = _StoreQueryPage(partition, builder, query, remaining)
         for _ in page.read(task.stores[store], wanted):
             yield
             if tasks.get(partition) is not task:
@@ -140,13 +140,13 @@ def read_in_slices(
 
 def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, None, StoreAnswer]:
     position = {partition: {table.topic: at} for partition, at in sorted(table.position.items())}
-    page = _Page(None, None, query, query.rows_max)
+    page = _StoreQueryPage(None, None, query, query.rows_max)
     yield from page.read(table, _Range.of(query, table.key_type))
     last = position_of_row(page.rows[-1]) if page.has_more else None
     return StoreAnswer(table.name, "global table", table.key_type, page.rows, position, last)
 
 
-class _Page:
+class _StoreQueryPage:
     """The first rows of a partition in order, of those that the query selects, up to the remaining room.
 
     `builder` and `partition` are None for a global table.

@@ -25,8 +25,8 @@ from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.state_store import LiveRow
 from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.keys import NONE
-from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 

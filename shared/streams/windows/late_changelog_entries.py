@@ -25,8 +25,8 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     encode_late,
 )
-from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.object_states import ChangelogColumn
+from penstock.shared.streams.windows.window_rule import WindowRule
 
 NO_OFFSET = -1
 NUMBER_BYTES = 8

@@ -27,10 +27,10 @@ from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.changed_windows import EMPTY, Windows, joined_windows
 from penstock.shared.streams.windows.keys import Int32Array, last_of_each
-from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.object_states import Done
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.state_sizes import StateSizes
+from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_table import NO_CLOSE_TIME, Values, WindowTable
 
 ROWS_AT_ONCE = 1_000

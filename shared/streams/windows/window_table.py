@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.keys import GROWTH, Int32Array, KeyIndex, grown_array
-from penstock.shared.streams.windows.kinds import WindowRule
+from penstock.shared.streams.windows.window_rule import WindowRule
 
 ROWS_MIN = 64
 OUTPUTS_MIN = 256

@@ -152,7 +152,7 @@ class ClusterState:
         """Delete a topic, with the offsets that groups have committed for it."""
         topic = self.topics.pop(name)
         for partition in topic.partitions:
-            partition.changed()
+            partition.wake_fetches()
         self.groups.forget_topic(name)
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:

@@ -87,7 +87,7 @@ def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None
         return Message(partition=tp.partition, error_code=appended)
     if (retention_bytes := int(topic.config("retention.bytes"))) >= 0:
         partition.log.retain(retention_bytes)
-    partition.changed()
+    partition.wake_fetches()
     return Message(
         partition=tp.partition,
         error_code=ErrorCode.NONE,

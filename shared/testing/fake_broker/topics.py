@@ -30,15 +30,15 @@ class Partition:
         """Set another leader (or none), under the next leader epoch."""
         self.leader = node
         self.leader_epoch += 1
-        self.changed()
+        self.wake_fetches()
 
-    def changed(self) -> None:
+    def wake_fetches(self) -> None:
         """Wake the fetches that wait for this partition."""
         for call in tuple(self._waiting):
             call()
 
     def watch(self, call: Callable[[], None]) -> None:
-        """Call `call` at each change."""
+        """Call `call` at each `wake_fetches`."""
         self._waiting.add(call)
 
     def unwatch(self, call: Callable[[], None]) -> None:

@@ -215,7 +215,7 @@ class Transactions:
                     committed=committed,
                     now_ms=now_ms,
                 )
-                partition.changed()
+                partition.wake_fetches()
         for group_id in known.groups:
             self._groups.end_transaction(group_id, known.producer_id, committed=committed)
         known.partitions, known.groups = set(), set()

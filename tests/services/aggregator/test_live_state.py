@@ -10,8 +10,8 @@ import pytest
 from penstock.services.aggregator.key_filter import KeyFilter
 from penstock.services.aggregator.live_state import describe_stores, live_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
-from penstock.shared.streams.windows.kinds import WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
 
 

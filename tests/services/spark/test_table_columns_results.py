@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.table_columns import result_columns, state_type
+from penstock.services.spark.table_columns import lake_result_columns, state_type
 from penstock.shared.streams.aggregations.aggregation import (
     Aggregate,
     Aggregation,
@@ -82,7 +82,7 @@ def of(
     columns_of_it = [c.name for c in own.schema.state_columns() if lacking and c.name.startswith(f"{lacking}_")]
     without = dict.fromkeys(columns_of_it)
     rows = [None if values is None else state_of(own, values, at_ms) | without for values in windows]
-    columns = result_columns(own.schema, pa.array(rows, state_type(own.schema)))
+    columns = lake_result_columns(own.schema, pa.array(rows, state_type(own.schema)))
     return {name: column.to_pylist() for name, column in columns.items()}
 
 

@@ -16,7 +16,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.vectorized_executor import VectorizedExecutor
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30

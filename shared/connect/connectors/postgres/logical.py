@@ -17,8 +17,8 @@ from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.changes import Incomplete, SlotProgress, SlotReader
 from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES
+from penstock.shared.connect.connectors.postgres.database import driver
 from penstock.shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text
-from penstock.shared.connect.connectors.postgres.settings import driver
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Offset, SourceRecord
 

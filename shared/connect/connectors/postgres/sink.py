@@ -16,7 +16,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.settings import (
+from penstock.shared.connect.connectors.postgres.database import (
     HIGH,
     LOW,
     MEDIUM,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect.connectors.postgres.settings import change_schema
+from penstock.shared.connect.connectors.postgres.database import change_schema
 from penstock.shared.connect.connectors.postgres.sql import quoted
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord

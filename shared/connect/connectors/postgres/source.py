@@ -19,8 +19,7 @@ from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceC
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.changes import position_of
 from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
-from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
-from penstock.shared.connect.connectors.postgres.settings import (
+from penstock.shared.connect.connectors.postgres.database import (
     HIGH,
     LOW,
     MEDIUM,
@@ -28,6 +27,7 @@ from penstock.shared.connect.connectors.postgres.settings import (
     connection_config,
     translated,
 )
+from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader
 from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
 from penstock.shared.connect.record import SourceRecord

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.services.spark.batch.batch import (
     batch_report,
-    explicit_offsets,
+    live_from_offsets,
     next_offsets,
     partitions_done,
     ranges_to_read,
@@ -109,7 +109,7 @@ def test_topics_wait_for_files() -> None:
 def test_offsets_that_a_topic_does_not_have(text: str, named: str) -> None:
     """There must be one offset for each partition, within the topic's offsets."""
     with pytest.raises(ConfigError, match=f"live_from: .*{named}"):
-        explicit_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
+        live_from_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
 
 
 def test_a_summary_adds_up() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, RecordLocations, fresh
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, DeliveryLocations, fresh
 from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch
 from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -25,12 +25,12 @@ def delivery_of(batch: ProducerBatch, index: int) -> Delivery:
     return Delivery(batch, index, index, -1, 2)
 
 
-def deliveries_of(*record_locations: tuple[ProducerBatch, int] | Exception) -> Deliveries:
-    where = RecordLocations()
-    for location in record_locations:
+def deliveries_of(*delivery_locations: tuple[ProducerBatch, int] | Exception) -> Deliveries:
+    where = DeliveryLocations()
+    for location in delivery_locations:
         where.add(*(location if isinstance(location, tuple) else (location, -1)))
-    all_taken = not any(isinstance(location, Exception) for location in record_locations)
-    return Deliveries(where, [ProducerRecord("t", b"v")] * len(record_locations), 5, {}, all_accepted=all_taken)
+    all_taken = not any(isinstance(location, Exception) for location in delivery_locations)
+    return Deliveries(where, [ProducerRecord("t", b"v")] * len(delivery_locations), 5, {}, all_accepted=all_taken)
 
 
 def drained(batch: ProducerBatch) -> ProducerBatch:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.producer.delivery import RecordLocations
+from penstock.shared.clients.producer.delivery import DeliveryLocations
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition
@@ -27,23 +27,23 @@ def batch_of(number: int) -> ProducerBatch:
 
 
 def fill(
-    record_locations: RecordLocations, batches: list[ProducerBatch], numbers: list[int]
+    delivery_locations: DeliveryLocations, batches: list[ProducerBatch], numbers: list[int]
 ) -> list[tuple[ProducerBatch, int]]:
     """Appends a run as a bulk does, and returns each record's batch and index."""
-    run, seen = record_locations.begin(), []
+    run, seen = delivery_locations.begin(), []
     for number in numbers:
         batch = batches[number]
         seen.append((batch, batch.count))
         if batch.run is not run:
             batch.run, run[batch] = run, batch.count
         batch.count += 1
-        record_locations.of.append(batch)
-    record_locations.end()
+        delivery_locations.of.append(batch)
+    delivery_locations.end()
     return seen
 
 
 def fill_slice(
-    record_locations: RecordLocations, batches: list[ProducerBatch], numbers: list[int]
+    delivery_locations: DeliveryLocations, batches: list[ProducerBatch], numbers: list[int]
 ) -> list[tuple[object, int]]:
     """Adds a slice of columns by batch, with the rejected records at the end."""
     error, seen, spans = BufferExhausted("full"), [(None, -1)] * len(numbers), []
@@ -57,48 +57,48 @@ def fill_slice(
             seen[row] = (location, -1 if number < 0 else first + i)
         if number >= 0:
             batches[number].count += len(rows)
-    record_locations.add_slice(len(numbers), spans)
+    delivery_locations.add_slice(len(numbers), spans)
     return seen
 
 
 @given(st.lists(steps, min_size=1, max_size=12))
 def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int]] | int | str]) -> None:
     """Through runs, slices, single records, rejections and other senders, each record has the index of its append."""
-    record_locations, batches = RecordLocations(), [batch_of(number) for number in range(BATCHES)]
+    delivery_locations, batches = DeliveryLocations(), [batch_of(number) for number in range(BATCHES)]
     seen: list[tuple[object, int]] = []
     for step in taken:
         if isinstance(step, list):
-            seen += fill(record_locations, batches, step)
+            seen += fill(delivery_locations, batches, step)
         elif isinstance(step, tuple):
-            seen += fill_slice(record_locations, batches, step[0])
+            seen += fill_slice(delivery_locations, batches, step[0])
         elif isinstance(step, int):
             seen.append((batches[step], batches[step].count))
-            record_locations.add(batches[step], batches[step].count)
+            delivery_locations.add(batches[step], batches[step].count)
             batches[step].count += 1
         elif step == "refused":
             error = RecordTooLarge("t")
             seen.append((error, -1))
-            record_locations.add(error, -1)
+            delivery_locations.add(error, -1)
         else:
             batches[0].count += 1
-    found = record_locations.batches()
+    found = delivery_locations.batches()
     assert set(found) == {location for location, _ in seen if isinstance(location, ProducerBatch)}
     assert len(set(found)) == len(found)
-    assert len(record_locations) == len(seen)
+    assert len(delivery_locations) == len(seen)
     if seen:
-        assert record_locations.last() == seen[-1]
-    assert list(zip(record_locations.of, record_locations.indices(), strict=True)) == seen
-    assert record_locations.batches() == found
-    assert not seen or record_locations.last() == seen[-1]
+        assert delivery_locations.last() == seen[-1]
+    assert list(zip(delivery_locations.of, delivery_locations.indices(), strict=True)) == seen
+    assert delivery_locations.batches() == found
+    assert not seen or delivery_locations.last() == seen[-1]
     assert all(batch.run is None for batch in batches)
 
 
 def test_an_empty_run_leaves_nothing() -> None:
     """An empty run is dropped. Batches are listed once, in the order of their first record."""
-    record_locations, one, two = RecordLocations(), batch_of(1), batch_of(2)
-    record_locations.begin()
-    record_locations.end()
-    assert repr(record_locations) == "<RecordLocations of 0 records in 0 runs>"
+    delivery_locations, one, two = DeliveryLocations(), batch_of(1), batch_of(2)
+    delivery_locations.begin()
+    delivery_locations.end()
+    assert repr(delivery_locations) == "<DeliveryLocations of 0 records in 0 runs>"
     for batch, index in ((two, 0), (one, 0), (two, 1)):
-        record_locations.add(batch, index)
-    assert record_locations.batches() == [two, one]
+        delivery_locations.add(batch, index)
+    assert delivery_locations.batches() == [two, one]

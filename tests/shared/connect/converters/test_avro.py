@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from penstock.shared.connect.converters.avro import (
     AvroConverter,
     avro_library,
-    reading,
+    change_from_avro,
+    change_to_avro,
     without_other_logical_types,
-    writing,
 )
 from penstock.shared.connect.converters.avro_schemas import AVRO_ENUM, AVRO_UNION, from_avro, to_avro
 from penstock.shared.connect.converters.schema_registry_serde import framed
@@ -271,10 +271,10 @@ def test_every_value_round_trips(case: tuple[Schema, Any]) -> None:
     avro = to_avro(schema)
     parsed = fastavro.parse_schema(without_other_logical_types(avro))
     buffer = io.BytesIO()
-    change = writing(schema)
+    change = change_to_avro(schema)
     fastavro.schemaless_writer(buffer, parsed, change(value) if change else value)
     buffer.seek(0)
     found = from_avro(avro)
-    back = reading(found)
+    back = change_from_avro(found)
     read = fastavro.schemaless_reader(buffer, parsed, None, return_record_name=True, return_record_name_override=True)
     assert (found, back(read) if back else read) == (schema, value)

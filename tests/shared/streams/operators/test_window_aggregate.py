@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import (
     LATE,

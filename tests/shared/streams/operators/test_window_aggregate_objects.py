@@ -16,7 +16,7 @@ from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30

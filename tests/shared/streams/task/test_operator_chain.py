@@ -21,7 +21,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import RECORDS_ONLY, Piped, results
 

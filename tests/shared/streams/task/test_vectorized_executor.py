@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.common.records import Columns
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from tests.shared.streams.batches_beside_records import (
     Piped,
     Windowed,

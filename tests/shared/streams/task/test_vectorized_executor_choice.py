@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from tests.shared.streams.batches_beside_records import (
     BELOW,
     Piped,

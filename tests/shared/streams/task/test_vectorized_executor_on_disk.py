@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.windows.kinds import Emit
+from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import (
     Piped,

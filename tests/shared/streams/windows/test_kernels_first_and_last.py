@@ -14,8 +14,8 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.aggregations.collect import First, Last
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.kinds import Emit
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 KINDS: dict[str, Any] = {

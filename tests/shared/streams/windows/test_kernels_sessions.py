@@ -24,7 +24,7 @@ from penstock.shared.streams.task.late_records import (
     STREAM_TIME_MS,
     TOPIC,
 )
-from penstock.shared.streams.windows.kinds import Emit, WindowRule
+from penstock.shared.streams.windows.window_rule import Emit, WindowRule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]

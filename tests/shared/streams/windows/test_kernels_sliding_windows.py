@@ -11,7 +11,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.kinds import Emit, WindowRule
+from penstock.shared.streams.windows.window_rule import Emit, WindowRule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.windows.numbered_records import Value, Window, pipe, rows
 

@@ -24,8 +24,8 @@ from penstock.shared.streams.aggregations.aggregation import (
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.kinds import WindowKind, WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_rule import WindowKind, WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, WindowTable
 

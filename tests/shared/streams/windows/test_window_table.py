@@ -17,8 +17,8 @@ from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows import window_table
-from penstock.shared.streams.windows.kinds import WindowKind, WindowRule
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_rule import WindowKind, WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import ROWS_MIN
 

@@ -1,4 +1,4 @@
-"""The kinds of windows: their definitions, and the times at which they take a record and close.
+"""The definition of windows: their kind, and the times at which they take a record and close.
 
 Sessions: all records of a key, each within `gap_ms` of another. A session closes when stream time has passed its end by
 more than gap and grace. Example: a gap of 10, no grace, records of one key at 0, 8 and 25. The record at 8 extends the

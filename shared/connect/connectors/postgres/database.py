@@ -1,4 +1,4 @@
-"""Common code of the Postgres connectors: the connection's settings, and the classes of the driver's errors."""
+"""The database of the Postgres connectors: the connection and its settings, transactions, and the driver's errors."""
 
 from __future__ import annotations
 

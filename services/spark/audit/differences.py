@@ -1,0 +1,60 @@
+"""The differences that the audit's checks find, and the rows that the checks compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.audit.audit_inputs import Inputs
+
+
+class Compared(NamedTuple):
+    """All differences (check, partition, key, at_ms, detail), and the rows that were compared.
+
+    `contained` are the stream's sessions, each with the computed session that holds it.
+    """
+
+    differences: DataFrame
+    labelled: DataFrame
+    computed: DataFrame
+    stream: DataFrame
+    not_compared: Sequence[str] = ()
+    contained: DataFrame | None = None
+
+
+def as_differences(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> DataFrame:
+    """Return rows as differences of a check."""
+    shown = F.col("key").cast("string") if "key" in rows.columns else F.lit(None).cast("string")
+    return rows.select(
+        F.lit(check).alias("check"),
+        F.col("partition").cast("int").alias("partition"),
+        shown.alias("key"),
+        F.col(at).cast("bigint").alias("at_ms"),
+        detail.alias("detail"),
+    )
+
+
+def materialized(rows: DataFrame) -> DataFrame:
+    """Computes the rows now. Returns them without their plan; the executors keep them in memory or on disk.
+
+    Otherwise Spark processes the whole plan again for each step built on it, which took most of an audit's time. If an
+    executor is lost, its rows are lost too, and the audit must be run again.
+    """
+    return rows.localCheckpoint()
+
+
+def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame:
+    """Return the differences without those of the partitions whose time advanced while they were idle."""
+    return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
+
+
+def all_differences(found: Sequence[DataFrame]) -> DataFrame:
+    """Return the differences of all checks."""
+    differences = found[0]
+    for more in found[1:]:
+        differences = differences.unionByName(more)
+    return differences
