@@ -51,7 +51,11 @@ class WindowSearch:
         self._finding = asyncio.Semaphore(FINDING_MAX)
 
     async def find(self, schema: StoreSchema, status: Status, params: StoreQueryParams) -> FoundWindows:
-        """Return a page of a store's windows. Raises ConfigError, WrongContinuation, or Problem if it is busy."""
+        """Return a page of a store's windows.
+
+        Raises ConfigError if the store has no windows, and WrongContinuation. Raises Problem if too many searches run,
+        if closed windows are wanted without a lake, or if `read_store` raises it.
+        """
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")
         if self._settings.streams.lake is None:

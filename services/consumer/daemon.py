@@ -57,7 +57,7 @@ class ConsumerDaemon:
     def check(self) -> CheckResult:
         """Returns the health. The service is unhealthy in four cases:
 
-        1. Kafka was not reached yet.
+        1. The runner has not started: Kafka is not reached, or a topic does not exist yet.
         2. A partition has lag and made no progress for `stuck_after_ms`.
         3. A rebalance has lasted for `stuck_after_ms`.
         4. A dead letter cannot be written.

@@ -42,7 +42,10 @@ class FolderLock:
         return self._lock.fd
 
     async def acquire(self) -> None:
-        """Take the lock. Raises FolderInUse, or ConfigError if the folder cannot be written."""
+        """Take the lock. If the process named in it has ended, wait up to ORPHAN_WAIT_MS for its broker to end.
+
+        It also waits if no process is named. Raises FolderInUse, or ConfigError if the folder cannot be used.
+        """
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:
             owner = self._try_to_lock()

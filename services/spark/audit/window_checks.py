@@ -114,7 +114,11 @@ def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Return the members of sliding windows, for keys without a record below the close time. Bounds are inclusive."""
+    """Return the pairs of records and sliding windows, both bounds inclusive.
+
+    Keys with a record below the close time at its arrival have no pairs and are in `left_out`. `verdicts` has the
+    records whose lateness is certain, of all keys.
+    """
     reach = store.size_ms
     time = F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))

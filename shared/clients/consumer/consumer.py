@@ -671,7 +671,11 @@ class Consumer(Generic[K, V]):
     def _committable_offsets(
         self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
-        """Return the offsets that a commit of `given` sends, and those that this member can no longer commit.
+        """Return the offsets that a commit sends, and those that it must report as not committed.
+
+        With `given`, the latter are its offsets of partitions not assigned to this member. Without, they are positions
+        handed out and not committed before the partition was lost. If the user assigned the partitions, nothing is to
+        be reported. Lets an overdue member leave the group first. Raises IllegalState without a group.
 
         A member commits only partitions that the group has assigned to it: another member may be ahead with the rest.
         """

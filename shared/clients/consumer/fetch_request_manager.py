@@ -26,7 +26,11 @@ FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartit
 
 
 class FetchRequestManager:
-    """Reads for one consumer, over a shared connection. The group or the user sets the partitions, through `assign`."""
+    """Sends one consumer's fetches and offset lookups over the consumer's connection.
+
+    The consumer's group and commit requests use the same connection. `assign` sets the partitions, from the group or
+    the user.
+    """
 
     def __init__(
         self,

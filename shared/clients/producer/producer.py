@@ -406,8 +406,8 @@ class Producer:
         """Open a transaction.
 
         If the last transaction's abort failed with a retriable error, it finishes that abort first, and raises the
-        errors of `abort_transaction`. Raises IllegalState if a transaction is open or `init_transactions` was not
-        called.
+        errors of `abort_transaction`. Raises IllegalState if the producer is closed, a transaction is open or
+        `init_transactions` was not called, and the fatal error if one ended this producer.
         """
         self._check_usable()
         txn = self._require_transaction()

@@ -404,7 +404,10 @@ class DistributedHerder(BaseHerder):
         return await self._execute_command(run_if_leader)
 
     async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Runs a command in the loop. During a rebalance it waits only briefly (RebalanceNeeded)."""
+        """Run a command in the loop. If a rebalance is pending at the call, it waits at most REBALANCE_WAIT_MS.
+
+        Raises RebalanceNeeded if one is pending when the time is up, else RequestTimedOut.
+        """
         try:
             return await self._commands.execute(
                 run, REBALANCE_WAIT_MS if self.member.needs_to_join else REQUEST_TIMEOUT_MS

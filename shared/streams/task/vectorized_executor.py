@@ -55,9 +55,10 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
 def _functions_before_operator(
     task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode
 ) -> tuple[list[Each], str | None]:
-    """Return the functions below a source, and the only node below them, if there is one.
+    """Return the functions that directly follow a source, in order, and the name of the node after them.
 
-    For a topic of the application itself no function is called ahead, because its headers must not be visible.
+    Each function forwards at most one record. The name is None unless the node is the only one. A repartition topic has
+    no such functions: they would see its internal headers, which are removed only from single records.
     """
     nodes: list[Each] = []
     below = task.topology.children[source.name]
