@@ -287,13 +287,13 @@ async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry
-from penstock.services.aggregator import compaction
+from penstock.services.aggregator import compaction_supervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 
 async def main():
-    compaction.STOP_TIMEOUT_MS = 500
+    compaction_supervisor.STOP_TIMEOUT_MS = 500
     settings = AggregatorSettings.load(["--topology=a:b", "--streams.lake=lake"], environ={{}})
-    supervisor = compaction.CompactionSupervisor(
+    supervisor = compaction_supervisor.CompactionSupervisor(
         settings, CollectorRegistry(), job=lambda _: [sys.executable, "-c", {job!r}]
     )
     supervisor.request(0)
