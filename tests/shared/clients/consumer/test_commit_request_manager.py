@@ -530,6 +530,22 @@ async def test_a_commit_of_lost_partitions_ends_at_once() -> None:
     await member.commits.close()
 
 
+async def test_the_callback_of_a_commit_of_lost_partitions_is_called_at_once() -> None:
+    """A commit without a response fails when one of its partitions is lost. Those of kept partitions still wait."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    member.later(5)
+    member.commits.commit_async(
+        {A: at(6), B: at(7)}, lambda o, e: member.outcomes.append((o[B].offset, type(e).__name__))
+    )
+    await turns()
+    member.commits.retain([A])
+    assert member.outcomes == [(7, "CommitFailed")]
+    coordinator.gate.set()
+    await turns()
+    assert member.outcomes == [(7, "CommitFailed"), (5, "NoneType")]
+
+
 async def test_an_error_of_the_old_generation_is_ignored() -> None:
     """A commit in flight during a rebalance is rejected. A sync commit made since continues in the new generation."""
     member = Member(coordinator := Coordinator())
