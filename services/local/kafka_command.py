@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from penstock.services.exit_status import ExitStatus
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 from penstock.shared.common.settings import LogSettings
 
-WRONG_SETTING = 2
 PORT_MAX = 65_535
 
 
@@ -39,7 +39,7 @@ async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one line, without the usage before it, and exit."""
-        self.exit(WRONG_SETTING, f"{self.prog}: {message}\n")
+        self.exit(ExitStatus.WRONG_SETTING, f"{self.prog}: {message}\n")
 
 
 def _parse_port(text: str) -> int:
@@ -61,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
         asyncio.run(run_in_foreground(given.data_dir, EmbeddedKafkaSettings(port=given.port)))
     except ConfigError as e:
         print(f"penstock kafka: {e}", file=sys.stderr)
-        return WRONG_SETTING
+        return ExitStatus.WRONG_SETTING
     except PenstockError as e:
         print(f"penstock kafka: {e}", file=sys.stderr)
-        return 1
-    return 0
+        return ExitStatus.FAILED
+    return ExitStatus.OK
 
 
 if __name__ == "__main__":
