@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = re.compile(r"^ *>>> ", re.MULTILINE)
 FOLDERS = ("shared", "services", "api", "penstock", "tests")
 
 
@@ -17,7 +19,7 @@ def modules_with_examples() -> list[str]:
     names = []
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
-            if path.name.startswith("test_") or "\n>>> " not in path.read_text(encoding="utf-8").replace("    ", ""):
+            if path.name.startswith("test_") or not EXAMPLE.search(path.read_text(encoding="utf-8")):
                 continue
             parts = list(path.relative_to(ROOT).with_suffix("").parts)
             package = [] if folder in {"penstock", "tests"} else ["penstock"]
