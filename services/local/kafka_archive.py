@@ -11,11 +11,13 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.java.class_archive import DUMP_TIMEOUT_MS, keep_archive, recorded_file, recording_options
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.java.class_archive import DUMP_TIMEOUT_MS, keep_archive, recording
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 
 TOPIC = "archive"
+READ_TIMEOUT_MS = 60_000
 
 
 async def make_archive() -> Path | None:
@@ -28,19 +30,19 @@ async def make_archive() -> Path | None:
     archive = kafka_archive(java, jars)
     if archive.is_file():
         return archive
-    settings = EmbeddedKafkaSettings(
-        jvm_options=recording_options(recorded_file(archive)), stop_timeout_ms=DUMP_TIMEOUT_MS
-    )
-    with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
-        kafka = EmbeddedKafka(Path(folder) / "kafka", settings, java=java, jars=jars)
-        async with kafka:
+    with recording(archive) as options, tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
+        settings = EmbeddedKafkaSettings(jvm_options=options, stop_timeout_ms=DUMP_TIMEOUT_MS)
+        async with EmbeddedKafka(Path(folder) / "kafka", settings, java=java, jars=jars) as kafka:
             child = kafka.child
             await _use_classes(kafka.bootstrap_servers)
-    return archive if keep_archive(archive, complete=child.returncode != -signal.SIGKILL) else None
+        return archive if keep_archive(archive, complete=child.returncode != -signal.SIGKILL) else None
 
 
 async def _use_classes(address: str) -> None:
-    """Do a little of what clients ask for: create a topic, produce a record, and read and commit it in a group."""
+    """Do a little of what clients do: create a topic, produce a record, and read and commit it in a group.
+
+    Raises KafkaTimeout if the record does not arrive within READ_TIMEOUT_MS.
+    """
     async with Admin(address) as admin:
         await admin.create_topics([NewTopic(TOPIC, 1)])
     async with Producer(address) as producer:
@@ -48,6 +50,6 @@ async def _use_classes(address: str) -> None:
     consumer_settings = ConsumerSettings(group_id="archive", auto_offset_reset="earliest")
     async with Consumer(address, consumer_settings) as consumer:
         consumer.subscribe([TOPIC])
-        while not await consumer.poll(timeout_ms=1_000):
-            pass
+        if not await consumer.poll(timeout_ms=READ_TIMEOUT_MS):
+            raise KafkaTimeout(f"the record of topic {TOPIC} was not read within {READ_TIMEOUT_MS} ms")
         await consumer.commit()

@@ -42,8 +42,7 @@ from penstock.shared.common.java.class_archive import (
     archive_options,
     archive_path,
     keep_archive,
-    recorded_file,
-    recording_options,
+    recording,
 )
 from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
@@ -212,11 +211,12 @@ def make_archive() -> Path | None:
     archive = spark_archive(find_java(), connector_jars())
     if archive.is_file():
         return archive
-    options = {JAVA_OPTIONS: " ".join(recording_options(recorded_file(archive)))}
-    settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=options)
-    with spark_session(settings, "class archive") as spark:
-        _use_classes(spark)
-    return archive if keep_archive(archive, complete=_end_jvm(SparkContext._gateway)) else None
+    with recording(archive) as options:
+        conf = {JAVA_OPTIONS: " ".join(options)}
+        settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=conf)
+        with spark_session(settings, "class archive") as spark:
+            _use_classes(spark)
+        return archive if keep_archive(archive, complete=_end_jvm(SparkContext._gateway)) else None
 
 
 def spark_archive(java: Java, jars: list[Path]) -> Path:

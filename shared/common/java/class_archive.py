@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.shared.common.java.installed_java import Java
@@ -50,9 +51,14 @@ def archive_options(archive: Path) -> tuple[str, ...]:
     return (f"-XX:SharedArchiveFile={archive}", *_QUIET) if archive.is_file() else ()
 
 
-def recording_options(file: Path) -> tuple[str, ...]:
-    """Return the Java options that make a JVM write its archive when it ends."""
-    return (f"-XX:ArchiveClassesAtExit={file}", "-Xlog:disable")
+@contextmanager
+def recording(archive: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the Java options that make a JVM write its archive when it ends. A file that is not kept is removed."""
+    file = recorded_file(archive)
+    try:
+        yield f"-XX:ArchiveClassesAtExit={file}", "-Xlog:disable"
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def recorded_file(archive: Path) -> Path:
@@ -68,7 +74,6 @@ def keep_archive(archive: Path, *, complete: bool) -> bool:
     """
     file = recorded_file(archive)
     if not complete or not file.is_file():
-        file.unlink(missing_ok=True)
         log.warning("no class archive was made; Java starts without one", archive=str(archive))
         return False
     file.replace(archive)

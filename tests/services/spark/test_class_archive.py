@@ -9,7 +9,7 @@ import pytest
 
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.settings import SparkSettings
-from penstock.shared.common.java.class_archive import keep_archive, recorded_file
+from penstock.shared.common.java.class_archive import keep_archive, recorded_file, recording
 from penstock.shared.common.java.installed_java import Java
 
 
@@ -76,9 +76,12 @@ def test_a_new_archive_replaces_the_former(java: Java, installed: Path) -> None:
 def test_half_a_file_is_no_archive(tmp_path: Path) -> None:
     """What a killed JVM has written is removed, and a JVM that wrote nothing leaves no archive."""
     archive = tmp_path / "kafka-1-2.jsa"
-    recorded_file(archive).touch()
-    assert not keep_archive(archive, complete=False)
-    assert not keep_archive(archive, complete=True)
+    with recording(archive):
+        recorded_file(archive).touch()
+        assert not keep_archive(archive, complete=False)
+    assert not list(tmp_path.iterdir())
+    with recording(archive):
+        assert not keep_archive(archive, complete=True)
     assert not list(tmp_path.iterdir())
 
 
