@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from penstock.api.http.csrf import is_simple
 from penstock.api.http.status import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import text_map
+from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
 
 SLASH = "\x00"
@@ -80,7 +80,7 @@ def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
 
 def config_of(body: Any, name: str) -> dict[str, str]:
     """Returns a connector's config, with its name in it. Raises BadRequest if the config has another name."""
-    config = text_map(body, "config")
+    config = properties_from_json(body, "config")
     _check_name(config.get("name"), name)
     return {**config, "name": name}
 
@@ -89,7 +89,10 @@ def patch_of(body: Any, name: str) -> dict[str, str | None]:
     """Returns the changes to a connector's config. None removes a setting."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object of settings")
-    patch: dict[str, str | None] = {**text_map(body, "config"), **{key: None for key in body if body[key] is None}}
+    patch: dict[str, str | None] = {
+        **properties_from_json(body, "config"),
+        **{key: None for key in body if body[key] is None},
+    }
     _check_name(patch.get("name"), name)
     return patch
 

@@ -61,7 +61,7 @@ from penstock.shared.connect.herder.connector_offsets import rows_of
 from penstock.shared.connect.herder.distributed import DistributedHerder
 from penstock.shared.connect.herder.loggers import level_number
 from penstock.shared.connect.herder.standalone import StandaloneHerder
-from penstock.shared.connect.properties import text_map
+from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 
@@ -312,7 +312,7 @@ def _task_routes(herder: Herder) -> APIRouter:
     @router.post("/{name}/tasks", include_in_schema=False)
     async def put_tasks(name: Name, request: Request) -> Response:
         body = await request.body()
-        configs = [text_map(row, "task config") for row in json_list(body)]
+        configs = [properties_from_json(row, "task config") for row in json_list(body)]
         await herder.put_task_configs(name, configs, body, request.headers)
         return Response(status_code=NO_CONTENT)
 
@@ -358,7 +358,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         openapi_extra=CONFIG_BODY,
     )
     async def validate_connector_config(name: Name, request: Request) -> Response:
-        config = text_map(await json_body(request), "config")
+        config = properties_from_json(await json_body(request), "config")
         try:
             return json_response(await herder.validate(config, name))
         except ConfigError as e:  # Kafka Connect answers 500 for an unknown class

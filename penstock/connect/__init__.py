@@ -8,12 +8,12 @@ from penstock.shared.connect.config_def import (
     ConfigKey,
     ConfigValue,
     Importance,
+    Password,
     Recommender,
     Type,
     Width,
 )
 from penstock.shared.connect.config_provider import ConfigProvider
-from penstock.shared.connect.config_types import Password
 from penstock.shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
 from penstock.shared.connect.errors import (

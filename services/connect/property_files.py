@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import parse_properties, text_map
+from penstock.shared.connect.properties import parse_properties, properties_from_json
 
 
 def read_properties(path: Path) -> dict[str, str]:
@@ -41,6 +41,6 @@ def _read_json(text: str) -> dict[str, str]:
     if "config" in document and "name" in document:
         config = {"name": document["name"], **config}
     try:
-        return text_map(config, "config")
+        return properties_from_json(config, "config")
     except BadRequest as e:
         raise ConfigError(str(e)) from None

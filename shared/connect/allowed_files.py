@@ -17,12 +17,12 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from penstock.shared.connect.config_types import invalid
+from penstock.shared.connect.config_def import invalid
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.redaction import without_passwords
 
 FILES_ALLOWED = "connect.files.allowed"
-NOT_PLAIN = "a URL must not have '..', '::', '#', a backslash or control characters"
+AMBIGUOUS_URL = "a URL must not have '..', '::', '#', a backslash or control characters"
 LOCAL_SCHEMES = ("file", "local")
 FILE_MODE, FOLDER_MODE = 0o666, 0o777  # The process's umask still applies, as for any other file.
 
@@ -55,8 +55,8 @@ class AllowedFiles:
         path = local_path(setting, given)
         if path is not None:
             return self._allowed_path(setting, path).path
-        if not is_plain(given):
-            raise invalid(setting, without_passwords(given), NOT_PLAIN)
+        if not is_unambiguous_url(given):
+            raise invalid(setting, without_passwords(given), AMBIGUOUS_URL)
         if not any("://" in entry and _url_is_below(given, entry) for entry in self.allowed):
             raise self._file_not_allowed_error(setting, given)
         return given
@@ -142,12 +142,13 @@ def local_path(setting: str, given: str) -> str | None:
     return url2pathname(parts.path)
 
 
-def is_plain(url: str) -> bool:
-    """Return whether the URL means the same to every library.
+def is_unambiguous_url(url: str) -> bool:
+    """Return whether every library reads the same file from a connector's URL.
 
-    Libraries treat `..` and control characters differently, and `::` makes fsspec open one URL through another.
+    Only such a URL can be compared with the allowed ones. Libraries treat `..` and control characters differently, and
+    `::` makes fsspec open one URL through another.
 
-    >>> is_plain("s3://bucket/a/b"), is_plain("s3://bucket/a/%2e%2e/b")
+    >>> is_unambiguous_url("s3://bucket/a/b"), is_unambiguous_url("s3://bucket/a/%2e%2e/b")
     (True, False)
     """
     path = unquote(url.partition("://")[2].partition("?")[0])
@@ -160,30 +161,33 @@ def is_plain(url: str) -> bool:
 
 
 def _url_is_below(url: str, allowed: str) -> bool:
-    """Return whether a URL is an allowed one or below it.
+    """Return whether a URL is an allowed one, or below it.
 
     >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
     [True, True, True, False]
     """
-    (scheme, rest), (allowed_scheme, allowed_rest) = _scheme_and_path_of_url(url), _scheme_and_path_of_url(allowed)
+    (scheme, rest), (allowed_scheme, allowed_rest) = _parts_to_compare(url), _parts_to_compare(allowed)
     return scheme == allowed_scheme and (not allowed_rest or f"{rest}/".startswith(f"{allowed_rest}/"))
 
 
-def _scheme_and_path_of_url(url: str) -> tuple[str, str]:
-    """Return the scheme, and the host with the path, without credentials, parameters and a trailing slash."""
+def _parts_to_compare(url: str) -> tuple[str, str]:
+    """Return the parts of a URL that are compared with those of an allowed one: the scheme, and the host with the path.
+
+    They lack credentials, parameters and a trailing slash.
+    """
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return scheme.lower(), unquote(host.rpartition("@")[2] + slash + path).rstrip("/")
 
 
 def are_allowed_files(name: str, value: Any) -> None:
-    """Validates the setting: absolute folders, and URLs that do not name this machine."""
+    """Validates `connect.files.allowed`: absolute folders, and URLs that do not name this machine."""
     for entry in value or ():
         if "://" in entry:
             if local_path(name, entry) is not None:
                 raise invalid(name, entry, "a folder of this machine must be written as a path")
-            if not is_plain(entry):
-                raise invalid(name, entry, NOT_PLAIN)
+            if not is_unambiguous_url(entry):
+                raise invalid(name, entry, AMBIGUOUS_URL)
         elif not Path(entry).is_absolute():
             raise invalid(name, entry, "must be an absolute path, or a URL such as s3://bucket/folder")
 

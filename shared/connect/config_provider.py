@@ -18,29 +18,15 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.properties import parse_properties
-from penstock.shared.connect.redaction import VARIABLE, secrets_in
+from penstock.shared.connect.redaction import VARIABLE, Mask, secrets_in
 
 MASKED_LENGTH_MIN = 4
 """Shorter values are not masked in texts about other settings: they may be parts of words."""
 FILE_BYTES_MAX = 1 << 20
 """A larger file is rejected: it does not hold secrets."""
-
-
-class Mask(Protocol):
-    """Takes secrets out of a text."""
-
-    def __call__(self, text: str, name: str = "") -> str:
-        """Return the text without secrets. `name` is the setting that the text is about, if any."""
-        ...
-
-
-def unmasked(text: str, name: str = "") -> str:
-    """A mask that hides nothing."""
-    return text
 
 
 class ConfigProvider(ABC):

@@ -55,6 +55,9 @@ class Connector(ABC):
     start. A task opens files by `context.files`.
     """
 
+    task_class: ClassVar[type[Task]]
+    """The class of the connector's tasks."""
+
     context: ConnectorContext
 
     def initialize(self, context: ConnectorContext) -> None:
@@ -117,9 +120,3 @@ class SinkConnector(Connector):
     def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> Awaitable[bool] | bool:
         """Checks or stores offsets that a user alters, as for sources."""
         return False
-
-
-def task_class(connector: type[Connector]) -> type[Task]:
-    """Return the class of the connector's tasks."""
-    found: type[Task] = connector.task_class  # type: ignore[attr-defined]
-    return found

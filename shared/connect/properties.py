@@ -60,10 +60,12 @@ def _unescape_java_text(text: str) -> str:
     return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", unescape_character, text, flags=re.DOTALL)
 
 
-def text_map(body: Any, subject: str) -> dict[str, str]:
-    """Return an object's values as texts: numbers and booleans keep their JSON form, and null values are left out.
+def properties_from_json(body: Any, subject: str) -> dict[str, str]:
+    """Return a JSON object as properties. Numbers and booleans keep their JSON form, and null values are left out.
 
-    >>> text_map({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
+    Raises BadRequest, which names the `subject`, if it is not an object or has another value.
+
+    >>> properties_from_json({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
     {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}
     """
     if not isinstance(body, dict):

@@ -22,9 +22,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from penstock.shared.connect.config_types import HIDDEN, Password, Type
+from penstock.shared.connect.config_def import HIDDEN, Password, Type
 from penstock.shared.connect.errors import BadRequest
 
 SECRET_WORDS = (
@@ -41,6 +41,19 @@ PARAMETER = re.compile(
     r"([^&;#\s]+)",
     re.IGNORECASE,
 )
+
+
+class Mask(Protocol):
+    """Redacts a text: takes the secrets of a configuration out of it."""
+
+    def __call__(self, text: str, name: str = "") -> str:
+        """Return the text without secrets. `name` is the setting that the text is about, if any."""
+        ...
+
+
+def unmasked(text: str, name: str = "") -> str:
+    """Return the text unchanged: a mask without redaction."""
+    return text
 
 
 def is_secret_name(name: str) -> bool:

@@ -37,14 +37,14 @@ NOTHING = _Nothing()
 
 
 class OffsetStorageReader(Protocol):
-    """Returns the offsets at which a source task continues."""
+    """Returns to a source task the offsets at which it continues."""
 
     async def offset(self, partition: Partition) -> Offset | None:
-        """Return the offset up to which the part of the source was read, or None if it was never read."""
+        """Return the offset up to which the source task has read a source partition, or None if it never did."""
         ...
 
     async def offsets(self, partitions: Iterable[Partition]) -> list[Offset | None]:
-        """Return the offsets of many parts, in their order."""
+        """Return the source task's offsets of many source partitions, in their order."""
         ...
 
 

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
-from penstock.shared.connect.config_types import non_empty
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord

@@ -18,8 +18,16 @@ import httpx
 import msgspec
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from penstock.shared.connect.config_types import Password, invalid
+from penstock.shared.connect.config_def import (
+    NO_DEFAULT,
+    ConfigDef,
+    Importance,
+    Password,
+    Type,
+    at_least,
+    invalid,
+    one_of,
+)
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
 from penstock.shared.connect.converters.json_schema import value_to_json
 from penstock.shared.connect.errors import ConnectError, DataError, RetriableError

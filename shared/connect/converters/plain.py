@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from penstock.shared.common.records import Headers
-from penstock.shared.connect.config_def import ConfigDef, Importance, Type
-from penstock.shared.connect.config_types import as_text, invalid
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type, as_text, invalid
 from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.connect.config_types import as_text
+from penstock.shared.connect.config_def import as_text
 from penstock.shared.connect.converter import Converted, HeaderConverter
 from penstock.shared.connect.converters.json_schema import value_to_json
 from penstock.shared.connect.schema import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from penstock.shared.connect.config_types import ClassResolver
+from penstock.shared.connect.config_def import NO_DEFAULT, ClassResolver, ConfigDef, Importance, Type, at_least, one_of
 from penstock.shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
 from penstock.shared.connect.herder.session_keys import HASHES
 from penstock.shared.connect.properties import with_prefix

@@ -12,8 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Recommender, Type, Width
-from penstock.shared.connect.config_types import as_text, invalid
+from penstock.shared.connect.config_def import (
+    NO_DEFAULT,
+    ConfigDef,
+    ConfigValue,
+    Importance,
+    Recommender,
+    Type,
+    Width,
+    as_text,
+    invalid,
+)
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix

@@ -12,11 +12,14 @@ from penstock.shared.connect.config_def import (
     ConfigValue,
     Importance,
     Type,
+    Validator,
     Width,
     at_least,
+    invalid,
+    non_empty_without_control_characters,
     one_of,
+    regex,
 )
-from penstock.shared.connect.config_types import Validator, non_empty_without_control_characters, regex, unique_items
 
 COMMON, TRANSFORMS, PREDICATES, ERRORS = "Common", "Transforms", "Predicates", "Error Handling"
 TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Support", "offsets.topic"
@@ -95,11 +98,11 @@ def common_config() -> ConfigDef:
             VERSION_TEXT.format(what=shown.lower()))
     common.add("transforms", Type.LIST, "", LOW, "Transforms", Width.LONG,
         "Aliases of the transforms that are applied to each record, in this order. Each is configured by "
-        "transforms.<alias>.type and its own settings.", unique_items, group=TRANSFORMS)
+        "transforms.<alias>.type and its own settings.", validate_unique_aliases, group=TRANSFORMS)
     common.add("predicates", Type.LIST, "", LOW, "Predicates", Width.LONG,
         "Aliases of the predicates that transforms may refer to. Each is configured by predicates.<alias>.type and "
         "its own settings.",
-        unique_items, group=PREDICATES)
+        validate_unique_aliases, group=PREDICATES)
     common.add("config.action.reload", Type.STRING, "restart", LOW, "Reload Action", Width.MEDIUM,
         "Action when a value from a config provider expires: restart the connector, or none.",
         one_of("none", "restart", ignore_case=True))
@@ -148,7 +151,7 @@ def source_config(props: Mapping[str, str] | None = None) -> ConfigDef:
     creation = _Group(definition, TOPIC_CREATION)
     creation.add("topic.creation.groups", Type.LIST, "", LOW, "Topic Creation Groups", Width.LONG,
         "Aliases of groups of topics with their own topic creation settings. The first group that matches a topic "
-        "applies, then the group default.", unique_items)
+        "applies, then the group default.", validate_unique_aliases)
     once = _Group(definition, EXACTLY_ONCE, 1)
     once.add("exactly.once.support", Type.STRING, "requested", MEDIUM, "Exactly once support", Width.SHORT,
         "required: the configuration is invalid unless the connector reports that it supports exactly-once and the "
@@ -215,6 +218,12 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             _validate_unless_none(_replicas_or_default),
         )
     return definition
+
+
+def validate_unique_aliases(name: str, value: Any) -> None:
+    """Validates that a connector's aliases, of its transforms for example, are unique. Accepts null."""
+    if value and len(set(value)) < len(value):
+        raise invalid(name, value, "Duplicate alias provided.")
 
 
 def _validate_unless_none(validator: Validator) -> Validator:

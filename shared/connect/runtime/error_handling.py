@@ -18,8 +18,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.config_provider import unmasked
 from penstock.shared.connect.errors import RetriableError, ToleranceExceeded, summary_of
+from penstock.shared.connect.redaction import unmasked
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 
 log = get_logger(__name__)

@@ -17,7 +17,7 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer
-from penstock.shared.connect.connector import Connector, SinkConnector, task_class
+from penstock.shared.connect.connector import Connector, SinkConnector
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.runtime.abstract_source_task import SourceParts, WorkerSourceTaskContext
@@ -79,7 +79,7 @@ class TaskFactory:
         values = (sink_config() if is_sink else source_config(connector)).parse(connector, self._plugins.any_kind)
         for given in (connector, props):
             self._files.check(plugin.file_settings, given)
-        task = task_class(plugin)()
+        task = plugin.task_class()
         metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
         build = _Build(self, spec.id, listener, connector, props, values, metrics)
         made: WorkerTask

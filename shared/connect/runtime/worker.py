@@ -14,9 +14,10 @@ from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
-from penstock.shared.connect.config_provider import ConfigTransformer, Mask
-from penstock.shared.connect.connector import Props, SinkConnector, task_class
+from penstock.shared.connect.config_provider import ConfigTransformer
+from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, summary_of, trace_of
+from penstock.shared.connect.redaction import Mask
 from penstock.shared.connect.runtime.config_validation import ConfigInfos, validate_connector
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
@@ -214,7 +215,7 @@ class Worker:
                 "number of tasks it is configured to create (tasks.max)"
             )
         plugin = self.plugins.connector_class(props["connector.class"])
-        added = {"task.class": class_name(task_class(plugin))}
+        added = {"task.class": class_name(plugin.task_class)}
         if issubclass(plugin, SinkConnector):
             added |= {key: props[key] for key in ("topics", "topics.regex") if key in props}
         return [self.transformer.unresolve({**task, **added}, config) for task in made]

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.config_provider import Mask, unmasked
 from penstock.shared.connect.connector import Connector, Props
 from penstock.shared.connect.errors import summary_of, trace_of
+from penstock.shared.connect.redaction import Mask, unmasked
 from penstock.shared.connect.runtime.states import Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.task_thread import TaskThread

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.config_provider import Mask, unmasked
 from penstock.shared.connect.errors import summary_of, trace_of
+from penstock.shared.connect.redaction import Mask, unmasked
 from penstock.shared.connect.runtime.error_handling import RetryWaits
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener

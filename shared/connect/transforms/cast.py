@@ -14,8 +14,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
-from penstock.shared.connect.config_types import as_text
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, as_text
 from penstock.shared.connect.converters.json_schema import EPOCH_DAY, time_ms, timestamp_ms
 from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.errors import ConfigError, DataError

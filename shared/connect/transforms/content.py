@@ -7,8 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty
-from penstock.shared.connect.config_types import invalid
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, invalid, non_empty
 from penstock.shared.connect.converters.json_schema import EPOCH, EPOCH_DAY, timestamp_of
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord, SinkRecord

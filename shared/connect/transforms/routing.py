@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
-from penstock.shared.connect.config_types import regex
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, regex
 from penstock.shared.connect.converters.json_schema import timestamp_of
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.record import ConnectRecord

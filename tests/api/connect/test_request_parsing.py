@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.api.connect.request_parsing import config_of, create_request, json_body, json_list, patch_of
 from penstock.shared.connect.errors import BadRequest
-from penstock.shared.connect.properties import text_map
+from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
 
 
@@ -48,7 +48,7 @@ def test_malformed_create_requests_are_bad_requests(body: Any) -> None:
 
 def test_values_become_strings() -> None:
     """Numbers and booleans become strings as in JSON, and nulls are left out."""
-    assert text_map({"a": 1, "b": 2.5, "c": False, "d": "x", "e": None}, "config") == {
+    assert properties_from_json({"a": 1, "b": 2.5, "c": False, "d": "x", "e": None}, "config") == {
         "a": "1",
         "b": "2.5",
         "c": "false",

@@ -12,8 +12,7 @@ from typing import Any
 
 from penstock.shared.common.extras import missing
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
-from penstock.shared.connect.config_types import invalid
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, invalid
 from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
 
 log = get_logger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.config_types import (
+from penstock.shared.connect.config_def import (
     Password,
     Type,
     as_text,
@@ -14,8 +14,8 @@ from penstock.shared.connect.config_types import (
     one_of,
     parse,
     regex,
-    unique_items,
 )
+from penstock.shared.connect.runtime.connector_config import validate_unique_aliases
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_validators() -> None:
     one_of("a", "b", ignore_case=True)("x", "A")
     non_empty_without_control_characters("x", None)
     regex("x", "a.*")
-    unique_items("x", ["a", "b"])
+    validate_unique_aliases("x", ["a", "b"])
     for validator, value, message in (
         (between(1, 3), 4, "no more than 3"),
         (between(1, 3), None, "non-null"),
@@ -80,7 +80,7 @@ def test_validators() -> None:
         (non_empty_without_control_characters, "", "may not be empty"),
         (non_empty_without_control_characters, "a\x00", "control sequences"),
         (regex, "(", "must be a regular expression"),
-        (unique_items, ["a", "a"], "Duplicate alias"),
+        (validate_unique_aliases, ["a", "a"], "Duplicate alias"),
     ):
         with pytest.raises(ConfigError, match=message):
             validator("x", value)
