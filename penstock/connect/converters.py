@@ -10,7 +10,7 @@ from penstock.shared.connect.builtin import builtin as _builtin
 if TYPE_CHECKING:
     from penstock.shared.connect.converters.avro import AvroConverter
     from penstock.shared.connect.converters.json import JsonConverter
-    from penstock.shared.connect.converters.json_schema_converter import JsonSchemaConverter
+    from penstock.shared.connect.converters.json_schema import JsonSchemaConverter
     from penstock.shared.connect.converters.plain import (
         BooleanConverter,
         ByteArrayConverter,

@@ -24,7 +24,7 @@ _PATHS: tuple[str, ...] = (
         for name in ("Boolean", "ByteArray", "Double", "Float", "Integer", "Long", "Short", "String")
     ),
     *("converters.json.JsonConverter", "converters.avro.AvroConverter"),
-    "converters.json_schema_converter.JsonSchemaConverter",
+    "converters.json_schema.JsonSchemaConverter",
     "converters.simple_header.SimpleHeaderConverter",
     *(
         f"transforms.{name}{part}"

@@ -2,7 +2,9 @@
 
 A STRUCT and a MAP are a `dict`, an ARRAY a `list`, BYTES are `bytes`. The logical types are Decimal
 (`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
-zone). A value may also have no schema (JSON without an envelope); it is then passed on unchanged.
+zone). Functions convert them to the bytes or the number that carries them.
+
+A value may also have no schema (JSON without an envelope); it is then passed on unchanged.
 
 >>> user = Schema.struct("User", Field("id", INT64), Field("name", OPTIONAL_STRING))
 >>> user.validate({"id": 7, "name": None})
@@ -55,6 +57,9 @@ LOGICAL: dict[str, tuple[SchemaType, type]] = {
     TIMESTAMP: (SchemaType.INT64, dt.datetime),
 }
 """By logical type name: the schema type that carries it, and its Python type."""
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+EPOCH_DAY = dt.date(1970, 1, 1)
+DAY_MS = 86_400_000
 
 
 class _NoDefault(Enum):
@@ -208,6 +213,68 @@ def time_schema(**more: Any) -> Schema:
 def timestamp_schema(**more: Any) -> Schema:
     """Return a schema of the logical type Timestamp: milliseconds after 1970."""
     return Schema(SchemaType.INT64, name=TIMESTAMP, version=1, **more)
+
+
+def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
+    """Return a Connect Decimal's unscaled value: bytes, big-endian in two's complement, as Java's BigDecimal has it."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise DataError(f"{value} is not a number")
+    unscaled = int("".join(map(str, digits)))  # arithmetic would round to the context's precision
+    shift = exponent + scale
+    whole, rest = (unscaled * 10**shift, 0) if shift >= 0 else divmod(unscaled, 10**-shift)
+    if rest:
+        raise DataError(f"BigDecimal has mismatching scale value for given Decimal schema: {value}, scale {scale}")
+    number: int = -whole if sign else whole
+    return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
+
+
+def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
+    """Return the Connect Decimal with this unscaled value and `scale` digits after the point."""
+    number = int.from_bytes(data, "big", signed=True)
+    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
+
+
+def scale_of(schema: Schema) -> int:
+    """Return the scale of a Decimal schema. Raises DataError if it lacks one."""
+    try:
+        return int(schema.parameter("scale") or "")
+    except ValueError:
+        raise DataError("Invalid Decimal schema: scale parameter not found.") from None
+
+
+def timestamp_to_ms(value: dt.datetime) -> int:
+    """Return a Connect Timestamp as ms after 1970. A datetime without a time zone is UTC."""
+    value = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+    return (value - EPOCH) // dt.timedelta(milliseconds=1)
+
+
+def time_to_ms(value: dt.time) -> int:
+    """Return a Connect Time as ms after midnight."""
+    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1000 + value.microsecond // 1000
+
+
+def time_from_ms(ms: int) -> dt.time:
+    """Return the Connect Time of a number of ms after midnight. Raises DataError outside of one day."""
+    if not 0 <= ms < DAY_MS:
+        raise DataError(f"Invalid time: {ms} ms is not a time of one day")
+    return (EPOCH + dt.timedelta(milliseconds=ms)).time()
+
+
+def date_from_days(days: int) -> dt.date:
+    """Return the Connect Date of a number of days after 1970. Raises DataError if Python's dates cannot hold it."""
+    try:
+        return EPOCH_DAY + dt.timedelta(days=days)
+    except OverflowError:
+        raise DataError(f"Invalid date: {days} days after 1970 are beyond what Python's dates hold") from None
+
+
+def timestamp_from_ms(ms: int) -> dt.datetime:
+    """Return the Connect Timestamp of a number of ms after 1970. Raises DataError if Python cannot hold it."""
+    try:
+        return EPOCH + dt.timedelta(milliseconds=ms)
+    except OverflowError:
+        raise DataError(f"Invalid timestamp: {ms} ms after 1970 are beyond what Python's dates hold") from None
 
 
 def infer_schema(value: Any) -> Schema | None:

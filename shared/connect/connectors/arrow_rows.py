@@ -7,10 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.shared.connect.converters.json_schema import scale_of
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
+from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType, scale_of
 
 DECIMAL_DIGITS = 38
 _TYPES = {

@@ -25,7 +25,7 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, table_of
-from penstock.shared.connect.converters.json_schema import value_to_json
+from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord

@@ -29,7 +29,7 @@ from penstock.shared.connect.config_def import (
     one_of,
 )
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
-from penstock.shared.connect.converters.json_schema import value_to_json
+from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask

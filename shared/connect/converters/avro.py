@@ -18,13 +18,13 @@ from penstock.shared.common.extras import missing
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
-from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, LOGICAL_TYPES, from_avro, to_avro
+from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, from_avro, to_avro, without_other_logical_types
 from penstock.shared.connect.converters.schema_registry_client import RegistrySchema
 from penstock.shared.connect.converters.schema_registry_serde import (
     HEAD_BYTES,
     Registry,
     framed,
-    parsed,
+    parse_registered_schema,
     registry_config,
     unframed,
 )
@@ -138,7 +138,7 @@ class AvroConverter(Converter):
         known = self._read.get(id)
         if known is None:
             registered = found or self._registry.schema(id)
-            known = self._read[id] = self._parse_avro_schema(parsed(registered), registered.references)
+            known = self._read[id] = self._parse_avro_schema(parse_registered_schema(registered), registered.references)
             if len(self._read) > self._registry.cache_size:
                 self._read.pop(next(iter(self._read)))
         return known
@@ -158,20 +158,6 @@ class AvroConverter(Converter):
         return _AvroSchemaCodec(
             schema, made, json.dumps(avro, separators=(",", ":")), change_to_avro(schema), change_from_avro(schema)
         )
-
-
-def without_other_logical_types(avro: Any) -> Any:
-    """The schema without logical types that Connect lacks. Their values stay of the underlying type."""
-    if isinstance(avro, list):
-        return [without_other_logical_types(branch) for branch in avro]
-    if not isinstance(avro, dict):
-        return avro
-    kept = {key: without_other_logical_types(value) for key, value in avro.items() if key != "default"}
-    if "default" in avro:
-        kept["default"] = avro["default"]
-    if isinstance(kept.get("logicalType"), str) and kept["logicalType"] not in LOGICAL_TYPES:
-        del kept["logicalType"]
-    return kept
 
 
 def _convert_nested_values(schema: Schema | None, of: Callable[[Schema], Change | None]) -> Change | None:

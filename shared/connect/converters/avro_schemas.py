@@ -18,17 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.shared.connect.converters.json_schema import (
-    DEPTH_MAX,
-    date_of,
-    decimal_from_bytes,
-    decimal_to_bytes,
-    scale_of,
-    time_ms,
-    time_of,
-    timestamp_ms,
-    timestamp_of,
-)
+from penstock.shared.connect.converters.json import DEPTH_MAX
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (
     DATE,
@@ -39,6 +29,14 @@ from penstock.shared.connect.schema import (
     Field,
     Schema,
     SchemaType,
+    date_from_days,
+    decimal_from_bytes,
+    decimal_to_bytes,
+    scale_of,
+    time_from_ms,
+    time_to_ms,
+    timestamp_from_ms,
+    timestamp_to_ms,
 )
 
 NAMESPACE = "io.confluent.connect.avro"
@@ -174,11 +172,11 @@ def default_to_json(schema: Schema, value: Any) -> Any:
     if schema.name == DECIMAL:
         return decimal_to_bytes(value, scale_of(schema)).decode("latin-1")
     if schema.name == DATE:
-        return (value - date_of(0)).days
+        return (value - date_from_days(0)).days
     if schema.name == TIME:
-        return time_ms(value)
+        return time_to_ms(value)
     if schema.name == TIMESTAMP:
-        return timestamp_ms(value)
+        return timestamp_to_ms(value)
     if schema.type is SchemaType.STRUCT:
         return {f.name: default_to_json(f.schema, value.get(f.name)) for f in schema.fields}
     if isinstance(value, bytes | bytearray | memoryview):
@@ -193,7 +191,7 @@ def default_from_json(schema: Schema, json: Any) -> Any:
     if schema.name == DECIMAL:
         return decimal_from_bytes(json.encode("latin-1"), scale_of(schema))
     if schema.name in (DATE, TIME, TIMESTAMP):
-        return {DATE: date_of, TIME: time_of, TIMESTAMP: timestamp_of}[schema.name](json)
+        return {DATE: date_from_days, TIME: time_from_ms, TIMESTAMP: timestamp_from_ms}[schema.name](json)
     if schema.type is SchemaType.STRUCT and isinstance(json, Mapping):
         return {f.name: default_from_json(f.schema, json.get(f.name)) for f in schema.fields}
     return json.encode("latin-1") if schema.type is SchemaType.BYTES and isinstance(json, str) else json
@@ -329,3 +327,17 @@ def _restore_connect_properties(schema: Schema, avro: dict[str, Any]) -> Schema:
     return replace(
         schema, name=name, version=version, doc=avro.get("connect.doc"), parameters=tuple(parameters.items())
     )
+
+
+def without_other_logical_types(avro: Any) -> Any:
+    """Return an Avro schema without the logical types that Connect lacks. Their values stay of the underlying type."""
+    if isinstance(avro, list):
+        return [without_other_logical_types(branch) for branch in avro]
+    if not isinstance(avro, dict):
+        return avro
+    kept = {key: without_other_logical_types(value) for key, value in avro.items() if key != "default"}
+    if "default" in avro:
+        kept["default"] = avro["default"]
+    if isinstance(kept.get("logicalType"), str) and kept["logicalType"] not in LOGICAL_TYPES:
+        del kept["logicalType"]
+    return kept

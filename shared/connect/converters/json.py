@@ -1,8 +1,19 @@
-"""JsonConverter: values as JSON, with their schemas (`schemas.enable`, the default) or without."""
+"""JsonConverter: values as JSON, with their schemas (`schemas.enable`, the default) or without.
+
+With its schema, a value is in an envelope: `{"schema": …, "payload": …}`.
+
+>>> schema = schema_from_json({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
+>>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})
+({'n': 3}, {'n': 3})
+>>> schema_to_json(schema)
+{'type': 'struct', 'fields': [{'type': 'int32', 'optional': True, 'field': 'n'}], 'optional': False}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -11,15 +22,26 @@ import msgspec
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
 from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
-from penstock.shared.connect.converters.json_schema import (
-    has_decimals,
-    schema_from_json,
-    schema_to_json,
-    value_from_json,
-    value_to_json,
-)
 from penstock.shared.connect.errors import DataError
-from penstock.shared.connect.schema import Schema
+from penstock.shared.connect.schema import (
+    DATE,
+    DECIMAL,
+    EPOCH_DAY,
+    INTEGER_BITS,
+    TIME,
+    TIMESTAMP,
+    Field,
+    Schema,
+    SchemaType,
+    date_from_days,
+    decimal_from_bytes,
+    decimal_to_bytes,
+    scale_of,
+    time_from_ms,
+    time_to_ms,
+    timestamp_from_ms,
+    timestamp_to_ms,
+)
 
 NOT_AN_ENVELOPE = (
     'JsonConverter with schemas.enable requires "schema" and "payload" fields and may not contain additional fields. '
@@ -27,6 +49,12 @@ NOT_AN_ENVELOPE = (
 )
 NO_JSON = "Converting byte[] to Kafka Connect data failed due to serialization error: "
 """The reason in dead letters for bytes that are not JSON."""
+DECIMAL_DIGITS_MAX = 100_000
+"""The maximum of digits before or after the point: a short text such as 1E+999999999 would need all memory."""
+DEPTH_MAX = 200
+"""The maximum depth of a schema; a deeper one is an error."""
+INT64_BITS = INTEGER_BITS[SchemaType.INT64]
+_TYPES = {kind.value: kind for kind in SchemaType}
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -146,7 +174,7 @@ class JsonConverter(Converter, HeaderConverter):
             return None
 
     def _read_envelope_schema(self, raw: bytes) -> tuple[Schema | None, bool]:
-        """The schema, and whether its values must be read without floats."""
+        """Return the schema, and whether its values must be read without floats."""
         if raw in self._read:
             return self._read[raw]
         schema = schema_from_json(self._decode_exactly(raw))
@@ -160,3 +188,238 @@ class JsonConverter(Converter, HeaderConverter):
 
     def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
         return self.to_connect_data(topic, data)
+
+
+def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
+    """Return the schema of JsonConverter's envelope; None for null. Raises DataError if it is invalid."""
+    if json is None:
+        return None
+    if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
+        raise DataError(f"Unknown schema type: {json.get('type') if isinstance(json, dict) else json!r:.100}")
+    kind = _TYPES[json["type"]]
+    parameters = json.get("parameters") or {}
+    version = json.get("version")
+    if not isinstance(parameters, dict) or not (version is None or type(version) is int):
+        raise DataError("Invalid schema: parameters must be an object and version an integer")
+    schema = Schema(
+        kind,
+        optional=json.get("optional") is True,
+        name=json.get("name"),
+        version=version,
+        doc=json.get("doc"),
+        parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
+        **_parts_of_schema(kind, json, depth),
+    )
+    if (default := json.get("default")) is not None:
+        schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})
+    return schema
+
+
+def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:
+    def inner_schema(name: str) -> Schema:
+        found = schema_from_json(json.get(name), depth + 1)
+        if found is None:
+            raise DataError(f"{kind.value} schema without its {name}")
+        return found
+
+    if kind is SchemaType.ARRAY:
+        return {"value_schema": inner_schema("items")}
+    if kind is SchemaType.MAP:
+        return {"key_schema": inner_schema("keys"), "value_schema": inner_schema("values")}
+    if kind is not SchemaType.STRUCT:
+        return {}
+    fields = []
+    if not isinstance(json.get("fields"), list):
+        raise DataError('Struct schema\'s "fields" argument is not an array.')
+    for field in json["fields"]:
+        name = field.get("field") if isinstance(field, dict) else None
+        if not isinstance(name, str):
+            raise DataError('Struct schema\'s field name not specified properly: no text in "field"')
+        fields.append(Field(name, schema_from_json(field, depth + 1)))  # type: ignore[arg-type]  # not null: a dict
+    return {"fields": tuple(fields)}
+
+
+def has_decimals(schema: Schema | None) -> bool:
+    """Return whether a value in JSON may contain decimals by its schema: as a float, a decimal would change."""
+    if schema is None:
+        return False
+    inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))
+    return schema.name == DECIMAL or any(map(has_decimals, inner))
+
+
+def _schema_attributes(schema: Schema) -> dict[str, Any]:
+    return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
+
+
+def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
+    """Return a schema in the form of JsonConverter's envelope."""
+    if schema is None:
+        return None
+    json: dict[str, Any] = {"type": schema.type.value}
+    if schema.type is SchemaType.STRUCT:
+        json["fields"] = [
+            {**(schema_to_json(field.schema, numeric_decimals) or {}), "field": field.name} for field in schema.fields
+        ]
+    elif schema.type is SchemaType.ARRAY:
+        json["items"] = schema_to_json(schema.value_schema, numeric_decimals)
+    elif schema.type is SchemaType.MAP:
+        json["keys"] = schema_to_json(schema.key_schema, numeric_decimals)
+        json["values"] = schema_to_json(schema.value_schema, numeric_decimals)
+    json["optional"] = schema.optional
+    optional_parts = {"name": schema.name, "version": schema.version, "doc": schema.doc}
+    json |= {key: value for key, value in optional_parts.items() if value is not None}
+    if schema.parameters:
+        json["parameters"] = dict(schema.parameters)
+    if schema.has_default:
+        json["default"] = value_to_json(schema, schema.default, numeric_decimals)
+    return json
+
+
+def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
+    """Return a value in JSON, as in JsonConverter's envelope. Raises DataError if it does not match its schema.
+
+    `numeric_decimals` keeps decimals as numbers.
+    """
+    if schema is None:
+        return _schemaless_to_json(value)
+    if value is None:
+        if schema.has_default and replace_null:
+            value = schema.default
+        if value is None:
+            if schema.optional:
+                return None
+            raise DataError("Conversion error: null value for field that is required and has no default value")
+    if schema.name in _TO_JSON:
+        return _TO_JSON[schema.name](schema, value, numeric_decimals)
+    if schema.type is SchemaType.STRUCT:
+        if not isinstance(value, Mapping):
+            raise DataError(f"Invalid type for STRUCT: {type(value).__name__}")
+        get = value.get
+        return {f.name: value_to_json(f.schema, get(f.name), numeric_decimals, replace_null) for f in schema.fields}
+    if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
+        return [value_to_json(schema.value_schema, item, numeric_decimals, replace_null) for item in value]
+    if schema.type is SchemaType.MAP and isinstance(value, Mapping):
+        return _map_to_json(schema, value, numeric_decimals, replace_null)
+    if schema.type is SchemaType.BYTES and isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    schema.validate(value)
+    return value
+
+
+def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replace_null: bool) -> Any:
+    items = [(key, value_to_json(schema.value_schema, item, numeric, replace_null)) for key, item in value.items()]
+    if schema.key_schema is not None and schema.key_schema.type is SchemaType.STRING and None not in value:
+        return dict(items)
+    return [[value_to_json(schema.key_schema, key, numeric, replace_null), item] for key, item in items]
+
+
+def _schemaless_to_json(value: Any) -> Any:
+    """Return a value that has no schema in JSON. Raises DataError for a type that JsonConverter does not write."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _schemaless_to_json(item) for key, item in value.items()}
+        return [[_schemaless_to_json(key), _schemaless_to_json(item)] for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [_schemaless_to_json(item) for item in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    raise DataError(f"Java class {type(value).__name__} does not have corresponding schema type.")
+
+
+def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True) -> Any:
+    """Return the value of JsonConverter's envelope. Raises DataError if it does not match its schema."""
+    if schema is None:
+        return json
+    if json is None:
+        if schema.has_default and replace_null:
+            return schema.default
+        if schema.optional:
+            return None
+        raise DataError(f"Invalid null value for required {schema.type.name} field")
+    if schema.name in _FROM_JSON:
+        return _FROM_JSON[schema.name](schema, json)
+    if schema.type is SchemaType.STRUCT:
+        if not isinstance(json, dict):
+            raise DataError(f"Structs should be encoded as JSON objects, but found {type(json).__name__}")
+        return {
+            field.name: value_from_json(field.schema, json.get(field.name), replace_null) for field in schema.fields
+        }
+    if schema.type is SchemaType.ARRAY and isinstance(json, list):
+        return [value_from_json(schema.value_schema, item, replace_null) for item in json]
+    if schema.type is SchemaType.MAP:
+        return _map_from_json(schema, json, replace_null)
+    if schema.type is SchemaType.BYTES and isinstance(json, str):
+        return _decode_base64(json)
+    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) in (int, Decimal):
+        return float(json)
+    schema.validate(json)
+    return json
+
+
+def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, Any]:
+    values = schema.value_schema
+    if isinstance(json, dict):
+        return {key: value_from_json(values, item, replace_null) for key, item in json.items()}
+    if isinstance(json, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in json):
+        pairs = ((value_from_json(schema.key_schema, k, replace_null), v) for k, v in json)
+        try:
+            return {key: value_from_json(values, item, replace_null) for key, item in pairs}
+        except TypeError as e:
+            raise DataError(f"a map's key must be a plain value: {e}") from None
+    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as e:
+        raise DataError(f"Invalid bytes field: {e}") from None
+
+
+def _decimal_to_json(schema: Schema, value: Any, numeric: bool) -> Any:
+    if not isinstance(value, Decimal):
+        raise DataError(f"Invalid type for Decimal, expected Decimal but was {type(value).__name__}")
+    if not value.is_finite():
+        raise DataError(f"{value} is not a number")
+    return value if numeric else base64.b64encode(decimal_to_bytes(value, scale_of(schema))).decode()
+
+
+def _decimal_from_json(schema: Schema, json: Any) -> Decimal:
+    if isinstance(json, str):
+        return decimal_from_bytes(_decode_base64(json), scale_of(schema))
+    if isinstance(json, int | float | Decimal) and not isinstance(json, bool):
+        number = Decimal(str(json)) if isinstance(json, float) else Decimal(json)
+        if abs(number.adjusted()) > DECIMAL_DIGITS_MAX:
+            raise DataError(f"Invalid Decimal: {number:.20} has too many digits")
+        return number
+    raise DataError("Invalid type for Decimal, underlying representation should be numeric or bytes")
+
+
+def _check_integer(json: Any, what: str, bits: int) -> int:
+    if type(json) is not int or not -(1 << bits - 1) <= json < 1 << bits - 1:
+        raise DataError(f"Invalid type for {what}, underlying representation should be integer but was {json!r:.50}")
+    return json
+
+
+def _check_value_type(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind) or (kind is dt.date and isinstance(value, dt.datetime)):
+        raise DataError(f"Invalid type for {what}, expected {kind.__name__} but was {type(value).__name__}")
+    return value
+
+
+_TO_JSON: dict[str | None, Callable[[Schema, Any, bool], Any]] = {
+    DECIMAL: _decimal_to_json,
+    DATE: lambda _schema, value, _numeric: (_check_value_type(value, dt.date, "Date") - EPOCH_DAY).days,
+    TIME: lambda _schema, value, _numeric: time_to_ms(_check_value_type(value, dt.time, "Time")),
+    TIMESTAMP: lambda _schema, value, _numeric: timestamp_to_ms(_check_value_type(value, dt.datetime, "Timestamp")),
+}
+_FROM_JSON: dict[str | None, Callable[[Schema, Any], Any]] = {
+    DECIMAL: _decimal_from_json,
+    DATE: lambda _schema, json: date_from_days(_check_integer(json, "Date", 32)),
+    TIME: lambda _schema, json: time_from_ms(_check_integer(json, "Time", 32)),
+    TIMESTAMP: lambda _schema, json: timestamp_from_ms(
+        _check_integer(json, "Timestamp", INTEGER_BITS[SchemaType.INT64])
+    ),
+}

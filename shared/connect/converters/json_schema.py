@@ -1,329 +1,372 @@
-"""Schemas and values in JSON, in the form of JsonConverter's envelope: `{"schema": …, "payload": …}`.
+"""JsonSchemaConverter: values in JSON, with their JSON Schemas in a schema registry.
 
->>> schema = schema_from_json({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
->>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})
-({'n': 3}, {'n': 3})
->>> schema_to_json(schema)
-{'type': 'struct', 'fields': [{'type': 'int32', 'optional': True, 'field': 'n'}], 'optional': False}
+Connect's schemas are converted to JSON Schemas and back, in the form of Confluent's converter. Properties that JSON
+Schema lacks are stored in properties that begin with `connect.`. An optional type is `oneOf` with null. In a foreign
+schema, a property that is not required is optional too.
+
+>>> to_json_schema(Schema(SchemaType.INT32, optional=True))
+{'oneOf': [{'type': 'null'}, {'type': 'integer', 'connect.type': 'int32'}]}
+>>> from_json_schema({"type": ["null", "string"]}) == Schema(SchemaType.STRING, optional=True)
+True
 """
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from penstock.shared.connect.errors import DataError
-from penstock.shared.connect.schema import (
-    DATE,
-    DECIMAL,
-    INTEGER_BITS,
-    TIME,
-    TIMESTAMP,
-    Field,
-    Schema,
-    SchemaType,
+import msgspec
+
+from penstock.shared.common.records import Headers
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_of
+from penstock.shared.connect.converter import Converted, Converter
+from penstock.shared.connect.converters.json import DEPTH_MAX, has_decimals, value_from_json, value_to_json
+from penstock.shared.connect.converters.schema_registry_serde import (
+    Registry,
+    framed,
+    parse_registered_schema,
+    registry_config,
+    unframed,
 )
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import DECIMAL, Field, Schema, SchemaType, infer_schema
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-EPOCH_DAY = dt.date(1970, 1, 1)
-DAY_MS = 86_400_000
-DECIMAL_DIGITS_MAX = 100_000
-"""The maximum of digits before or after the point: a short text such as 1E+999999999 would need all memory."""
-DEPTH_MAX = 200
-"""The maximum depth of a schema; a deeper one is an error."""
-_TYPES = {kind.value: kind for kind in SchemaType}
-
-
-def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
-    """A schema of an envelope; None for null. Raises DataError if it is invalid."""
-    if json is None:
-        return None
-    if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
-        raise DataError(f"Unknown schema type: {json.get('type') if isinstance(json, dict) else json!r:.100}")
-    kind = _TYPES[json["type"]]
-    parameters = json.get("parameters") or {}
-    version = json.get("version")
-    if not isinstance(parameters, dict) or not (version is None or type(version) is int):
-        raise DataError("Invalid schema: parameters must be an object and version an integer")
-    schema = Schema(
-        kind,
-        optional=json.get("optional") is True,
-        name=json.get("name"),
-        version=version,
-        doc=json.get("doc"),
-        parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
-        **_parts_of_schema(kind, json, depth),
-    )
-    if (default := json.get("default")) is not None:
-        schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})
-    return schema
+KIND = "JSON"
+CONNECT_TYPES = {
+    "int8": SchemaType.INT8,
+    "int16": SchemaType.INT16,
+    "int32": SchemaType.INT32,
+    "int64": SchemaType.INT64,
+    "float32": SchemaType.FLOAT32,
+    "float64": SchemaType.FLOAT64,
+    "bytes": SchemaType.BYTES,
+}
+OF_CONNECT = {kind: name for name, kind in CONNECT_TYPES.items()}
+WORDS = {
+    **dict.fromkeys((SchemaType.INT8, SchemaType.INT16, SchemaType.INT32, SchemaType.INT64), "integer"),
+    **dict.fromkeys((SchemaType.FLOAT32, SchemaType.FLOAT64), "number"),
+    SchemaType.BOOLEAN: "boolean",
+    SchemaType.STRING: "string",
+    SchemaType.BYTES: "string",
+}
+PLAIN = {
+    "integer": SchemaType.INT64,
+    "number": SchemaType.FLOAT64,
+    "boolean": SchemaType.BOOLEAN,
+    "string": SchemaType.STRING,
+}
 
 
-def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:
-    def inner_schema(name: str) -> Schema:
-        found = schema_from_json(json.get(name), depth + 1)
-        if found is None:
-            raise DataError(f"{kind.value} schema without its {name}")
-        return found
+class JsonSchemaConverter(Converter):
+    """JSON in the registry's wire format. A value to write needs a schema, unless it is a plain scalar."""
 
-    if kind is SchemaType.ARRAY:
-        return {"value_schema": inner_schema("items")}
-    if kind is SchemaType.MAP:
-        return {"key_schema": inner_schema("keys"), "value_schema": inner_schema("values")}
-    if kind is not SchemaType.STRUCT:
-        return {}
-    fields = []
-    if not isinstance(json.get("fields"), list):
-        raise DataError('Struct schema\'s "fields" argument is not an array.')
-    for field in json["fields"]:
-        name = field.get("field") if isinstance(field, dict) else None
-        if not isinstance(name, str):
-            raise DataError('Struct schema\'s field name not specified properly: no text in "field"')
-        fields.append(Field(name, schema_from_json(field, depth + 1)))  # type: ignore[arg-type]  # not null: a dict
-    return {"fields": tuple(fields)}
+    kafka_class = "io.confluent.connect.json.JsonSchemaConverter"
 
+    def __init__(self) -> None:
+        self._registry: Registry
+        self._numeric = False
+        self._read: dict[int, tuple[Schema | None, bool]] = {}
+        self._written: dict[Schema, str] = {}
+        self._decode = msgspec.json.Decoder().decode
+        self._decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+        self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
-def has_decimals(schema: Schema | None) -> bool:
-    """Whether a value of the schema may contain decimals, which a float would change."""
-    if schema is None:
-        return False
-    inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))
-    return schema.name == DECIMAL or any(map(has_decimals, inner))
+    @classmethod
+    def config(cls) -> ConfigDef:
+        return registry_config().define(
+            "decimal.format",
+            Type.STRING,
+            "BASE64",
+            Importance.LOW,
+            "How decimals are written: BASE64 of their unscaled bytes, or NUMERIC.",
+            one_of("BASE64", "NUMERIC", ignore_case=True),
+        )
 
+    def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
+        self._numeric = self.config().parse(configs)["decimal.format"].upper() == "NUMERIC"
+        self._registry = Registry.of(configs, KIND, is_key=is_key)
 
-def _schema_attributes(schema: Schema) -> dict[str, Any]:
-    return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
-
-
-def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
-    """A schema in the form of an envelope."""
-    if schema is None:
-        return None
-    json: dict[str, Any] = {"type": schema.type.value}
-    if schema.type is SchemaType.STRUCT:
-        json["fields"] = [
-            {**(schema_to_json(field.schema, numeric_decimals) or {}), "field": field.name} for field in schema.fields
-        ]
-    elif schema.type is SchemaType.ARRAY:
-        json["items"] = schema_to_json(schema.value_schema, numeric_decimals)
-    elif schema.type is SchemaType.MAP:
-        json["keys"] = schema_to_json(schema.key_schema, numeric_decimals)
-        json["values"] = schema_to_json(schema.value_schema, numeric_decimals)
-    json["optional"] = schema.optional
-    optional_parts = {"name": schema.name, "version": schema.version, "doc": schema.doc}
-    json |= {key: value for key, value in optional_parts.items() if value is not None}
-    if schema.parameters:
-        json["parameters"] = dict(schema.parameters)
-    if schema.has_default:
-        json["default"] = value_to_json(schema, schema.default, numeric_decimals)
-    return json
-
-
-def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
-    """A value in JSON. DataError if it does not match its schema; `numeric_decimals` keeps decimals as numbers."""
-    if schema is None:
-        return _schemaless_json(value)
-    if value is None:
-        if schema.has_default and replace_null:
-            value = schema.default
-        if value is None:
-            if schema.optional:
-                return None
-            raise DataError("Conversion error: null value for field that is required and has no default value")
-    if schema.name in _TO_JSON:
-        return _TO_JSON[schema.name](schema, value, numeric_decimals)
-    if schema.type is SchemaType.STRUCT:
-        if not isinstance(value, Mapping):
-            raise DataError(f"Invalid type for STRUCT: {type(value).__name__}")
-        get = value.get
-        return {f.name: value_to_json(f.schema, get(f.name), numeric_decimals, replace_null) for f in schema.fields}
-    if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
-        return [value_to_json(schema.value_schema, item, numeric_decimals, replace_null) for item in value]
-    if schema.type is SchemaType.MAP and isinstance(value, Mapping):
-        return _map_to_json(schema, value, numeric_decimals, replace_null)
-    if schema.type is SchemaType.BYTES and isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode()
-    schema.validate(value)
-    return value
-
-
-def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replace_null: bool) -> Any:
-    items = [(key, value_to_json(schema.value_schema, item, numeric, replace_null)) for key, item in value.items()]
-    if schema.key_schema is not None and schema.key_schema.type is SchemaType.STRING and None not in value:
-        return dict(items)
-    return [[value_to_json(schema.key_schema, key, numeric, replace_null), item] for key, item in items]
-
-
-def _schemaless_json(value: Any) -> Any:
-    """A value without a schema."""
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: _schemaless_json(item) for key, item in value.items()}
-        return [[_schemaless_json(key), _schemaless_json(item)] for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [_schemaless_json(item) for item in value]
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode()
-    raise DataError(f"Java class {type(value).__name__} does not have corresponding schema type.")
-
-
-def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True) -> Any:
-    """A value of an envelope. Raises DataError if it does not match its schema."""
-    if schema is None:
-        return json
-    if json is None:
-        if schema.has_default and replace_null:
-            return schema.default
-        if schema.optional:
+    def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
+        if value is None and (schema is None or not schema.has_default):
             return None
-        raise DataError(f"Invalid null value for required {schema.type.name} field")
-    if schema.name in _FROM_JSON:
-        return _FROM_JSON[schema.name](schema, json)
-    if schema.type is SchemaType.STRUCT:
-        if not isinstance(json, dict):
-            raise DataError(f"Structs should be encoded as JSON objects, but found {type(json).__name__}")
-        return {
-            field.name: value_from_json(field.schema, json.get(field.name), replace_null) for field in schema.fields
-        }
-    if schema.type is SchemaType.ARRAY and isinstance(json, list):
-        return [value_from_json(schema.value_schema, item, replace_null) for item in json]
-    if schema.type is SchemaType.MAP:
-        return _map_from_json(schema, json, replace_null)
-    if schema.type is SchemaType.BYTES and isinstance(json, str):
-        return _decode_base64(json)
-    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) in (int, Decimal):
-        return float(json)
-    schema.validate(json)
-    return json
-
-
-def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, Any]:
-    values = schema.value_schema
-    if isinstance(json, dict):
-        return {key: value_from_json(values, item, replace_null) for key, item in json.items()}
-    if isinstance(json, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in json):
-        pairs = ((value_from_json(schema.key_schema, k, replace_null), v) for k, v in json)
+        schema = schema or infer_schema(value)
+        if schema is None:
+            raise DataError("JsonSchemaConverter needs a schema for a value that is not a scalar")
+        id, _ = self._registry.to_write(topic, self._json_schema_text(schema), schema.name)
+        payload = to_json(schema, value, self._numeric)
         try:
-            return {key: value_from_json(values, item, replace_null) for key, item in pairs}
-        except TypeError as e:
-            raise DataError(f"a map's key must be a plain value: {e}") from None
-    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
+            return framed(id, self._encode(payload))
+        except (TypeError, ValueError, OverflowError) as e:
+            raise DataError(f"Converting Kafka Connect data to byte[] failed due to serialization error: {e}") from e
+
+    def _json_schema_text(self, schema: Schema) -> str:
+        try:
+            known = self._written.get(schema)
+        except TypeError:  # a default that is not hashable
+            return json.dumps(to_json_schema(schema), separators=(",", ":"))
+        if known is None:
+            known = self._written[schema] = json.dumps(to_json_schema(schema), separators=(",", ":"))
+            if len(self._written) > self._registry.cache_size:
+                self._written.pop(next(iter(self._written)))
+        return known
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
+        if data is None:
+            return None, None
+        id, encoded = unframed(data)
+        schema, exactly = self._schema_by_id(id)
+        try:
+            payload = (self._decode_exactly if exactly else self._decode)(encoded)
+        except msgspec.DecodeError as e:
+            raise DataError(f"Failed to deserialize data for topic {topic} to JSON, schema {id}: {e}") from e
+        return schema, from_json(schema, payload)
+
+    def _schema_by_id(self, id: int) -> tuple[Schema | None, bool]:
+        """Return the schema, and whether its values must be read without floats."""
+        if id not in self._read:
+            found = self._registry.schema(id)
+            references = {name: json.loads(text) for name, text in found.references}
+            schema = from_json_schema(parse_registered_schema(found), references)
+            self._read[id] = schema, has_decimals(schema)
+            if len(self._read) > self._registry.cache_size:
+                self._read.pop(next(iter(self._read)))
+        return self._read[id]
 
 
-def _decode_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as e:
-        raise DataError(f"Invalid bytes field: {e}") from None
+def to_json_schema(schema: Schema, index: int | None = None) -> dict[str, Any]:
+    """Return a Connect schema as a JSON Schema. `index` is a field's index in its struct."""
+    made = _json_schema_type_of(schema)
+    if schema.name is not None:
+        made["title"] = schema.name
+    if schema.version is not None:
+        made["connect.version"] = schema.version
+    if schema.parameters:
+        made["connect.parameters"] = dict(schema.parameters)
+    if schema.doc is not None:
+        made["description"] = schema.doc
+    if schema.has_default and schema.default is not None:
+        made["default"] = to_json(schema, schema.default)
+    if schema.optional:
+        made = {"oneOf": [{"type": "null"}, made]}
+    if index is not None:
+        made["connect.index"] = index
+    return made
 
 
-def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
-    """The unscaled value, big-endian in two's complement, as Java's BigDecimal returns it."""
-    sign, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int):
-        raise DataError(f"{value} is not a number")
-    unscaled = int("".join(map(str, digits)))  # arithmetic would round to the context's precision
-    shift = exponent + scale
-    whole, rest = (unscaled * 10**shift, 0) if shift >= 0 else divmod(unscaled, 10**-shift)
-    if rest:
-        raise DataError(f"BigDecimal has mismatching scale value for given Decimal schema: {value}, scale {scale}")
-    number: int = -whole if sign else whole
-    return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
+def _json_schema_type_of(schema: Schema) -> dict[str, Any]:
+    if schema.type is SchemaType.STRUCT:
+        properties = {field.name: to_json_schema(field.schema, at) for at, field in enumerate(schema.fields)}
+        return {"type": "object", "properties": properties}
+    if schema.type is SchemaType.ARRAY and schema.value_schema is not None:
+        return {"type": "array", "items": to_json_schema(schema.value_schema)}
+    if schema.type is SchemaType.MAP and schema.key_schema is not None and schema.value_schema is not None:
+        values = to_json_schema(schema.value_schema)
+        if _has_text_keys(schema):
+            return {"type": "object", "connect.type": "map", "additionalProperties": values}
+        entry = {"key": to_json_schema(schema.key_schema, 0), "value": {**values, "connect.index": 1}}
+        return {"type": "array", "connect.type": "map", "items": {"type": "object", "properties": entry}}
+    if schema.name == DECIMAL:
+        return {"type": "number", "connect.type": "bytes"}
+    if schema.type not in WORDS:
+        raise DataError(f"a schema of type {schema.type.name} without its parts")
+    made: dict[str, Any] = {"type": WORDS[schema.type]}
+    if schema.type in OF_CONNECT:
+        made["connect.type"] = OF_CONNECT[schema.type]
+    return made
 
 
-def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
-    """The number with this unscaled value, and `scale` digits after the point."""
-    number = int.from_bytes(data, "big", signed=True)
-    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
+def _has_text_keys(schema: Schema) -> bool:
+    keys = schema.key_schema
+    return keys is not None and keys.type is SchemaType.STRING and not keys.optional
 
 
-def scale_of(schema: Schema) -> int:
-    """Return the scale of a Decimal schema. Raises DataError if it lacks one."""
-    try:
-        return int(schema.parameter("scale") or "")
-    except ValueError:
-        raise DataError("Invalid Decimal schema: scale parameter not found.") from None
+def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
+    """Return a JSON Schema as Connect's; None for an empty one, whose values have no schema.
+
+    Raises DataError if Connect cannot represent it: recursion, or a union other than with null.
+    """
+    return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
 
 
-def timestamp_ms(value: dt.datetime) -> int:
-    """ms since the epoch. A datetime without a time zone is UTC."""
-    value = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
-    return (value - EPOCH) // dt.timedelta(milliseconds=1)
+class _JsonSchemaReader:
+    """Converts one JSON Schema to a Connect schema, and resolves its `$ref`."""
+
+    def __init__(self, root: Any, references: dict[str, Any]) -> None:
+        self._root = root
+        self._references = references
+        self._following: list[str] = []
+
+    def whole(self, json: Any, depth: int) -> Schema | None:
+        if depth > DEPTH_MAX:
+            raise DataError(f"a JSON Schema is nested deeper than {DEPTH_MAX}")
+        if json is True or json == {}:
+            return None
+        if not isinstance(json, dict):
+            raise DataError(f"not a JSON Schema: {json!r:.200}")
+        if "$ref" in json:
+            return self._follow_reference(str(json["$ref"]), depth)
+        for word in ("oneOf", "anyOf", "allOf"):
+            if word in json:
+                return self._connect_one_of(json, word, depth)
+        kind = json.get("type")
+        if isinstance(kind, list):
+            rest = [{**json, "type": one} for one in kind if one != "null"]
+            return self._connect_single_branch(rest, optional="null" in kind, depth=depth)
+        return self._restore_connect_properties(self._connect_schema_of_type(json, kind, depth), json)
+
+    def _connect_schema_of_type(self, json: dict[str, Any], kind: Any, depth: int) -> Schema:
+        own = json.get("connect.type")
+        if kind is None and ("enum" in json or "const" in json):
+            kind = "string"
+        if own in CONNECT_TYPES:
+            return Schema(CONNECT_TYPES[own])
+        if kind in PLAIN:
+            return Schema(PLAIN[kind])
+        if own == "map":
+            return self._connect_map(json, depth)
+        if kind == "array":
+            items = self.whole(json.get("items", {}), depth + 1)
+            if items is None:
+                raise DataError("a JSON Schema's array has no schema for its items")
+            return Schema.array(items)
+        if kind == "object" or "properties" in json:
+            return self._connect_struct(json, depth)
+        raise DataError(f"a JSON Schema of type {kind!r} has no equivalent in Connect")
+
+    def _connect_struct(self, json: dict[str, Any], depth: int) -> Schema:
+        properties = json.get("properties") or {}
+        if not properties and isinstance(json.get("additionalProperties"), dict):
+            return self._connect_map(json, depth)
+        ours = all(isinstance(one, dict) and "connect.index" in one for one in properties.values())
+        required = set(json.get("required") or ())
+        fields = []
+        for name, one in sorted(properties.items(), key=lambda item: _property_index(item[1])):
+            found = self.whole(one, depth + 1)
+            if found is None:
+                raise DataError(f"a JSON Schema has no schema for its property {name!r}")
+            fields.append(Field(name, found if ours or name in required else found.as_optional()))
+        return Schema.struct(None, *fields)
+
+    def _connect_map(self, json: dict[str, Any], depth: int) -> Schema:
+        if json.get("type") == "array":
+            entry = (json.get("items") or {}).get("properties") or {}
+            keys = self.whole(entry.get("key", {}), depth + 1)
+            values = self.whole(entry.get("value", {}), depth + 1)
+        else:
+            keys = Schema(SchemaType.STRING)
+            values = self.whole(json.get("additionalProperties", {}), depth + 1)
+        if keys is None or values is None:
+            raise DataError("a JSON Schema's map has no schema for its keys or values")
+        return Schema.map(keys, values)
+
+    def _connect_one_of(self, json: dict[str, Any], word: str, depth: int) -> Schema | None:
+        branches = [branch for branch in json[word] if branch != {"type": "null"}]
+        return self._connect_single_branch(branches, optional=len(branches) < len(json[word]), depth=depth)
+
+    def _connect_single_branch(self, branches: list[Any], *, optional: bool, depth: int) -> Schema | None:
+        if len(branches) != 1:
+            raise DataError(f"a JSON Schema with {len(branches)} types for one value has no equivalent in Connect")
+        found = self.whole(branches[0], depth + 1)
+        return found.as_optional() if found is not None and optional else found
+
+    def _follow_reference(self, reference: str, depth: int) -> Schema | None:
+        if reference in self._following:
+            raise DataError(f"the JSON Schema {reference} refers to itself, which a Connect schema cannot")
+        document, _, path = reference.partition("#")
+        found: Any = self._references.get(document) if document else self._root
+        for part in filter(None, path.split("/")):
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is None:
+            raise DataError(f"a JSON Schema refers to {reference}, which is not there")
+        self._following.append(reference)
+        before = self._root
+        self._root = self._references[document] if document else self._root
+        try:
+            return self.whole(found, depth + 1)
+        finally:
+            self._root = before
+            self._following.pop()
+
+    def _restore_connect_properties(self, schema: Schema, json: dict[str, Any]) -> Schema:
+        parameters = {str(key): str(value) for key, value in (json.get("connect.parameters") or {}).items()}
+        made = replace(
+            schema,
+            name=json.get("title"),
+            version=json.get("connect.version"),
+            doc=json.get("description"),
+            parameters=tuple(parameters.items()),
+        )
+        if json.get("default") is not None:
+            made = replace(made, default=from_json(made, json["default"]))
+        return made
 
 
-def _decimal_to_json(schema: Schema, value: Any, numeric: bool) -> Any:
-    if not isinstance(value, Decimal):
-        raise DataError(f"Invalid type for Decimal, expected Decimal but was {type(value).__name__}")
-    if not value.is_finite():
-        raise DataError(f"{value} is not a number")
-    return value if numeric else base64.b64encode(decimal_to_bytes(value, scale_of(schema))).decode()
+def _property_index(json: Any) -> int:
+    found = json.get("connect.index", 0) if isinstance(json, dict) else 0
+    return found if isinstance(found, int) else 0
 
 
-def _decimal_from_json(schema: Schema, json: Any) -> Decimal:
-    if isinstance(json, str):
-        return decimal_from_bytes(_decode_base64(json), scale_of(schema))
-    if isinstance(json, int | float | Decimal) and not isinstance(json, bool):
-        number = Decimal(str(json)) if isinstance(json, float) else Decimal(json)
-        if abs(number.adjusted()) > DECIMAL_DIGITS_MAX:
-            raise DataError(f"Invalid Decimal: {number:.20} has too many digits")
-        return number
-    raise DataError("Invalid type for Decimal, underlying representation should be numeric or bytes")
+def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
+    """Return a value in the JSON that its JSON Schema describes.
+
+    It is the JSON of JsonConverter, except that a map's entries are objects with `key` and `value`.
+    """
+    return _convert_maps_in_value(schema, value, lambda one, item: value_to_json(one, item, numeric), _map_to_entries)
 
 
-def _check_integer(json: Any, what: str, bits: int) -> int:
-    if type(json) is not int or not -(1 << bits - 1) <= json < 1 << bits - 1:
-        raise DataError(f"Invalid type for {what}, underlying representation should be integer but was {json!r:.50}")
-    return json
+def from_json(schema: Schema | None, json: Any) -> Any:
+    """Return the value of the JSON that a JSON Schema describes. Raises DataError if it does not match its schema."""
+    return _convert_maps_in_value(schema, json, value_from_json, _entries_to_map)
 
 
-def _check_value_type(value: Any, kind: type, what: str) -> Any:
-    if not isinstance(value, kind) or (kind is dt.date and isinstance(value, dt.datetime)):
-        raise DataError(f"Invalid type for {what}, expected {kind.__name__} but was {type(value).__name__}")
-    return value
+def _map_to_entries(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
+    keys = schema.key_schema
+    values = schema.value_schema
+    return [{"key": walk(keys, key), "value": walk(values, item)} for key, item in value.items()]
 
 
-def time_ms(value: dt.time) -> int:
-    """ms since midnight."""
-    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1000 + value.microsecond // 1000
+def _entries_to_map(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
+    keys = schema.key_schema
+    values = schema.value_schema
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise DataError("a map whose keys are not strings should be an array of objects with key and value")
+    return {walk(keys, entry.get("key")): walk(values, entry.get("value")) for entry in value}
 
 
-def time_of(ms: int) -> dt.time:
-    """Return the Time of day of a number of milliseconds. Raises DataError outside of one day."""
-    if not 0 <= ms < DAY_MS:
-        raise DataError(f"Invalid time: {ms} ms is not a time of one day")
-    return (EPOCH + dt.timedelta(milliseconds=ms)).time()
+def _convert_maps_in_value(
+    schema: Schema | None,
+    value: Any,
+    leaf: Callable[[Schema | None, Any], Any],
+    entries: Callable[[Schema, Any, Callable[[Schema | None, Any], Any]], Any],
+) -> Any:
+    """Convert the maps in a value that have entries in JSON, with `entries`, and all other values with `leaf`.
+
+    A map has entries if its keys are not strings. A value without such maps is converted as a whole.
+    """
+    if schema is None or value is None or not _has_entries(schema):
+        return leaf(schema, value)
+
+    def convert_nested_value(one: Schema | None, item: Any) -> Any:
+        return _convert_maps_in_value(one, item, leaf, entries)
+
+    if schema.type is SchemaType.STRUCT and isinstance(value, Mapping):
+        return {field.name: convert_nested_value(field.schema, value.get(field.name)) for field in schema.fields}
+    if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
+        return [convert_nested_value(schema.value_schema, item) for item in value]
+    if schema.type is SchemaType.MAP and not _has_text_keys(schema):
+        return entries(schema, value, convert_nested_value)
+    if schema.type is SchemaType.MAP and isinstance(value, Mapping):
+        return {key: convert_nested_value(schema.value_schema, item) for key, item in value.items()}
+    return leaf(schema, value)
 
 
-def date_of(days: int) -> dt.date:
-    """Return the Date of a number of days after 1970. Raises DataError if Python's dates cannot hold it."""
-    try:
-        return EPOCH_DAY + dt.timedelta(days=days)
-    except OverflowError:
-        raise DataError(f"Invalid date: {days} days after 1970 are beyond what Python's dates hold") from None
-
-
-def timestamp_of(ms: int) -> dt.datetime:
-    """Return the Timestamp of a number of milliseconds after 1970. Raises DataError if Python cannot hold it."""
-    try:
-        return EPOCH + dt.timedelta(milliseconds=ms)
-    except OverflowError:
-        raise DataError(f"Invalid timestamp: {ms} ms after 1970 are beyond what Python's dates hold") from None
-
-
-_TO_JSON: dict[str | None, Callable[[Schema, Any, bool], Any]] = {
-    DECIMAL: _decimal_to_json,
-    DATE: lambda _schema, value, _numeric: (_check_value_type(value, dt.date, "Date") - EPOCH_DAY).days,
-    TIME: lambda _schema, value, _numeric: time_ms(_check_value_type(value, dt.time, "Time")),
-    TIMESTAMP: lambda _schema, value, _numeric: timestamp_ms(_check_value_type(value, dt.datetime, "Timestamp")),
-}
-_FROM_JSON: dict[str | None, Callable[[Schema, Any], Any]] = {
-    DECIMAL: _decimal_from_json,
-    DATE: lambda _schema, json: date_of(_check_integer(json, "Date", 32)),
-    TIME: lambda _schema, json: time_of(_check_integer(json, "Time", 32)),
-    TIMESTAMP: lambda _schema, json: timestamp_of(_check_integer(json, "Timestamp", INTEGER_BITS[SchemaType.INT64])),
-}
+def _has_entries(schema: Schema) -> bool:
+    if schema.type is SchemaType.MAP and not _has_text_keys(schema):
+        return True
+    inner = [field.schema for field in schema.fields]
+    inner += [one for one in (schema.key_schema, schema.value_schema) if one is not None]
+    return any(_has_entries(one) for one in inner)

@@ -168,8 +168,8 @@ class Registry:
         self._by_id[id] = schema
 
 
-def parsed(schema: RegistrySchema) -> Any:
-    """A schema's text as JSON. Raises DataError if it is not JSON."""
+def parse_registered_schema(schema: RegistrySchema) -> Any:
+    """Return the JSON text of a schema of the registry, parsed. Raises DataError if it is not JSON."""
     try:
         return json.loads(schema.text)
     except ValueError as e:

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.shared.connect.config_def import as_text
 from penstock.shared.connect.converter import Converted, HeaderConverter
-from penstock.shared.connect.converters.json_schema import value_to_json
+from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.schema import (
     BOOLEAN,
     FLOAT64,

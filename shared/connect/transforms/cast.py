@@ -15,11 +15,18 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, as_text
-from penstock.shared.connect.converters.json_schema import EPOCH_DAY, time_ms, timestamp_ms
 from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord
-from penstock.shared.connect.schema import INTEGER_BITS, Field, Schema, SchemaType
+from penstock.shared.connect.schema import (
+    EPOCH_DAY,
+    INTEGER_BITS,
+    Field,
+    Schema,
+    SchemaType,
+    time_to_ms,
+    timestamp_to_ms,
+)
 from penstock.shared.connect.transforms.parts import (
     HIGH,
     OnPart,
@@ -84,11 +91,11 @@ def _number_or_text(value: Any) -> int | float | str:
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, dt.datetime):
-        return timestamp_ms(value)
+        return timestamp_to_ms(value)
     if isinstance(value, dt.date):
         return (value - EPOCH_DAY).days
     if isinstance(value, dt.time):
-        return time_ms(value)
+        return time_to_ms(value)
     raise DataError(f"Unexpected type in Cast transformation: {type(value).__name__}")
 
 

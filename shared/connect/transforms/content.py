@@ -8,10 +8,19 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, invalid, non_empty
-from penstock.shared.connect.converters.json_schema import EPOCH, EPOCH_DAY, timestamp_of
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord, SinkRecord
-from penstock.shared.connect.schema import INT32, INT64, STRING, Field, Schema, timestamp_schema
+from penstock.shared.connect.schema import (
+    EPOCH,
+    EPOCH_DAY,
+    INT32,
+    INT64,
+    STRING,
+    Field,
+    Schema,
+    timestamp_from_ms,
+    timestamp_schema,
+)
 from penstock.shared.connect.transforms.parts import (
     HIGH,
     MEDIUM,
@@ -73,7 +82,7 @@ class _InsertField(OnPart):
             return record.kafka_offset
         if what == "timestamp":
             at: int | None = getattr(record, "timestamp", None)
-            return at if plain or at is None else timestamp_of(at)
+            return at if plain or at is None else timestamp_from_ms(at)
         return record.kafka_partition if what == "partition" else record.topic
 
 

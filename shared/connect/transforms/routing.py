@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, regex
-from penstock.shared.connect.converters.json_schema import timestamp_of
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.schema import timestamp_from_ms
 from penstock.shared.connect.transform import Transformation
 from penstock.shared.connect.transforms.java_dates import DatePattern
 from penstock.shared.connect.transforms.parts import HIGH, PACKAGE
@@ -80,4 +80,4 @@ class TimestampRouter(Transformation):
         if at is None:
             raise DataError(f"Timestamp missing on record: {record.topic}")
         topic = self._format.replace("${topic}", record.topic)
-        return record.with_topic(topic.replace("${timestamp}", self._pattern.format(timestamp_of(at))))
+        return record.with_topic(topic.replace("${timestamp}", self._pattern.format(timestamp_from_ms(at))))

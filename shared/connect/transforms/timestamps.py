@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
-from penstock.shared.connect.converters.json_schema import EPOCH, timestamp_ms, timestamp_of
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
     DATE,
+    EPOCH,
     INT64,
     STRING,
     TIME,
@@ -24,7 +24,9 @@ from penstock.shared.connect.schema import (
     SchemaType,
     date_schema,
     time_schema,
+    timestamp_from_ms,
     timestamp_schema,
+    timestamp_to_ms,
 )
 from penstock.shared.connect.transforms.java_dates import DatePattern
 from penstock.shared.connect.transforms.parts import (
@@ -112,7 +114,7 @@ class _TimestampConverter(OnPart):
                 assert self._pattern is not None
                 return self._pattern.format(at)
             case "unix":
-                return timestamp_ms(at) * NANOS_PER_MS // self._nanos
+                return timestamp_to_ms(at) * NANOS_PER_MS // self._nanos
             case "Date":
                 return at.date()
             case "Time":
@@ -134,7 +136,7 @@ class _TimestampConverter(OnPart):
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise DataError(f"TimestampConverter does not support {type(value).__name__} objects as timestamps")
         if isinstance(value, int):
-            return timestamp_of(value * self._nanos // NANOS_PER_MS)
+            return timestamp_from_ms(value * self._nanos // NANOS_PER_MS)
         if self._pattern is None:
             raise DataError("TimestampConverter requires format option to be specified to read string timestamps")
         return self._pattern.parse(value)

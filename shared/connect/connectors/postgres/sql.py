@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.connect.converters.json_schema import timestamp_of
 from penstock.shared.connect.errors import ConnectError, DataError
-from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
+from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType, timestamp_from_ms
 
 NAME_BYTES_MAX = 63
 """Postgres cuts longer names, so that two could become the same."""
@@ -159,7 +158,7 @@ def _adapt_timestamptz(value: Any) -> Any:
     if isinstance(value, bool):
         raise DataError(f"{value!r} is not a time")
     if isinstance(value, int):
-        return timestamp_of(value)
+        return timestamp_from_ms(value)
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)

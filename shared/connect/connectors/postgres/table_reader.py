@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.converters.json_schema import timestamp_ms
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.schema import timestamp_to_ms
 
 
 class TableReader:
@@ -116,7 +116,7 @@ class TableReader:
         if self.incrementing is not None and "incrementing" in self._mode:
             found["incrementing"] = self.incrementing
         if self.timestamp is not None and "timestamp" in self._mode:
-            found["timestamp"] = timestamp_ms(self.timestamp)
+            found["timestamp"] = timestamp_to_ms(self.timestamp)
             found["timestamp_nanos"] = self.timestamp.microsecond * 1000
         return found
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from penstock.shared.connect.converters.json_schema_converter import JsonSchemaConverter
+from penstock.shared.connect.converters.json_schema import JsonSchemaConverter
 from penstock.shared.connect.converters.schema_registry_serde import framed
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema, decimal_schema

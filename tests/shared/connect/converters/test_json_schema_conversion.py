@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.connect.converters.json_schema_documents import (
+from penstock.shared.connect.converters.json_schema import (
     from_json,
     from_json_schema,
     to_json,
