@@ -31,7 +31,7 @@ class NothingInIt(DataError):
 
 
 def arrow_type(schema: Schema) -> Any:
-    """The Arrow type of a schema."""
+    """Return the Arrow type of a Connect schema."""
     if schema.name == DECIMAL:
         return pa.decimal128(DECIMAL_DIGITS, scale_of(schema))
     if schema.name in _LOGICAL:
@@ -46,7 +46,7 @@ def arrow_type(schema: Schema) -> Any:
 
 
 def row_of(record: SinkRecord) -> dict[str, Any]:
-    """The record's value as a row. Raises DataError if it is neither a struct nor a map."""
+    """Return the record's value as a row. Raises DataError if it is neither a struct nor a map."""
     if not isinstance(record.value, Mapping):
         topic, partition, offset = record.original
         kind = type(record.value).__name__
@@ -55,7 +55,7 @@ def row_of(record: SinkRecord) -> dict[str, Any]:
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """A table of consecutive records. Columns with only nulls are left out."""
+    """Return an Arrow table of consecutive records. Columns with only nulls are left out."""
     rows = [row_of(record) for record in records]
     schema = records[0].value_schema
     try:

@@ -46,11 +46,8 @@ class DeltaSinkTask(SinkTask):
         self._begun: dict[TopicPartition, int] = {}
         self._failure: Exception | None = None
 
-    def _delta_application_id(self, tp: TopicPartition) -> str:
-        return application(self._name, tp)
-
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        names = {self._delta_application_id(tp): tp for tp in partitions}
+        names = {delta_application_id(self._name, tp): tp for tp in partitions}
         found = await asyncio.to_thread(table_versions, self._allowed_table_uri(), list(names), self._options)
         for name, tp in names.items():
             self._versions[tp] = found.get(name)
@@ -59,7 +56,7 @@ class DeltaSinkTask(SinkTask):
                 self.context.offset(tp, found[name])
 
     def _allowed_table_uri(self) -> str:
-        """The table's resolved location. Raises ConfigError if it, or its log, has become a link to elsewhere."""
+        """Return the table's resolved location. Raises ConfigError if it, or its log, has become a link elsewhere."""
         files = self.context.files
         uri = files.resolved("table.uri", self._uri)
         if local_path("table.uri", self._uri) is not None:
@@ -131,7 +128,7 @@ class DeltaSinkTask(SinkTask):
         if not records:
             return
         moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}
-        versions = {self._delta_application_id(tp): pair for tp, pair in moved.items()}
+        versions = {delta_application_id(self._name, tp): pair for tp, pair in moved.items()}
         try:
             rows = table_of(records)
             await asyncio.to_thread(
@@ -153,8 +150,8 @@ class DeltaSinkTask(SinkTask):
         """Nothing to do: records that were not appended are read again."""
 
 
-def application(connector: str, tp: TopicPartition) -> str:
-    """A partition's application id in the table's log."""
+def delta_application_id(connector: str, tp: TopicPartition) -> str:
+    """Return the application id under which the Delta sink stores a partition's offset in the table's log."""
     return f"{connector}/{tp.topic}/{tp.partition}"
 
 
@@ -191,6 +188,6 @@ class DeltaSinkConnector(SinkConnector):
         uri = DeltaSinkConnector.config().parse(props)["table.uri"]
         if (path := local_path("table.uri", uri)) is not None:
             uri = await asyncio.to_thread(os.path.realpath, path)  # the worker has just checked it
-        versions = {application(props["name"], tp): offset for tp, offset in offsets.items()}
+        versions = {delta_application_id(props["name"], tp): offset for tp, offset in offsets.items()}
         await asyncio.to_thread(set_versions, uri, versions, with_prefix(props, "storage."))
         return True

@@ -39,8 +39,11 @@ NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 
 
-def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
-    """The store of a URL and the path in it: pyarrow's store, or fsspec's if there are options or pyarrow has none."""
+def file_system_of(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
+    """Return the file system that the files sink writes to, and the path in it, for a URL.
+
+    It is pyarrow's, or fsspec's if there are options or pyarrow has none for the URL.
+    """
     scheme = url.partition("://")[0]
     if not options and scheme in ("s3", "gs", "hdfs"):
         found: tuple[Any, str] = pa_fs.FileSystem.from_uri(url)
@@ -56,8 +59,8 @@ def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
     return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(system)), path
 
 
-def _check_options(url: str, options: Mapping[str, str]) -> None:
-    """Raise ConfigError if there are options and the URL is a local folder, which takes none."""
+def _reject_options_of_local_folder(url: str, options: Mapping[str, str]) -> None:
+    """Raise ConfigError if the files sink has `storage.` options for a local folder, which takes none."""
     if options and local_path("url", url) is not None:
         raise ConfigError(
             f"storage.{next(iter(options))}: url={url} is a folder of this machine, which takes no options"
@@ -71,13 +74,13 @@ class FilesSinkTask(SinkTask):
         self._values = FilesSinkConnector.config().parse(props)
         url = self._values["url"]
         options = with_prefix(props, "storage.")
-        _check_options(url, options)
+        _reject_options_of_local_folder(url, options)
         # Without a store, `url` is a folder of this machine.
         self._system: Any = None
         self._root = url
         if local_path("url", url) is None:
             self.context.files.resolved("url", url)
-            self._system, self._root = await asyncio.to_thread(object_store, url, options)
+            self._system, self._root = await asyncio.to_thread(file_system_of, url, options)
         self._buffers: dict[TopicPartition, list[SinkRecord]] = {}
         self._since: dict[TopicPartition, float] = {}
         self._taken: dict[TopicPartition, int] = {}
@@ -226,7 +229,7 @@ class FilesSinkConnector(SinkConnector):
         for value in found:
             if value.name == "url" and value.value and not value.errors:
                 try:
-                    _check_options(value.value, with_prefix(props, "storage."))
+                    _reject_options_of_local_folder(value.value, with_prefix(props, "storage."))
                 except ConfigError as e:
                     value.errors.append(str(e))
         return found

@@ -45,8 +45,8 @@ WRITTEN_MAX = 10_000
 """Records of one offset that are remembered to detect repeats. If there are more, the others are written again."""
 
 
-def client_config() -> ConfigDef:
-    """The settings of the connection."""
+def http_client_config() -> ConfigDef:
+    """Return the settings that the HTTP sink and the HTTP source have in common."""
     return (
         ConfigDef()
         .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "URL of the requests.", _validate_http_url)
@@ -77,7 +77,7 @@ def _validate_http_headers(name: str, value: Any) -> None:
 
 
 def _parse_http_headers(given: Password) -> dict[str, str]:
-    """Headers by name. Raises ValueError if one is invalid."""
+    """Return `http.headers` by name. Raises ValueError if one is invalid."""
     pairs = [item.split(":", 1) for item in given.value.split(",") if item.strip()]
     headers = {name.strip(): value.strip() for name, value in pairs}
     if "" in headers:
@@ -85,8 +85,8 @@ def _parse_http_headers(given: Password) -> dict[str, str]:
     return headers
 
 
-def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
-    """Return an HTTP client with the configured headers, credentials and timeout."""
+def make_http_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
+    """Return the client of an HTTP connector, with the configured headers, credentials and timeout."""
     headers = _parse_http_headers(values["http.headers"])
     auth = None
     if values["http.auth.type"] == "basic":
@@ -97,7 +97,7 @@ def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
 
 
 class Retries:
-    """Counts the remaining retries after temporary errors."""
+    """Counts an HTTP connector's remaining retries after temporary errors."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
@@ -106,7 +106,7 @@ class Retries:
         self._left = self._most
 
     def failed(self, message: str) -> Exception:
-        """The error to raise."""
+        """Return the error to raise: RetriableError while retries are left, then ConnectError."""
         if self._left <= 0:
             return ConnectError(f"still failing after {self._most} retries: {message}")
         self._left -= 1
@@ -119,7 +119,7 @@ def is_passing(status: int) -> bool:
 
 
 def retry_after_ms(response: httpx.Response) -> int:
-    """The wait of a `Retry-After` header in ms; 0 if it is not a number of seconds."""
+    """Return the wait of a `Retry-After` header in ms; 0 if it is not a number of seconds."""
     text = response.headers.get("Retry-After", "")
     return min(int(text) * 1000, RETRY_AFTER_MAX_MS) if text.isdecimal() and len(text) < 10 else 0
 
@@ -129,7 +129,7 @@ class HttpSinkTask(SinkTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = HttpSinkConnector.config().parse(props)
-        self._client = make_client(self._values)
+        self._client = make_http_client(self._values)
         self._retries = Retries(self._values["max.retries"])
         # The offset up to which each partition was posted, by topic too, since a transform may change records' topics.
         self._posted: dict[tuple[str, TopicPartition], int] = {}
@@ -224,7 +224,7 @@ class HttpSinkConnector(SinkConnector):
     @classmethod
     def config(cls) -> ConfigDef:
         return (
-            client_config()
+            http_client_config()
             .define("http.method", Type.STRING, "POST", MEDIUM,
                     "Request method: POST, PUT or PATCH.", one_of("POST", "PUT", "PATCH"))
             .define("batch.format", Type.STRING, "array", MEDIUM,
@@ -244,7 +244,7 @@ class HttpSinkConnector(SinkConnector):
 
 
 def pointed(value: Any, pointer: str) -> Any:
-    """The value that a JSON pointer (RFC 6901) refers to. Raises DataError if there is none.
+    """Return the value in a response that a JSON pointer (RFC 6901) refers to. Raises DataError if there is none.
 
     >>> pointed({"a": [{"b/c": 1}]}, "/a/0/b~1c")
     1
@@ -265,7 +265,7 @@ class HttpSourceTask(SourceTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = HttpSourceConnector.config().parse(props)
-        self._client = make_client(self._values)
+        self._client = make_http_client(self._values)
         self._retries = Retries(self._values["max.retries"])
         self._partition = {"url": self._values["http.url"]}
         stored = await self.context.offset_storage_reader.offset(self._partition) or {}
@@ -360,7 +360,7 @@ class HttpSourceConnector(SourceConnector):
     @classmethod
     def config(cls) -> ConfigDef:
         return (
-            client_config()
+            http_client_config()
             .define("topic", Type.STRING, NO_DEFAULT, HIGH, "Topic to write to.")
             .define("poll.interval.ms", Type.INT, 60_000, MEDIUM, "Interval between requests.", at_least(1))
             .define("records.pointer", Type.STRING, "", MEDIUM,

@@ -25,8 +25,8 @@ TOOLS = "org.apache.kafka.connect.tools."
 BATCH_MAX = 500
 
 
-def print_line(**fields: Any) -> None:
-    """Print one JSON line on standard output."""
+def print_json_line(**fields: Any) -> None:
+    """Print one JSON line on standard output, as Kafka's verifiable source and sink do."""
     sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
 
 
@@ -65,7 +65,7 @@ class VerifiableSourceTask(SourceTask):
 
     async def commit_record(self, record: SourceRecord, metadata: object) -> None:
         if not self._quiet:
-            print_line(
+            print_json_line(
                 name=self._name, task=self._id, topic=self._topic, time_ms=_now_ms(), seqno=record.value, committed=True
             )
 
@@ -126,7 +126,7 @@ class VerifiableSinkTask(SinkTask):
 
     def _print_sink_records(self, records: list[SinkRecord], *, flushed: bool) -> None:
         for record in records:
-            print_line(
+            print_json_line(
                 name=self._name, task=self._id, topic=record.topic, time_ms=_now_ms(),
                 seqno=record.value, offset=record.kafka_offset, flushed=flushed,
             )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Converts Postgres's columns to Connect's fields, and values from the driver or from text to Connect's values."""
+"""Converts Postgres's columns to Connect's fields and back, with their values.
+
+The source gets values from the driver, or from text. The sink converts records' values to those of columns.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,21 @@ from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from penstock.shared.connect.connectors.postgres.table_reader import aware
-from penstock.shared.connect.errors import ConnectError
+import msgspec
+
+from penstock.shared.connect.errors import ConnectError, DataError
 from penstock.shared.connect.schema import (
+    DATE,
+    DECIMAL,
+    TIME,
+    TIMESTAMP,
     Field,
     Schema,
     SchemaType,
     date_schema,
     decimal_schema,
     time_schema,
+    timestamp_from_ms,
     timestamp_schema,
 )
 
@@ -35,6 +44,32 @@ TYPE_NAMES = {
     1082: "date", 1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric",
 }  # fmt: skip
 """The types that are not read as text, by OID, which is the same in every database."""
+_COLUMN_TYPES = {
+    SchemaType.INT8: "smallint",
+    SchemaType.INT16: "smallint",
+    SchemaType.INT32: "integer",
+    SchemaType.INT64: "bigint",
+    SchemaType.FLOAT32: "real",
+    SchemaType.FLOAT64: "double precision",
+    SchemaType.BOOLEAN: "boolean",
+    SchemaType.STRING: "text",
+    SchemaType.BYTES: "bytea",
+    SchemaType.ARRAY: "jsonb",
+    SchemaType.MAP: "jsonb",
+    SchemaType.STRUCT: "jsonb",
+}
+_LOGICAL_COLUMN_TYPES = {DATE: "date", TIME: "time", TIMESTAMP: "timestamptz", DECIMAL: "numeric"}
+_VALUE_COLUMN_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "bigint"),
+    (float, "double precision"),
+    (str, "text"),
+    (bytes, "bytea"),
+    (Decimal, "numeric"),
+    (dt.datetime, "timestamptz"),
+    (dt.date, "date"),
+    (dt.time, "time"),
+)
 
 
 class TypeName(NamedTuple):
@@ -51,7 +86,7 @@ class Attribute(NamedTuple):
 
 
 def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
-    """A row's schema from its columns' types. A type that Connect lacks becomes text."""
+    """Return the schema of a row from its columns' types. A type that Connect lacks becomes text."""
     fields = []
     for attribute in attributes:
         kind = attribute.type.name
@@ -70,7 +105,7 @@ def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
 
 
 def value_of(schema: Schema, value: Any, scale: int) -> Any:
-    """A column's value in the form of its schema."""
+    """Return a column's value, as the driver returns it, in the form of its schema."""
     if value is None:
         return None
     if isinstance(value, Decimal):
@@ -82,8 +117,13 @@ def value_of(schema: Schema, value: Any, scale: int) -> Any:
     return str(value) if schema.type is SchemaType.STRING and not isinstance(value, str) else value
 
 
+def aware(value: dt.datetime) -> dt.datetime:
+    """Return a column's time with its zone; UTC if the column has none."""
+    return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+
+
 def value_from(type_oid: int, text: str) -> Any:
-    """A column's value in the driver's form, from its text in the styles that `TEXT_STYLES` sets.
+    """Return a column's value in the driver's form, from its text in the styles that `TEXT_STYLES` sets.
 
     >>> value_from(1184, "2024-01-01 12:00:00.25+00")
     datetime.datetime(2024, 1, 1, 12, 0, 0, 250000, tzinfo=datetime.timezone.utc)
@@ -101,7 +141,7 @@ TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_
 
 
 def _parse_infinite_times(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
-    """Parses infinite times as the first and the last time of Python, as the driver does."""
+    """Return a parser that takes infinite times as the first and the last time of Python, as the driver does."""
     ends = {"infinity": kind.max, "-infinity": kind.min}
     return lambda text: ends[text] if text in ends else parse(text)
 
@@ -115,4 +155,86 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "date": _parse_infinite_times(dt.date.fromisoformat, dt.date),
     "time": dt.time.fromisoformat,
     **dict.fromkeys(("timestamp", "timestamptz"), _parse_infinite_times(dt.datetime.fromisoformat, dt.datetime)),
+}
+
+
+def column_type(schema: Schema | None, value: Any) -> str | None:
+    """Return the type of the Postgres column for a record's field. Without a schema, a null has None."""
+    if schema is not None:
+        return _LOGICAL_COLUMN_TYPES.get(schema.name or "", _COLUMN_TYPES[schema.type])
+    for kind, name in _VALUE_COLUMN_TYPES:
+        if isinstance(value, kind):
+            return name
+    return None if value is None else "jsonb"
+
+
+def column_adapter(kind: str) -> Callable[[Any], Any] | None:
+    """Return the function that converts a record's value for a column of this type; None if none is needed."""
+    base = kind.partition("(")[0]
+    return _ADAPTERS.get(base)
+
+
+def _adapt_json(value: Any) -> Any:
+    return None if value is None else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _adapt_text(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _adapt_json(value) if isinstance(value, dict | list) else str(value)
+
+
+def _adapt_timestamptz(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise DataError(f"{value!r} is not a time")
+    if isinstance(value, int):
+        return timestamp_from_ms(value)
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError:
+            raise DataError(f"{value!r:.100} is not an ISO 8601 time") from None
+    if isinstance(value, dt.datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=dt.UTC)
+    return value
+
+
+def _adapt_timestamp(value: Any) -> Any:
+    moment = _adapt_timestamptz(value)
+    return moment.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
+
+
+def _adapt_date(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return dt.date.fromisoformat(value)
+        except ValueError:
+            raise DataError(f"{value!r:.100} is not an ISO 8601 date") from None
+    return value
+
+
+def _adapt_numeric(value: Any) -> Any:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return Decimal(str(value))
+    return value
+
+
+def _adapt_bytea(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+_ADAPTERS: dict[str, Callable[[Any], Any]] = {
+    "json": _adapt_json,
+    "jsonb": _adapt_json,
+    "text": _adapt_text,
+    "character varying": _adapt_text,
+    "character": _adapt_text,
+    "timestamp with time zone": _adapt_timestamptz,
+    "timestamptz": _adapt_timestamptz,
+    "timestamp without time zone": _adapt_timestamp,
+    "date": _adapt_date,
+    "numeric": _adapt_numeric,
+    "bytea": _adapt_bytea,
 }

@@ -24,7 +24,7 @@ URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
 
 
 def driver() -> ModuleType:
-    """The module asyncpg, which the extra `postgres` installs."""
+    """Return the module asyncpg, which the extra `postgres` installs."""
     try:
         return importlib.import_module("asyncpg")
     except ModuleNotFoundError:
@@ -32,7 +32,7 @@ def driver() -> ModuleType:
 
 
 def connection_config() -> ConfigDef:
-    """The settings of the connection."""
+    """Return the settings of the connection to Postgres, and of retries, which source and sink have."""
     return (
         ConfigDef()
         .define("connection.url", Type.STRING, NO_DEFAULT, HIGH,
@@ -58,7 +58,7 @@ def _validate_postgres_url(name: str, value: Any) -> None:
 
 
 async def connect(values: Mapping[str, Any]) -> Any:
-    """A connection whose session is in UTC, whatever the database's zone: times without a zone are UTC.
+    """Return a connection whose session is in UTC, whatever the database's zone: times without a zone are UTC.
 
     Raises RetriableError if the database cannot be reached, ConnectError if it rejects the connection.
     """
@@ -108,7 +108,7 @@ async def change_schema(connection: Any, statement: str) -> None:
 
 
 def translated(error: Exception) -> Exception:
-    """A driver's error as Penstock's: RetriableError for a temporary error, otherwise ConnectError."""
+    """Return a driver's error as Penstock's: RetriableError for a temporary error, otherwise ConnectError."""
     asyncpg = driver()
     if isinstance(error, RetriableError | ConnectError):
         return error
@@ -132,6 +132,6 @@ def translated(error: Exception) -> Exception:
 
 
 def is_data_error(error: Exception) -> bool:
-    """Whether the error concerns a row's values, and not the database."""
+    """Return whether the error concerns a row's values, and not the database."""
     pg = driver().exceptions
     return isinstance(error, pg.DataError | pg.IntegrityConstraintViolationError | ValueError | TypeError)

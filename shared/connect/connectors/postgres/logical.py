@@ -3,34 +3,326 @@
 The slot marks where the source continues, and makes Postgres keep the log from there on. It moves only when the records
 read before are stored. The reader reads from a temporary copy of the slot. The copy moves with every read, so nothing
 is decoded twice. It is dropped with the connection, and the next connection makes a new copy of the slot.
+
+A transaction's changes arrive together, and transactions arrive in commit order. So a position is a transaction's final
+LSN and the number of its changes that were read. Changes up to the stored position are skipped. If a change makes two
+records, its position belongs to the second, since a restart must not continue between them.
+
+The slot may move to the end of a read once everything read before is stored:
+
+>>> progress = SlotProgress(None)
+>>> progress.read = (100, 2)
+>>> progress.mark(150)
+>>> progress.stored({"lsn": "0/64", "change": 1}), progress.stored({"lsn": "0/64", "change": 2})
+(None, 150)
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
-from penstock.shared.connect.connectors.postgres.changes import Incomplete, SlotProgress, SlotReader
-from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES
+from penstock.shared.connect.connectors.postgres.columns import (
+    TEXT_STYLES,
+    TYPE_NAMES,
+    Attribute,
+    TypeName,
+    schema_of,
+    value_from,
+    value_of,
+)
 from penstock.shared.connect.connectors.postgres.database import driver
-from penstock.shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text
-from penstock.shared.connect.errors import ConnectError
-from penstock.shared.connect.record import Offset, SourceRecord
+from penstock.shared.connect.connectors.postgres.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Delete,
+    Insert,
+    Relation,
+    Truncate,
+    Update,
+    Values,
+    decode,
+)
+from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.record import Header, Offset, Partition, SourceRecord
+from penstock.shared.connect.schema import INT64, STRING, Schema
 
 log = get_logger(__name__)
 
 SLOT_NAME = re.compile("[a-z0-9_]{1,63}")
 CHANGES_MAX = 50_000
 """The approximate number of changes that Postgres decodes in one read. The last transaction is complete."""
+Position = tuple[int, int]
+"""A transaction's final LSN, and the number of its changes that were read."""
+Row = dict[str, Any]
+CREATED, UPDATED, DELETED = "c", "u", "d"
+"""The header `__op`, with Debezium's values."""
+
+
+def lsn_of(text: str) -> int:
+    """Return an LSN, logical decoding's position in Postgres's log, as a number. Raises DataError for invalid text.
+
+    >>> lsn_of("1/2A")
+    4294967338
+    """
+    high, _, low = text.partition("/")
+    try:
+        return (int(high, 16) << 32) + int(low, 16)
+    except ValueError:
+        raise DataError(f"{text!r} is not an LSN") from None
+
+
+def lsn_text(lsn: int) -> str:
+    """Return an LSN, logical decoding's position in Postgres's log, as Postgres writes it.
+
+    >>> lsn_text(4294967338)
+    '1/2A'
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def position_of(offset: Offset | None) -> Position:
+    """Return the position of a stored offset; (0, 0) if there is none. Raises ConnectError if it is invalid."""
+    if offset is None:
+        return (0, 0)
+    try:
+        return lsn_of(str(offset["lsn"])), int(offset.get("change", 0))
+    except (KeyError, TypeError, ValueError, DataError):
+        raise ConnectError(f'{dict(offset)} is not an offset: expected {{"lsn": "0/16B3748", "change": 3}}') from None
+
+
+class SlotProgress:
+    """A replication slot's progress: the position read, the position stored, and the LSN to which the slot may move."""
+
+    def __init__(self, offset: Offset | None) -> None:
+        self.read = self._stored = position_of(offset)
+        self._marks: deque[tuple[Position, int]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<SlotProgress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
+
+    def mark(self, lsn: int) -> None:
+        """Record that a read of the slot has ended: there is nothing more to read up to `lsn`."""
+        # Reads without records only move the LSN of the last mark, so an idle source keeps one mark.
+        if self._marks and self._marks[-1][0] == self.read:
+            self._marks.pop()
+        self._marks.append((self.read, lsn))
+
+    def stored(self, offset: Offset | None) -> int | None:
+        """Record that the offset is stored. Return the LSN to which the slot may move, or None if it stays."""
+        self._stored = max(self._stored, position_of(offset))
+        return self.settled()
+
+    def settled(self) -> int | None:
+        """Return the LSN to which the slot may move, once, or None if it stays."""
+        found = None
+        while self._marks and self._marks[0][0] <= self._stored:
+            found = self._marks.popleft()[1]
+        return found
+
+
+@dataclass
+class IncompleteRow:
+    """A row of an update without its large values, which must be read from the table."""
+
+    relation: Relation
+    names: list[str]
+    key: dict[str, tuple[int, str]]
+    value: Row
+
+
+class _CapturedTable:
+    """A captured table's columns and their schema: converts rows in the log to records' keys and values."""
+
+    def __init__(self, relation: Relation, name: str, values: Mapping[str, Any]) -> None:
+        self.relation = relation
+        self.name = name
+        self._scale = values["numeric.scale"]
+        attributes = [
+            Attribute(column.name, TypeName(TYPE_NAMES.get(column.type_oid, "text"))) for column in relation.columns
+        ]
+        self.schema = schema_of(name, attributes, self._scale)
+        # If the identity is the whole row, every column is in the key. The record then has no key.
+        own = [] if relation.identity == "f" else [column.name for column in relation.columns if column.is_key]
+        self.key_names = values["key.columns"] or own
+        fields = [self.schema.field(key) for key in self.key_names]
+        if None in fields:
+            raise ConnectError(f"key.columns: not all of {', '.join(self.key_names)} are columns of {name}")
+        self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
+
+    def row(self, texts: Values, instead: Values | None = None) -> Row:
+        """Return a changed row's values. `instead` replaces unchanged large values.
+
+        Values missing in both are left out.
+        """
+        found = {}
+        for at, (field, column) in enumerate(zip(self.schema.fields, self.relation.columns, strict=True)):
+            text = texts[at]
+            if text is UNCHANGED and instead is not None:
+                text = instead[at]
+            if isinstance(text, str):
+                found[field.name] = self.value(column.name, text)
+            elif text is None:
+                found[field.name] = None
+        return found
+
+    def value(self, name: str, text: str) -> Any:
+        """Return a column's value, from its text in the log."""
+        field = self.schema.field(name)
+        assert field is not None
+        oid = next(column.type_oid for column in self.relation.columns if column.name == name)
+        try:
+            return value_of(field.schema, value_from(oid, text), self._scale)
+        except ConnectError as e:
+            raise ConnectError(f"{self.name}.{name}: {e}") from None
+
+    def whole(self, row: Row) -> Row:
+        """Return the changed row with null for every unknown column."""
+        return {field.name: row.get(field.name) for field in self.schema.fields}
+
+    def old_key(self, row: Row) -> Row | None:
+        """Return the key of a row before its change. Raises ConnectError if it is unknown."""
+        # Postgres logs only the columns of the replica identity of an old row.
+        logged = {column.name for column in self.relation.columns if column.is_key}
+        if unknown := set(self.key_names) - logged:
+            raise ConnectError(
+                f"key.columns: the old {', '.join(sorted(unknown))} of a changed or deleted row of {self.name} is not "
+                "in the log: ALTER TABLE … REPLICA IDENTITY FULL, and reset the connector's offsets"
+            )
+        return self.key(row)
+
+    def key(self, row: Row) -> Row | None:
+        """Return the key of a changed row; None if its table has no key columns."""
+        return {name: row.get(name) for name in self.key_names} if self.key_schema is not None else None
+
+
+class SlotReader:
+    """Converts the messages of one replication slot to records, in order."""
+
+    def __init__(self, values: Mapping[str, Any], partition: Partition, progress: SlotProgress) -> None:
+        self._values = values
+        self._partition = partition
+        self._progress = progress
+        self._wanted = {name if "." in name else f"public.{name}": name for name in values["table.whitelist"]}
+        self._tables: dict[int, _CapturedTable | None] = {}
+        self._begun = Begin(0, 0, 0)
+        self._change = 0
+        self.incomplete: list[IncompleteRow] = []
+
+    def __repr__(self) -> str:
+        return f"<SlotReader of {dict(self._partition)}, {self._progress!r}>"
+
+    def records(self, data: bytes) -> list[SourceRecord]:
+        """Return the records of a slot's message: usually one for a change, else none.
+
+        `incomplete` lists rows that lack values.
+        """
+        message = decode(data)
+        if isinstance(message, Begin):
+            self._begun = message
+            self._change = 0
+        elif isinstance(message, Relation):
+            self._tables[message.oid] = self._captured_table(message)
+        elif isinstance(message, Truncate):
+            for table in (self._tables.get(oid) for oid in message.oids):
+                if table is not None:
+                    log.warning("a table was truncated: no records are produced", table=table.name)
+        elif isinstance(message, Insert | Update | Delete):
+            self._change += 1
+            position = (self._begun.final_lsn, self._change)
+            table = self._tables.get(message.oid)
+            # After a reconnect, Postgres sends changes again from the slot's position on. Those at or before the
+            # position already read made their records before.
+            if table is not None and position > self._progress.read:
+                self._progress.read = position
+                return self._source_records(table, list(self._changes_of_message(table, message)))
+        return []
+
+    def _captured_table(self, relation: Relation) -> _CapturedTable | None:
+        qualified = f"{relation.namespace}.{relation.name}"
+        if self._wanted and qualified not in self._wanted:
+            return None
+        plain = relation.name if relation.namespace == "public" else qualified
+        return _CapturedTable(relation, self._wanted.get(qualified, plain), self._values)
+
+    def _changes_of_message(
+        self, table: _CapturedTable, message: Insert | Update | Delete
+    ) -> Iterator[tuple[str, Row | None, Row | None]]:
+        """Return the operation, key and value of each record of a change: two if an update changes the key."""
+        if isinstance(message, Insert):
+            row = table.row(message.new)
+            yield CREATED, table.key(row), row
+        elif isinstance(message, Delete):
+            yield self._delete_change(table, table.row(message.old))
+        else:
+            # Under REPLICA IDENTITY FULL the old row has the large values that the update did not change.
+            before = message.old if message.is_whole else None
+            row = table.row(message.new, before)
+            if message.old is not None:
+                old = table.row(message.old)
+                # A changed key needs a delete of the old key. Otherwise the old row would stay in the topic for ever.
+                if table.old_key(old) != table.key(row):
+                    yield self._delete_change(table, old)
+            value = table.whole(row)
+            # Large values that are neither in the message nor in an old row are read from the table afterwards.
+            missing = [name for name in value if name not in row]
+            if missing:
+                self._note_incomplete_row(table, message, missing, value)
+            yield UPDATED, table.key(row), value
+
+    def _delete_change(self, table: _CapturedTable, old: Row) -> tuple[str, Row | None, Row | None]:
+        key = table.old_key(old)
+        is_tombstone = self._values["tombstones.on.delete"] and key is not None
+        return DELETED, key, None if is_tombstone else table.whole(old)
+
+    def _note_incomplete_row(self, table: _CapturedTable, message: Update, missing: Sequence[str], value: Row) -> None:
+        columns = table.relation.columns
+        key = {
+            column.name: (column.type_oid, text)
+            for column, text in zip(columns, message.new, strict=True)
+            if column.is_key and isinstance(text, str)
+        }
+        self.incomplete.append(IncompleteRow(table.relation, list(missing), key, value))
+
+    def completed(self, row: IncompleteRow, texts: Mapping[str, str | None]) -> None:
+        """Add large values that were read from the table to the row."""
+        table = self._tables[row.relation.oid]
+        assert table is not None
+        for name, text in texts.items():
+            row.value[name] = None if text is None else table.value(name, text)
+
+    def _source_records(
+        self, table: _CapturedTable, made: Sequence[tuple[str, Row | None, Row | None]]
+    ) -> list[SourceRecord]:
+        lsn = lsn_text(self._begun.final_lsn)
+        topic = self._values["topic.prefix"] + table.name
+        records = []
+        for at, (operation, key, value) in enumerate(made, start=1):
+            # The first of two records has the offset before the change. A restart between the two reads both again.
+            change = self._change if at == len(made) else self._change - 1
+            headers = (
+                Header("__op", operation, STRING),
+                Header("__lsn", lsn, STRING),
+                Header("__source_ts_ms", self._begun.committed_ms, INT64),
+            )
+            records.append(
+                SourceRecord(
+                    topic, None, table.key_schema, key, None if value is None else table.schema, value,
+                    source_partition=self._partition, source_offset={"lsn": lsn, "change": change}, headers=headers,
+                )
+            )  # fmt: skip
+        return records
 
 
 class LogicalReader:
-    """Reads one slot."""
+    """Reads a publication's changes from its replication slot."""
 
     def __init__(self, values: Mapping[str, Any], stored: Offset | None) -> None:
         self._values = values
@@ -51,11 +343,11 @@ class LogicalReader:
 
     @staticmethod
     def partition_of(slot: str) -> dict[str, str]:
-        """The source partition of a slot."""
+        """Return the source partition of a replication slot."""
         return {"protocol": "1", "slot": slot}
 
     async def read(self, connection: Any) -> list[SourceRecord]:
-        """The next records. `is_idle` is set if there are no more for now."""
+        """Return the next records of the slot. `is_idle` is set if there are no more for now."""
         if connection is not self._connection:
             self._reading = None
             await self._prepare_replication(connection)
@@ -97,7 +389,7 @@ class LogicalReader:
             self._move_to = None
 
     def stored(self, offset: Offset | None) -> None:
-        """Note that this offset is stored."""
+        """Record that this offset is stored: the slot may move."""
         self._set_slot_target(self._progress.stored(offset))
 
     def _set_slot_target(self, target: int | None) -> None:
@@ -125,7 +417,7 @@ class LogicalReader:
         self._progress.mark(lsn_of(at))
         self._set_slot_target(self._progress.settled())
 
-    async def _complete_large_values(self, connection: Any, row: Incomplete) -> None:
+    async def _complete_large_values(self, connection: Any, row: IncompleteRow) -> None:
         """Read the current large values that an update left out. If the row no longer exists they stay null."""
         if not row.key:  # without a key, no row can be identified
             return
@@ -135,11 +427,11 @@ class LogicalReader:
             oids,
         )
         wheres = [
-            f"{sql.column(name)} = ${at}::text::{kind['name']}"
+            f"{sql.quoted_column(name)} = ${at}::text::{kind['name']}"
             for at, (name, kind) in enumerate(zip(row.key, types, strict=True), start=1)
         ]
-        wanted = ", ".join(f"{sql.column(name)}::text" for name in row.names)
-        table = f"{sql.column(row.relation.namespace)}.{sql.column(row.relation.name)}"
+        wanted = ", ".join(f"{sql.quoted_column(name)}::text" for name in row.names)
+        table = f"{sql.quoted_column(row.relation.namespace)}.{sql.quoted_column(row.relation.name)}"
         found = await connection.fetchrow(
             f"SELECT {wanted} FROM {table} WHERE {' AND '.join(wheres)}", *(text for _, text in row.key.values())
         )
@@ -169,9 +461,11 @@ class LogicalReader:
         name = self._publication
         tables = self._values["table.whitelist"]
         if await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", name) is None:
-            create = f"CREATE PUBLICATION {sql.column(name)} FOR TABLE {', '.join(sql.quoted(t) for t in tables)}"
+            create = (
+                f"CREATE PUBLICATION {sql.quoted_column(name)} FOR TABLE {', '.join(sql.quoted(t) for t in tables)}"
+            )
             if not self._values["slot.autocreate"] or not tables:
-                hint = create if tables else f"CREATE PUBLICATION {sql.column(name)} FOR TABLE …"
+                hint = create if tables else f"CREATE PUBLICATION {sql.quoted_column(name)} FOR TABLE …"
                 raise ConnectError(f"there is no publication {name}; create it: {hint}")
             for table in tables:
                 await self._check_identity(connection, table)
@@ -186,8 +480,8 @@ class LogicalReader:
         for table in tables:
             if (table if "." in table else f"public.{table}") not in there:
                 raise ConnectError(
-                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.column(name)} ADD TABLE "
-                    f"{sql.quoted(table)}"
+                    f"the publication {name} has no table {table}: ALTER PUBLICATION {sql.quoted_column(name)} "
+                    f"ADD TABLE {sql.quoted(table)}"
                 )
 
     async def _check_identity(self, connection: Any, table: str) -> None:

@@ -108,28 +108,6 @@ class Other(NamedTuple):
 Message = Begin | PgCommit | Relation | Insert | Update | Delete | Truncate | Other
 
 
-def lsn_of(text: str) -> int:
-    """A position in the log as a number. Raises DataError for invalid text.
-
-    >>> lsn_of("1/2A")
-    4294967338
-    """
-    high, _, low = text.partition("/")
-    try:
-        return (int(high, 16) << 32) + int(low, 16)
-    except ValueError:
-        raise DataError(f"{text!r} is not an LSN") from None
-
-
-def lsn_text(lsn: int) -> str:
-    """A position in the log as Postgres writes it.
-
-    >>> lsn_text(4294967338)
-    '1/2A'
-    """
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
-
-
 def decode(data: bytes) -> Message:
     """Decode one message. Raises DataError if it is invalid."""
     cursor = _Cursor(data)

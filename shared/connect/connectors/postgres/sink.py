@@ -16,6 +16,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.postgres import sql
+from penstock.shared.connect.connectors.postgres.columns import column_adapter
 from penstock.shared.connect.connectors.postgres.database import (
     HIGH,
     LOW,
@@ -46,7 +47,7 @@ WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER
 
 
 def sink_settings() -> ConfigDef:
-    """The sink's settings, with the names of the JDBC sink."""
+    """Return the Postgres sink's settings, with the names of the JDBC sink."""
     return (
         connection_config()
         .define("insert.mode", Type.STRING, "insert", HIGH,
@@ -84,7 +85,7 @@ class PostgresSinkTask(SinkTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = values = sink_settings().parse(props)
-        self._settings = row_settings(values)
+        self._settings = RowSettings.of(values)
         self._builder = RowBuilder(self._settings)
         self._connection: Any = None
         self._tables: dict[str, sql.SqlTable] = {}
@@ -328,7 +329,9 @@ class PostgresSinkTask(SinkTask):
                 raise DataError(f"table {name} cannot be created: all values of the records are null")
             await self._execute_ddl(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
-            sql.columns(missing)  # a name that Postgres does not allow is an error of the record, not of the table
+            sql.quoted_columns(
+                missing
+            )  # a name that Postgres does not allow is an error of the record, not of the table
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
             await self._execute_ddl(connection, sql.add_columns(name, missing))
@@ -358,7 +361,9 @@ class PostgresSinkTask(SinkTask):
 def _adapt_rows_to_columns(
     rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.SqlTable
 ) -> list[tuple[Any, ...]]:
-    adapters = [(at, adapt) for at, name in enumerate(names) if (adapt := sql.adapter(table.columns[name])) is not None]
+    adapters = [
+        (at, adapt) for at, name in enumerate(names) if (adapt := column_adapter(table.columns[name])) is not None
+    ]
     if not adapters:
         return rows
     columns = list(zip(*rows, strict=True))
@@ -370,20 +375,6 @@ def _adapt_rows_to_columns(
 async def _copy_rows_to_table(connection: Any, table: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     schema, _, name = table.rpartition(".")
     await connection.copy_records_to_table(name, records=rows, columns=names, schema_name=schema or None)
-
-
-def row_settings(values: Mapping[str, Any]) -> RowSettings:
-    """The settings of the conversion to rows. Raises ConfigError if they contradict each other."""
-    settings = RowSettings(
-        values["table.name.format"],
-        values["insert.mode"],
-        values["pk.mode"],
-        tuple(values["pk.fields"]),
-        frozenset(values["fields.included"]),
-        values["delete.enabled"],
-    )
-    settings.check()
-    return settings
 
 
 class PostgresSinkConnector(SinkConnector):
@@ -400,7 +391,7 @@ class PostgresSinkConnector(SinkConnector):
         values = {value.name: value for value in found}
         if not any(value.errors for value in found):
             try:
-                row_settings({name: value.value for name, value in values.items()})
+                RowSettings.of({name: value.value for name, value in values.items()})
             except ConfigError as e:
                 values["pk.mode"].errors.append(str(e))
         return found

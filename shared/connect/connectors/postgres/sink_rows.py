@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.shared.connect.connectors.postgres.sql import type_of
+from penstock.shared.connect.connectors.postgres.columns import column_type
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import Schema
@@ -21,7 +21,7 @@ KAFKA_TYPES = ("text", "integer", "bigint")
 
 @dataclass(frozen=True)
 class RowSettings:
-    """The settings of the conversion."""
+    """The Postgres sink's settings of the conversion of records to rows."""
 
     table_format: str = "${topic}"
     mode: str = "insert"
@@ -29,6 +29,20 @@ class RowSettings:
     pk_fields: tuple[str, ...] = ()
     included: frozenset[str] = frozenset()
     deletes: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RowSettings:
+        """Return the settings of the conversion to rows. Raises ConfigError if they contradict each other."""
+        settings = cls(
+            values["table.name.format"],
+            values["insert.mode"],
+            values["pk.mode"],
+            tuple(values["pk.fields"]),
+            frozenset(values["fields.included"]),
+            values["delete.enabled"],
+        )
+        settings.check()
+        return settings
 
     def check(self) -> None:
         """Raise ConfigError if the settings contradict each other."""
@@ -40,12 +54,16 @@ class RowSettings:
             raise ConfigError(f"pk.mode=kafka needs three pk.fields or none, got {len(self.pk_fields)}")
 
     def table(self, topic: str) -> str:
+        """Return the table for the records of a topic."""
         return self.table_format.replace("${topic}", topic)
 
 
 @dataclass
 class RowsToWrite:
-    """Consecutive rows of one table with the same columns. For deletes the rows are keys only."""
+    """Consecutive rows of one table that the Postgres sink writes or deletes. All have the same columns.
+
+    For deletes the rows are keys only.
+    """
 
     table: str
     names: tuple[str, ...]
@@ -56,7 +74,7 @@ class RowsToWrite:
     deletes: bool = False
 
     def with_columns(self, names: Collection[str]) -> RowsToWrite:
-        """The same rows, with these columns only."""
+        """Return the same rows to write, with only these columns of the table."""
         if all(name in names for name in self.names):
             return self
         at = [i for i, name in enumerate(self.names) if name in names]
@@ -65,7 +83,7 @@ class RowsToWrite:
         return RowsToWrite(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
 
     def latest(self) -> list[tuple[Any, ...]]:
-        """The last row of each key, because one statement must not change a row twice."""
+        """Return the last row of each key, because one statement must not change a row twice."""
         at = [self.names.index(name) for name in self.key]
         try:
             if len(at) == 1:
@@ -93,7 +111,7 @@ class RowBuilder:
         self._settings = settings
 
     def build(self, records: list[SinkRecord]) -> list[RowsToWrite]:
-        """Groups of rows to write one after the other. DataError names a record that cannot be a row."""
+        """Return groups of rows to write one after the other. A DataError names a record that cannot be a row."""
         groups: list[RowsToWrite] = []
         last: RowsToWrite | None = None
         untyped: list[str] = []
@@ -175,7 +193,7 @@ class RowBuilder:
                 is_struct = isinstance(record.key, Mapping)
                 schema = _field_schema(record.key_schema, name) if is_struct else record.key_schema
                 value = keys[name]
-            kind = kafka.get(name) or type_of(schema, value)
+            kind = kafka.get(name) or column_type(schema, value)
             found[name] = (kind, schema is not None and not schema.optional)
         return found
 

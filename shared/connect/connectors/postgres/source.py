@@ -17,7 +17,6 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
-from penstock.shared.connect.connectors.postgres.changes import position_of
 from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
 from penstock.shared.connect.connectors.postgres.database import (
     HIGH,
@@ -27,7 +26,7 @@ from penstock.shared.connect.connectors.postgres.database import (
     connection_config,
     translated,
 )
-from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
+from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader
 from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
 from penstock.shared.connect.record import SourceRecord
@@ -41,7 +40,7 @@ NO_SLOT = "mode=logical needs the replication slot's name (slot.name): small let
 
 
 def source_settings() -> ConfigDef:
-    """The source's settings, with the names of the JDBC source."""
+    """Return the Postgres source's settings, with the names of the JDBC source."""
     return (
         connection_config()
         .define("mode", Type.STRING, NO_DEFAULT, HIGH, f"How new rows are found: {', '.join(MODES)}.", one_of(*MODES),

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.shared.connect.connectors.postgres import sql
+from penstock.shared.connect.connectors.postgres.columns import aware
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import timestamp_to_ms
 
@@ -48,7 +49,7 @@ class TableReader:
     @property
     def stamp(self) -> str:
         """The time of a row, as SQL."""
-        names = ",".join(sql.column(name) for name in self._stamps)
+        names = ",".join(sql.quoted_column(name) for name in self._stamps)
         return f"coalesce({names})" if len(self._stamps) > 1 else names
 
     def statement(self) -> tuple[str, list[Any]]:
@@ -63,7 +64,7 @@ class TableReader:
             arguments.append(value)
             return f"${len(arguments)}::{kind}"
 
-        inc = sql.column(self._inc) if "incrementing" in self._mode else ""
+        inc = sql.quoted_column(self._inc) if "incrementing" in self._mode else ""
         if "timestamp" in self._mode:
             orders.append(self.stamp)
             wheres.append(f"{self.stamp} < now() - {add_sql_argument(self._delay_ms, 'bigint')} * interval '1 ms'")
@@ -127,8 +128,3 @@ def moment_of(ms: int | None, nanos: int | None) -> dt.datetime | None:
         return None
     at = dt.datetime.fromtimestamp(ms // 1000, dt.UTC)
     return at.replace(microsecond=(ms % 1000) * 1000 if nanos is None else nanos // 1000)
-
-
-def aware(value: dt.datetime) -> dt.datetime:
-    """A time with its zone; UTC if the column has none."""
-    return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)

@@ -18,8 +18,6 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Truncate,
     Update,
     decode,
-    lsn_of,
-    lsn_text,
 )
 from penstock.shared.connect.errors import DataError
 from tests.shared.connect.connectors.postgres import recorded
@@ -73,11 +71,3 @@ def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) ->
     end = data.draw(st.integers(0, len(message) - 1))
     with pytest.raises(DataError):
         decode(message[:end])
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_lsns_round_trip_as_text(lsn: int) -> None:
-    """An LSN is formatted and parsed as in Postgres, and invalid text is a DataError."""
-    assert lsn_of(lsn_text(lsn)) == lsn
-    with pytest.raises(DataError):
-        lsn_of("here")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.connect.connectors.postgres.table_reader import TableReader, aware, moment_of
+from penstock.shared.connect.connectors.postgres.columns import aware
+from penstock.shared.connect.connectors.postgres.table_reader import TableReader, moment_of
 from penstock.shared.connect.errors import ConnectError
 
 NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)

@@ -1,4 +1,4 @@
-"""Records from the changes of logical decoding, on bytes that Postgres wrote."""
+"""Logical decoding: records from changes, on bytes that Postgres wrote, and the progress of a slot."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.shared.connect.connectors.postgres.changes import SlotProgress, SlotReader, position_of
-from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, lsn_of, lsn_text, position_of
+from penstock.shared.connect.errors import ConnectError, DataError
 from penstock.shared.connect.record import SourceRecord
 from tests.shared.connect.connectors.postgres.recorded import (
     BEGIN,
@@ -153,3 +155,11 @@ def test_an_invalid_offset_is_an_error(offset: dict[str, Any]) -> None:
     """An invalid offset, such as one set by hand, is an error."""
     with pytest.raises(ConnectError, match="is not an offset"):
         position_of(offset)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_lsns_round_trip_as_text(lsn: int) -> None:
+    """An LSN is formatted and parsed as in Postgres, and invalid text is a DataError."""
+    assert lsn_of(lsn_text(lsn)) == lsn
+    with pytest.raises(DataError):
+        lsn_of("here")
