@@ -99,7 +99,7 @@ class ExtendedAssignment:
 
 
 def encode_state(state: WorkerState, version: int, last: ExtendedAssignment | None = None) -> bytes:
-    """Return the bytes of a worker's state. `last` is the assignment from which its work came."""
+    """Return the bytes of a worker's state for the leader. `last` is the assignment from which its work came."""
     data = struct.pack(">h", version) + encode_string(state.url) + struct.pack(">q", state.config_offset)
     # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:
@@ -111,7 +111,7 @@ def encode_state(state: WorkerState, version: int, last: ExtendedAssignment | No
 
 
 def decode_state(data: bytes) -> WorkerState:
-    """Return the state in these bytes. Raises SerializationError if they are invalid."""
+    """Return the worker's state in these bytes. Raises SerializationError if they are invalid."""
     read = PrimitiveReader(data, "worker state")
     version = read.version()
     url = read.string() or ""
@@ -126,7 +126,7 @@ def decode_state(data: bytes) -> WorkerState:
 
 
 def encode_assignment(assignment: ExtendedAssignment, version: int) -> bytes:
-    """Return the bytes of an assignment."""
+    """Return the bytes of the leader's assignment to a Connect worker, in this version of Connect's protocol."""
     data = struct.pack(">hh", version, assignment.error)
     data += (
         encode_string(assignment.leader)
@@ -140,7 +140,7 @@ def encode_assignment(assignment: ExtendedAssignment, version: int) -> bytes:
 
 
 def decode_assignment(data: bytes) -> ExtendedAssignment:
-    """Return the assignment in these bytes. Raises SerializationError if they are invalid."""
+    """Return a Connect worker's assignment from its bytes. Raises SerializationError if they are invalid."""
     read = PrimitiveReader(data, "assignment")
     version = read.version()
     error = read.int16()

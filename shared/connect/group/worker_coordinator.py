@@ -26,7 +26,7 @@ LEAD_READ_MS = 3_000
 
 
 class WorkerRebalanceListener(Protocol):
-    """The callbacks of a rebalance. The herder implements them."""
+    """The callbacks of the worker's coordinator in a rebalance. The herder implements them."""
 
     async def on_revoked(self, work: ConnectorsAndTasks, *, lost: bool) -> None:
         """Stops this work. Others may have it when this returns; if it is lost, they may have it already."""
@@ -35,7 +35,10 @@ class WorkerRebalanceListener(Protocol):
         """Takes all work that this worker is to run, in `assignment.work`."""
 
     async def read_configs(self, offset: int, timeout_ms: int) -> tuple[ConnectorsAndTasks, int]:
-        """Reads the configs up to `offset` within `timeout_ms`. Returns all configured work and the offset reached."""
+        """Reads the configs up to `offset` within `timeout_ms`, since this worker leads the rebalance.
+
+        Returns all configured work and the offset reached.
+        """
 
 
 class WorkerCoordinator:

@@ -15,6 +15,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.errors import BadRequest, ConnectError
+from penstock.shared.connect.runtime.client_settings import sink_group_id
 from penstock.shared.connect.runtime.offset_backing_store import (
     OffsetBackingStore,
     offset_key,
@@ -90,11 +91,6 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
     return found
 
 
-def group_of_sink(name: str, config: Config) -> str:
-    """Return the consumer group of a sink's tasks."""
-    return config.get("consumer.override.group.id", f"connect-{name}")
-
-
 class ConnectorOffsets:
     """The offsets of all connectors of a worker."""
 
@@ -105,7 +101,7 @@ class ConnectorOffsets:
     async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
         """Return a connector's offsets as REST shows them."""
         if is_sink:
-            committed = await self._admin.group_offsets(group_of_sink(name, config), require_stable=True)
+            committed = await self._admin.group_offsets(sink_group_id(name, config), require_stable=True)
             return {
                 "offsets": [
                     {"partition": {TOPIC: tp.topic, PARTITION: tp.partition}, "offset": {OFFSET: at.offset}}
@@ -124,7 +120,7 @@ class ConnectorOffsets:
             if rows is not None:
                 return sink_offsets(rows)
             # A reset: the connector sees every committed partition with None, as in KIP-875.
-            return dict.fromkeys(await self._admin.group_offsets(group_of_sink(name, config)))
+            return dict.fromkeys(await self._admin.group_offsets(sink_group_id(name, config)))
         if rows is not None:
             return list(rows)
         known = await self._offsets.connector_offsets(name)
@@ -144,7 +140,7 @@ class ConnectorOffsets:
     async def _alter_or_delete_sink_group_offsets(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Mapping[TopicPartition, int | None]
     ) -> None:
-        group = group_of_sink(name, config)
+        group = sink_group_id(name, config)
         try:
             if rows is None:
                 await self._change_empty_group(group, lambda: self._admin.delete_group(group))

@@ -12,23 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
-from urllib.parse import quote
-
-import httpx
-import msgspec
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member import GroupConfig
-from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
@@ -44,11 +38,14 @@ from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
 from penstock.shared.connect.herder.connector_offsets import Row
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
+from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRejected
 from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
-from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, sign, verify
+from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.runtime.client_settings import sink_group_id
+from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import (
@@ -72,9 +69,6 @@ IDLE_MS = 10_000
 REBALANCE_WAIT_MS = 10_000
 """How long a request waits for the end of a rebalance before it is rejected."""
 RETRY_BACKOFF = ExponentialBackoff(250, 60_000)
-LEADER_TIMEOUT_MS = 30_000
-FENCED_AT_ONCE_MAX = 10
-"""The number of transactional ids fenced at a time: each needs a connection."""
 
 
 class DistributedHerder(BaseHerder):
@@ -272,7 +266,7 @@ class DistributedHerder(BaseHerder):
             with contextlib.suppress(KafkaTimeout):
                 await self._stores.configs.refresh(timeout_ms)
         snapshot = self.snapshot()
-        return configured(snapshot), snapshot.offset
+        return configured_work(snapshot), snapshot.offset
 
     async def _rebalance_completed(self) -> bool:
         """Starts the assigned work, once per assignment. Returns False if the group must be joined again first."""
@@ -443,7 +437,7 @@ class DistributedHerder(BaseHerder):
         return await self._run_as_leader(put_connector_config)
 
     def _check_group(self, name: str, config: Config) -> None:
-        group = config.get("consumer.override.group.id", f"connect-{name}")
+        group = sink_group_id(name, config)
         if group == self._config["group.id"] and views.kind_of_connector(self.plugins, config) == "sink":
             raise BadRequest(
                 f"Consumer group for sink connector named {name} conflicts with Connect worker group {group}"
@@ -705,14 +699,17 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.put_task_count(name, count)
 
 
-def configured(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
-    """Return all configured work."""
+def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
+    """Return the work that the herder assigns when it leads: all connectors and tasks of the configs."""
     return ConnectorsAndTasks(snapshot.configs, (task for name in snapshot.configs for task in snapshot.tasks(name)))
 
 
 @dataclass(slots=True)
 class ConfigChanges:
-    """Connectors to restart, tasks to replace, target states to follow, requested restarts, logger levels."""
+    """Changes that the herder handles together.
+
+    Connectors to restart, tasks to replace, target states to follow, requested restarts, logger levels.
+    """
 
     connectors: set[str] = field(default_factory=set)
     tasks: set[ConnectorTaskId] = field(default_factory=set)
@@ -749,7 +746,10 @@ class PendingChanges:
         return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
 
     def add(self, change: ConfigChange, offset: int, known: Collection[str]) -> None:
-        """Adds a change from the record at `offset`. `known` are the connectors that existed before it."""
+        """Adds a change for the herder to handle, from the config topic's record at `offset`.
+
+        `known` are the connectors that existed before it.
+        """
         match change:
             # As in DistributedHerder: a changed config restarts the connector where it runs. A new or removed
             # connector, or a new set of tasks, must be assigned.
@@ -781,18 +781,18 @@ class PendingChanges:
         self._rejoin_offset = offset
 
     def assigned(self, offset: int) -> None:
-        """Reports an assignment by the configs up to `offset`. Earlier changes need no further rebalance."""
+        """Reports the herder's assignment by the configs up to `offset`. Earlier changes need no further rebalance."""
         if self._rejoin_offset <= offset:
             self.rejoin = None
 
     def take(self) -> ConfigChanges:
-        """Takes all changes, once. `take_rejoin` takes the reason for a rebalance."""
+        """Returns all changes for the herder, once. `take_rejoin` returns the reason for a rebalance."""
         changes = self._changes
         self._changes = ConfigChanges()
         return changes
 
     def take_rejoin(self) -> str | None:
-        """Takes the reason for a rebalance, once."""
+        """Returns the reason for a rebalance, once."""
         reason = self.rejoin
         self.rejoin = None
         return reason
@@ -805,65 +805,3 @@ def _wider_restart_request(first: RestartRequest | None, second: RestartRequest)
     return RestartRequest(
         second.connector, first.only_failed and second.only_failed, first.include_tasks or second.include_tasks
     )
-
-
-class LeaderRejected(ConnectError):
-    """The leader rejected the request. The message is the leader's."""
-
-
-class LeaderNotReached(RetriableError, ConnectError):
-    """The leader did not answer, or cannot answer now. The request may be retried."""
-
-
-class LeaderClient:
-    """Signed REST requests to the leader: store task configs, fence old tasks."""
-
-    def __init__(self, timeout_ms: int = LEADER_TIMEOUT_MS, *, token: str = "", user: str = "") -> None:
-        """Authenticates to the workers' REST API with `token`, or else with `user` (`user:password`)."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        name, _, password = user.partition(":")
-        auth = httpx.BasicAuth(name, password) if user and not token else None
-        self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False, headers=headers, auth=auth)
-
-    async def close(self) -> None:
-        """Closes its connections."""
-        await self._client.aclose()
-
-    async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
-        """Lets the leader store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
-        await self._send_to_leader(
-            "POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key
-        )
-
-    async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
-        """Lets the leader fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
-        await self._send_to_leader("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
-
-    async def _send_to_leader(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
-        data = b"" if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": "application/json", **({} if key is None else sign(key, data))}
-        try:
-            answer = await self._client.request(method, url, content=data, headers=headers)
-        except httpx.HTTPError as e:
-            raise LeaderNotReached(f"{method} {url}: {type(e).__name__}: {e}") from None
-        # 409 is a rebalance in progress, a server error may pass. Any other status rejects the request itself.
-        if answer.status_code == httpx.codes.CONFLICT or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise LeaderNotReached(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
-        if answer.is_error:
-            raise LeaderRejected(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
-
-
-async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
-    """Fences the producers of these transactional ids: none can write any more, or has a transaction open.
-
-    Raises KafkaTimeout, AuthorizationFailed.
-    """
-    limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
-
-    async def fence_producer(transactional_id: str) -> None:
-        async with limit, Producer(kafka, ProducerSettings(transactional_id=transactional_id)) as producer:
-            await producer.init_transactions()
-
-    async with asyncio.TaskGroup() as tasks:
-        for transactional_id in transactional_ids:
-            tasks.create_task(fence_producer(transactional_id))

@@ -81,7 +81,7 @@ class Loggers:
 
 
 def level_number(level: str) -> int:
-    """Return Python's number of a level. Raises ConfigError if there is none of that name."""
+    """Return Python's number of a logger's level in Log4j's words. Raises ConfigError if there is no such level."""
     number = LEVELS.get(level.upper())
     if number is None:
         raise ConfigError(f"invalid log level '{level}'.")

@@ -233,5 +233,5 @@ class WorkRunner:
 
 
 def _without_tasks_max(config: Mapping[str, str]) -> dict[str, str]:
-    """Return a config without tasks.max, which does not affect a single task."""
+    """Return the part of a config whose change makes a running task outdated: all but tasks.max."""
     return {name: value for name, value in config.items() if name != "tasks.max"}

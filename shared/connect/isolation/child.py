@@ -96,10 +96,10 @@ class StatusEventSender:
         self.topics.add((id.task, topic))
 
 
-class OwnOffsets:
-    """The worker's offset topic, read and written with clients of this process. See `OffsetBackingStore`.
+class ChildOffsetStore:
+    """The `OffsetBackingStore` of a child process: the worker's offset topic, with clients of the process' own.
 
-    They are opened when a task first needs offsets. Sinks never do.
+    The clients are opened when a task first needs offsets. Sinks never do.
     """
 
     def __init__(self, config: DistributedConfig) -> None:
@@ -113,7 +113,7 @@ class OwnOffsets:
         return self._config.topic("offset").name
 
     async def start(self) -> None:
-        """Does nothing: the first use opens the topic."""
+        """Does nothing: the first use opens the child process' clients."""
 
     async def stop(self) -> None:
         await self._clients.aclose()
@@ -234,7 +234,7 @@ async def serve(start: Message, link: WorkerLink) -> None:
     plugins = Plugins.installed()
     for name, level in start["levels"]:
         loggers.set_level(name, level)
-    offsets = OwnOffsets(config)
+    offsets = ChildOffsetStore(config)
     worker = Worker(config, plugins, offsets, TaskFactory(config, plugins, offsets, group_id=config["group.id"]))
     commands = Commands(start["connector"], worker, loggers, link.send)
     over = asyncio.Event()

@@ -55,6 +55,11 @@ def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSetting
     return _client_settings_of_props(ConsumerSettings, props, fixed)[0]
 
 
+def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
+    """Return the `group.id` of the consumers of a sink connector's tasks."""
+    return config.get("consumer.override.group.id", f"connect-{connector}")
+
+
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:
     """Return the properties that neither the connection nor the producer nor the consumer has a setting for."""
     known = {*KafkaSettings.model_fields, *ProducerSettings.model_fields, *ConsumerSettings.model_fields}

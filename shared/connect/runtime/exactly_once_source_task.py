@@ -10,10 +10,15 @@ their own, so the records are not read again.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
@@ -27,10 +32,29 @@ from penstock.shared.connect.runtime.transaction_boundaries import Ending, Trans
 
 log = get_logger(__name__)
 
+FENCED_AT_ONCE_MAX = 10
+"""The number of transactional ids fenced at a time: each needs a connection."""
+
 
 def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
-    """Return the transactional id, the same for every instance of a task. Fencing uses it."""
+    """Return the transactional id of an exactly-once source task. Every instance of the task has it, for fencing."""
     return f"{group_id}-{id.connector}-{id.task}"
+
+
+async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
+    """Fences the producers of earlier exactly-once source tasks, by their transactional ids.
+
+    Afterwards, none of them can write, or has a transaction open. Raises KafkaTimeout, AuthorizationFailed.
+    """
+    limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
+
+    async def fence_producer(transactional_id: str) -> None:
+        async with limit, Producer(kafka, ProducerSettings(transactional_id=transactional_id)) as producer:
+            await producer.init_transactions()
+
+    async with asyncio.TaskGroup() as tasks:
+        for transactional_id in transactional_ids:
+            tasks.create_task(fence_producer(transactional_id))
 
 
 class ExactlyOnceSourceTask(AbstractWorkerSourceTask):

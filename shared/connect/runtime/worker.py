@@ -60,7 +60,7 @@ class Worker:
         self._tasks: dict[ConnectorTaskId, WorkerTask] = {}
         self._specs: dict[ConnectorTaskId, tuple[TaskSpec, StatusListener]] = {}
         self._targets: dict[str, TargetState] = {}
-        self._restarts = TaskRestarts(config)
+        self._restarts = WorkerRestarts(config)
         self._watchers: dict[ConnectorTaskId, asyncio.Task[None]] = {}
         self._stalled: set[ConnectorTaskId] = set()
         self._stall_watch: asyncio.Task[None] | None = None
@@ -311,11 +311,11 @@ class RestartSettings(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
-class TaskRestarts:
+class WorkerRestarts:
     """The restarts that a worker's `task.restart.*` settings allow, of each of its tasks and isolated connectors.
 
     >>> backoff = {"task.restart.backoff.ms": 10, "task.restart.backoff.max.ms": 35}
-    >>> restarts = TaskRestarts({"task.restart.enable": True, **backoff})
+    >>> restarts = WorkerRestarts({"task.restart.enable": True, **backoff})
     >>> task = ConnectorTaskId("src", 0)
     >>> waits = []
     >>> for now_ms in (0, 1, 2, 3):
@@ -335,17 +335,17 @@ class TaskRestarts:
         self._started_ms: dict[Id, int] = {}
 
     def started(self, id: Id, now_ms: int) -> None:
-        """Records that it was started."""
+        """Records that the worker started a connector or task."""
         self._started_ms[id] = now_ms
 
     def failed(self, id: Id, now_ms: int) -> int | None:
-        """Return the delay in ms before it is started again, or None if it is not restarted."""
+        """Return the delay in ms before the worker restarts a connector or task that failed, or None if it does not."""
         if not self._enabled:
             return None
         backoff = self._backoffs.setdefault(id, RestartBackoff(self._backoff))
         return backoff.wait_ms(now_ms - self._started_ms.get(id, now_ms))
 
     def forget(self, id: Id) -> None:
-        """Removes the state of a connector or task that is no longer on this worker."""
+        """Removes the backoff of a connector or task that is no longer on this worker."""
         self._backoffs.pop(id, None)
         self._started_ms.pop(id, None)

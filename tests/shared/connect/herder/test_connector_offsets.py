@@ -16,7 +16,6 @@ from penstock.shared.connect.errors import BadRequest, ConnectError
 from penstock.shared.connect.herder.connector_offsets import (
     ALTERED,
     ConnectorOffsets,
-    group_of_sink,
     rows_of,
     sink_offsets,
 )
@@ -70,12 +69,6 @@ def test_invalid_rows_of_a_sink_are_bad_requests(row: dict[str, object]) -> None
     """A source's names and invalid numbers in a sink's rows are BadRequests."""
     with pytest.raises(BadRequest):
         sink_offsets(rows_of({"offsets": [row]}))
-
-
-def test_a_sink_reads_in_its_own_group() -> None:
-    """A sink's group is named after the connector, unless its config overrides it."""
-    assert group_of_sink("snk", {}) == "connect-snk"
-    assert group_of_sink("snk", {"consumer.override.group.id": "g"}) == "g"
 
 
 class Committed:

@@ -9,6 +9,7 @@ from penstock.shared.connect.runtime.client_settings import (
     consumer_settings,
     kafka_settings,
     producer_settings,
+    sink_group_id,
     unknown_properties,
 )
 
@@ -43,3 +44,9 @@ def test_unknown_properties_are_listed() -> None:
     """Properties without an equivalent are listed, except those that may be ignored silently."""
     props = {"metric.reporters": "1", "key.serializer": "x", "linger.ms": "1"}
     assert unknown_properties(props) == ["metric.reporters"]
+
+
+def test_a_sink_reads_in_its_own_group() -> None:
+    """A sink's group is named after the connector, unless its config overrides it."""
+    assert sink_group_id("snk", {}) == "connect-snk"
+    assert sink_group_id("snk", {"consumer.override.group.id": "g"}) == "g"

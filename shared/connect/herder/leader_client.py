@@ -1,0 +1,65 @@
+"""The client with which a worker sends its own requests to the cluster's leader: to store task configs, to fence tasks.
+
+The leader's REST API has routes for them that only workers use. The session key signs the requests (KIP-507).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from penstock.shared.common.errors import RetriableError
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.herder.session_keys import sign
+from penstock.shared.connect.storage.config_records import Config, SessionKey
+
+LEADER_TIMEOUT_MS = 30_000
+
+
+class LeaderRejected(ConnectError):
+    """The leader rejected the request. The message is the leader's."""
+
+
+class LeaderNotReached(RetriableError, ConnectError):
+    """The leader did not answer, or cannot answer now. The request may be retried."""
+
+
+class LeaderClient:
+    """Sends signed REST requests of a worker to the leader."""
+
+    def __init__(self, timeout_ms: int = LEADER_TIMEOUT_MS, *, token: str = "", user: str = "") -> None:
+        """Authenticates to the workers' REST API with `token`, or else with `user` (`user:password`)."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        name, _, password = user.partition(":")
+        auth = httpx.BasicAuth(name, password) if user and not token else None
+        self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False, headers=headers, auth=auth)
+
+    async def close(self) -> None:
+        """Closes the connections to the leader."""
+        await self._client.aclose()
+
+    async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
+        """Requests the leader to store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
+        await self._send_to_leader(
+            "POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key
+        )
+
+    async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
+        """Requests the leader to fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
+        await self._send_to_leader("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
+
+    async def _send_to_leader(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
+        data = b"" if body is None else msgspec.json.encode(body)
+        headers = {"Content-Type": "application/json", **({} if key is None else sign(key, data))}
+        try:
+            answer = await self._client.request(method, url, content=data, headers=headers)
+        except httpx.HTTPError as e:
+            raise LeaderNotReached(f"{method} {url}: {type(e).__name__}: {e}") from None
+        # 409 is a rebalance in progress, a server error may pass. Any other status rejects the request itself.
+        if answer.status_code == httpx.codes.CONFLICT or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            raise LeaderNotReached(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
+        if answer.is_error:
+            raise LeaderRejected(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
