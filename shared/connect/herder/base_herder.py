@@ -26,7 +26,7 @@ from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.status_reporter import StatusReporter
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.config_validation import ConfigInfos, class_given, plugin_definitions
+from penstock.shared.connect.runtime.config_validation import ConfigInfos, plugin_definitions, require_connector_class
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
@@ -214,7 +214,7 @@ class BaseHerder(ABC):
         return found is not None and self.plugins.any_kind(plugin) is found
 
     async def _validate_connector_config(self, config: Mapping[str, str]) -> ConfigInfos:
-        class_given(config)
+        require_connector_class(config)
         mask = self.worker.masking(config)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):

@@ -7,42 +7,40 @@ names, then the connector's own settings. It starts nothing and connects to noth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_def import (
-    NO_DEFAULT,
     ConfigDef,
     ConfigValue,
     Importance,
-    Recommender,
     Type,
-    Width,
     as_text,
-    invalid,
 )
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden, without_passwords
 from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings
-from penstock.shared.connect.runtime.connector_config import check_sink_topics, sink_config, source_config
+from penstock.shared.connect.runtime.connector_config import (
+    CONVERTER_KINDS,
+    connector_definition,
+    sink_config,
+    source_config,
+)
 from penstock.shared.connect.runtime.override_policy import rejected_overrides
-from penstock.shared.connect.runtime.plugins import KINDS, Plugins
+from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.worker_config import (
     ISOLATION,
-    JSON_CONVERTER,
-    SIMPLE_HEADER_CONVERTER,
     WORKER_ONLY,
     isolation_error,
 )
 from penstock.shared.connect.version import CONNECT_VERSION
 
-CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 _WORKER_ONLY_TEXT = "{name} is a setting of the worker and has no effect here: set it in the worker's properties"
-CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 
 
 @dataclass
@@ -80,8 +78,8 @@ class ConfigInfos:
         )
 
 
-def class_given(props: Mapping[str, str]) -> str:
-    """Return the connector's class. Raises ConfigError with the configuration if it names none."""
+def require_connector_class(props: Mapping[str, str]) -> str:
+    """Return the class of a configuration to validate. Raises ConfigError with the configuration if it names none."""
     given = props.get("connector.class")
     if given is None:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
@@ -94,13 +92,13 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
 
     Raises ConfigError if it names no connector class, or one that does not exist.
     """
-    given = class_given(props)
+    given = require_connector_class(props)
     plugin = plugins.connector_class(given)
-    common = common_definition(plugin, plugins, props, worker)
+    common = connector_definition(plugin, plugins, props, worker)
     values = common.validate_values(props, lambda name: _find_plugin_class(plugins, name))
     by_name = {value.name: value for value in values}
     if issubclass(plugin, SinkConnector):
-        check_sink_topics(by_name)
+        _check_sink_topics(by_name)
     elif issubclass(plugin, SourceConnector):
         _check_exactly_once(plugin(), props, by_name, worker)
     infos = ConfigInfos(given, common.groups())
@@ -193,91 +191,24 @@ def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
     return shown
 
 
-def common_definition(
-    plugin: type[Connector], plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]
-) -> ConfigDef:
-    """Return the common settings, with the worker's converters as defaults and the settings of named plugins."""
-    base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
-    # Without the constructor, which may have side effects.
-    defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}
-    fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
-    for name in CONVERTER_KINDS:
-        defaults[name] = worker.get(name) or fallback.get(name, JSON_CONVERTER)
-        defaults[f"{name}.plugin.version"] = CONNECT_VERSION
-    definition = ConfigDef(_with_recommendations(base.with_defaults(defaults), plugins))
-    for chain, kind in CHAINS.items():
-        _define_transform_settings(definition, chain, kind, plugins, props)
-    return definition
-
-
-def _with_recommendations(definition: ConfigDef, plugins: Plugins) -> list[Any]:
-    keys = []
-    for key in definition:
-        if key.name in CONVERTER_KINDS:
-            names = [desc.name for desc in plugins.of_kind(CONVERTER_KINDS[key.name])]
-            key = replace(key, recommender=_recommend_values(names))
-        elif key.name.endswith("plugin.version"):
-            key = replace(key, recommender=_recommend_values([key.default]))
-        keys.append(key)
-    return keys
-
-
-def _recommend_values(values: list[Any]) -> Recommender:
-    return Recommender(lambda _name, _values: values)
-
-
-def _define_transform_settings(
-    definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]
-) -> None:
-    """Adds the settings of each transform or predicate that the configuration names, in a group of its own."""
-    singular = chain.removesuffix("s").capitalize()
-    for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
-        prefix = f"{chain}.{alias}."
-        group = f"{chain.capitalize()}: {alias}"
-        recommended = [desc.name for desc in plugins.of_kind(kind)]
-        definition.define(
-            prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"Class of the {chain[:-1]} {alias}.",
-            _validate_plugin_kind(plugins, kind), group=group, order=0, width=Width.LONG,
-            display_name=f"{singular} type for {alias}",
-            recommender=_recommend_values(recommended),
-        )  # fmt: skip
-        if chain == "transforms":
-            definition.define(
-                prefix + "predicate", Type.STRING, None, Importance.MEDIUM,
-                "Alias of the predicate that selects the records to transform.", _validate_predicate_name(props),
-                group=group, order=1, width=Width.MEDIUM, display_name="Predicate",
-            )  # fmt: skip
-            definition.define(
-                prefix + "negate", Type.BOOLEAN, False, Importance.MEDIUM,
-                "Whether to transform the records that do not match the predicate.",
-                group=group, order=2, width=Width.MEDIUM, display_name="Negate",
-            )  # fmt: skip
-        found = plugins.find(kind, props.get(prefix + "type", ""))
-        if found is not None:
-            # `type`, `predicate` and `negate` are defined above and hide settings of the same names.
-            own = ConfigDef(key for key in cast(Any, found).config() if prefix + key.name not in definition)
-            definition.embed(prefix, group, own, 3)
-
-
-def _validate_plugin_kind(plugins: Plugins, kind: str) -> Any:
-    def check_plugin_kind(name: str, value: Any) -> None:
-        if value is not None and plugins.find(kind, value) is None:
-            raise invalid(name, value, f"Class {value} is not a {KINDS[kind].__name__}.")
-
-    return check_plugin_kind
-
-
-def _validate_predicate_name(props: Mapping[str, str]) -> Any:
-    def check_predicate_name(name: str, value: Any) -> None:
-        known = [alias.strip() for alias in props.get("predicates", "").split(",")]
-        if value is not None and value not in known:
-            raise invalid(name, value, "Predicate is not listed in 'predicates'.")
-
-    return check_predicate_name
-
-
 def _find_plugin_class(plugins: Plugins, name: str) -> object | None:
     return plugins.any_kind(name)
+
+
+def _check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
+    """Adds the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
+    topics = values["topics"]
+    pattern = values["topics.regex"]
+    dlq = values["errors.deadletterqueue.topic.name"]
+    if not topics.value and not pattern.value:
+        topics.errors.append("Must configure one of topics or topics.regex")
+    if topics.value and pattern.value:
+        for value in (topics, pattern):
+            value.errors.append("topics and topics.regex are mutually exclusive options, but both are set.")
+    if dlq.value and dlq.value in (topics.value or ()):
+        topics.errors.append(f"The dead-letter topic {dlq.value} may not be one of the topics that are read.")
+    if dlq.value and pattern.value and not pattern.errors and re.fullmatch(pattern.value, dlq.value):
+        pattern.errors.append(f"The dead-letter topic {dlq.value} may not be matched by topics.regex.")
 
 
 def _check_exactly_once(

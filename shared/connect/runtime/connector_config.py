@@ -1,16 +1,19 @@
-"""The settings that every connector has: Kafka Connect's names, types, defaults, groups and order."""
+"""The settings that every connector has: Kafka Connect's names, types, defaults, groups and order.
+
+A connector's configuration adds those of its topic creation groups, its transforms and its predicates.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from penstock.shared.connect.config_def import (
     NO_DEFAULT,
     ConfigDef,
-    ConfigValue,
     Importance,
+    Recommender,
     Type,
     Validator,
     Width,
@@ -20,10 +23,16 @@ from penstock.shared.connect.config_def import (
     one_of,
     regex,
 )
+from penstock.shared.connect.connector import Connector, SinkConnector
+from penstock.shared.connect.runtime.plugins import KINDS, Plugins
+from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER
+from penstock.shared.connect.version import CONNECT_VERSION
 
 COMMON, TRANSFORMS, PREDICATES, ERRORS = "Common", "Transforms", "Predicates", "Error Handling"
 TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Support", "offsets.topic"
 DEFAULT_GROUP = "default"
+CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
+CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 
 HIGH = Importance.HIGH
 MEDIUM = Importance.MEDIUM
@@ -240,17 +249,87 @@ def _validate_regexes(name: str, value: Any) -> None:
         regex(name, item)
 
 
-def check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
-    """Adds the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
-    topics = values["topics"]
-    pattern = values["topics.regex"]
-    dlq = values["errors.deadletterqueue.topic.name"]
-    if not topics.value and not pattern.value:
-        topics.errors.append("Must configure one of topics or topics.regex")
-    if topics.value and pattern.value:
-        for value in (topics, pattern):
-            value.errors.append("topics and topics.regex are mutually exclusive options, but both are set.")
-    if dlq.value and dlq.value in (topics.value or ()):
-        topics.errors.append(f"The dead-letter topic {dlq.value} may not be one of the topics that are read.")
-    if dlq.value and pattern.value and not pattern.errors and re.fullmatch(pattern.value, dlq.value):
-        pattern.errors.append(f"The dead-letter topic {dlq.value} may not be matched by topics.regex.")
+def connector_definition(
+    plugin: type[Connector], plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]
+) -> ConfigDef:
+    """Return the common settings of one connector's configuration.
+
+    Their defaults are the worker's converters. The settings of the transforms and predicates that it names are added.
+    """
+    base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
+    # Without the constructor, which may have side effects.
+    defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}
+    fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
+    for name in CONVERTER_KINDS:
+        defaults[name] = worker.get(name) or fallback.get(name, JSON_CONVERTER)
+        defaults[f"{name}.plugin.version"] = CONNECT_VERSION
+    definition = ConfigDef(_with_recommendations(base.with_defaults(defaults), plugins))
+    for chain, kind in CHAINS.items():
+        _define_transform_settings(definition, chain, kind, plugins, props)
+    return definition
+
+
+def _with_recommendations(definition: ConfigDef, plugins: Plugins) -> list[Any]:
+    keys = []
+    for key in definition:
+        if key.name in CONVERTER_KINDS:
+            names = [desc.name for desc in plugins.of_kind(CONVERTER_KINDS[key.name])]
+            key = replace(key, recommender=_recommend_values(names))
+        elif key.name.endswith("plugin.version"):
+            key = replace(key, recommender=_recommend_values([key.default]))
+        keys.append(key)
+    return keys
+
+
+def _recommend_values(values: list[Any]) -> Recommender:
+    return Recommender(lambda _name, _values: values)
+
+
+def _define_transform_settings(
+    definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]
+) -> None:
+    """Adds to a connector's settings those of each transform or predicate that it names, in a group of their own."""
+    singular = chain.removesuffix("s").capitalize()
+    for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
+        prefix = f"{chain}.{alias}."
+        group = f"{chain.capitalize()}: {alias}"
+        recommended = [desc.name for desc in plugins.of_kind(kind)]
+        definition.define(
+            prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"Class of the {chain[:-1]} {alias}.",
+            _validate_plugin_kind(plugins, kind), group=group, order=0, width=Width.LONG,
+            display_name=f"{singular} type for {alias}",
+            recommender=_recommend_values(recommended),
+        )  # fmt: skip
+        if chain == "transforms":
+            definition.define(
+                prefix + "predicate", Type.STRING, None, Importance.MEDIUM,
+                "Alias of the predicate that selects the records to transform.", _validate_predicate_name(props),
+                group=group, order=1, width=Width.MEDIUM, display_name="Predicate",
+            )  # fmt: skip
+            definition.define(
+                prefix + "negate", Type.BOOLEAN, False, Importance.MEDIUM,
+                "Whether to transform the records that do not match the predicate.",
+                group=group, order=2, width=Width.MEDIUM, display_name="Negate",
+            )  # fmt: skip
+        found = plugins.find(kind, props.get(prefix + "type", ""))
+        if found is not None:
+            # `type`, `predicate` and `negate` are defined above and hide settings of the same names.
+            own = ConfigDef(key for key in cast(Any, found).config() if prefix + key.name not in definition)
+            definition.embed(prefix, group, own, 3)
+
+
+def _validate_plugin_kind(plugins: Plugins, kind: str) -> Any:
+    def check_plugin_kind(name: str, value: Any) -> None:
+        if value is not None and plugins.find(kind, value) is None:
+            raise invalid(name, value, f"Class {value} is not a {KINDS[kind].__name__}.")
+
+    return check_plugin_kind
+
+
+def _validate_predicate_name(props: Mapping[str, str]) -> Any:
+    def check_predicate_name(name: str, value: Any) -> None:
+        known = [alias.strip() for alias in props.get("predicates", "").split(",")]
+        if value is not None and value not in known:
+            raise invalid(name, value, "Predicate is not listed in 'predicates'.")
+
+    return check_predicate_name

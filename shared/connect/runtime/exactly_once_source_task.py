@@ -22,11 +22,10 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
-from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
-from penstock.shared.connect.runtime.offset_storage_reader import encoded
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore, encode_offsets
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.status_listener import StatusListener
-from penstock.shared.connect.runtime.submitted_records import Key, PartitionOffset, key_of
+from penstock.shared.connect.runtime.submitted_records import Key, PartitionOffset, source_partition_key
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 from penstock.shared.connect.runtime.transaction_boundaries import Ending, TransactionBoundary
 
@@ -99,7 +98,9 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
     def _last_source_offsets(self) -> dict[Key, PartitionOffset]:
         """Return the last offset of each part of the source."""
         return {
-            key_of(record.source_partition): PartitionOffset(record.source_partition, record.source_offset)
+            source_partition_key(record.source_partition): PartitionOffset(
+                record.source_partition, record.source_offset
+            )
             for record, _ in self._records
         }
 
@@ -149,7 +150,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._begin_transaction()
         started_ms = self._clock.monotonic_ms()
         await self.parts.reporters.flush()
-        for key, value in encoded(self.id.connector, self._last_source_offsets().values()).items():
+        for key, value in encode_offsets(self.id.connector, self._last_source_offsets().values()).items():
             await self.producer.send(self._offsets_topic, value, key=key)
         await self.producer.commit_transaction()
         self._open = False

@@ -1,4 +1,4 @@
-"""The interface of the store of source offsets: a map from bytes to bytes, and the encoding of both.
+"""The offset backing store: a map from bytes to bytes with the source offsets, its encoding, and its reader for tasks.
 
 A key is the JSON array of the connector's name and the source partition. A value is the JSON of the offset. Both have
 the form in which Kafka Connect writes them to its offset topic. A value of None removes the partition's offset.
@@ -12,13 +12,14 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.connect.record import Offset, Partition
+from penstock.shared.connect.runtime.submitted_records import PartitionOffset
 
 OFFSET_BYTES_MAX = 900_000
 """A larger partition or offset would not fit into a record of the offset topic."""
@@ -49,20 +50,44 @@ class OffsetBackingStore(Protocol):
         ...
 
 
+class StoredOffsetReader:
+    """Reads one connector's offsets from the offset backing store, for its tasks. An `OffsetStorageReader`."""
+
+    def __init__(self, store: OffsetBackingStore, connector: str) -> None:
+        self._store = store
+        self._connector = connector
+
+    async def offset(self, partition: Partition) -> Offset | None:
+        return (await self.offsets([partition]))[0]
+
+    async def offsets(self, partitions: Iterable[Partition]) -> list[Offset | None]:
+        keys = [offset_key(self._connector, partition) for partition in partitions]
+        found = await self._store.get(keys)
+        return [parse_offset_value(found.get(key)) for key in keys]
+
+
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """Return the key of a source partition. Equal partitions have equal bytes. Raises DataError if it is not JSON."""
+    """Return the key of a source partition in an offset backing store. Equal partitions have equal bytes.
+
+    Raises DataError if the partition is not JSON.
+    """
     return _encode_offset_json([connector, _sort_partition_fields(partition)], f"{connector}: source partition")
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
-    """Return the value of an offset."""
+    """Return the value of a source offset in an offset backing store. Raises DataError if it is not JSON."""
     return (
         None if offset is None else _encode_offset_json(_sort_partition_fields(offset), f"{connector}: source offset")
     )
 
 
+def encode_offsets(connector: str, offsets: Iterable[PartitionOffset]) -> dict[bytes, bytes | None]:
+    """Return source offsets as keys and values of an offset backing store. Raises DataError if one is not JSON."""
+    return {offset_key(connector, partition): offset_value(offset, connector) for partition, offset in offsets}
+
+
 def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
-    """Return the connector and partition of a key, or None if the key has another form."""
+    """Return the connector and source partition of an offset backing store's key, or None if it has another form."""
     try:
         name, partition = msgspec.json.decode(key, type=tuple[str, dict[str, Any]])
     except msgspec.DecodeError:
@@ -71,7 +96,7 @@ def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
 
 
 def parse_offset_value(value: bytes | None) -> Offset | None:
-    """Return the offset. Raises DataError if it is invalid."""
+    """Return the source offset of an offset backing store's value. Raises DataError if it is invalid."""
     if value is None:
         return None
     try:

@@ -95,7 +95,7 @@ class SubmittedRecords:
 
     def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
         """Adds a record that is about to be sent."""
-        key = self._source_partition_key(partition)
+        key = self._cached_partition_key(partition)
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
         if queue is None:
@@ -130,18 +130,21 @@ class SubmittedRecords:
         if not queue:
             del self.queues[record.key]
 
-    def _source_partition_key(self, partition: Partition) -> Key:
+    def _cached_partition_key(self, partition: Partition) -> Key:
         # Tasks often pass the same partition object again, and a key costs a sort.
         last = self._last
         if last is not None and last[0] is partition:
             return last[1]
-        key = key_of(partition)
+        key = source_partition_key(partition)
         self._last = (partition, key)
         return key
 
 
-def key_of(partition: Mapping[str, Any]) -> Key:
-    """Return a key that is equal for equal partitions, whatever the order of their names."""
+def source_partition_key(partition: Mapping[str, Any]) -> Key:
+    """Return the key of a source partition's queue of submitted records. Equal partitions have equal keys.
+
+    The order of a partition's names does not matter.
+    """
     try:
         key = tuple(sorted(partition.items()))
         hash(key)

@@ -27,8 +27,7 @@ from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, RetryWaits, RetryWithToleranceOperator
 from penstock.shared.connect.runtime.error_reporting import ErrorReporters, WorkerErrantRecordReporter
 from penstock.shared.connect.runtime.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
-from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
-from penstock.shared.connect.runtime.offset_storage_reader import StoredOffsetReader
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore, StoredOffsetReader
 from penstock.shared.connect.runtime.override_policy import check_overrides
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.sink_task_state import SinkTaskState

@@ -101,7 +101,7 @@ def worker_config() -> ConfigDef:
 
 
 def isolation_error(isolation: str, worker: Mapping[str, Any]) -> str | None:
-    """Return why a worker with these settings cannot run a connector with this isolation, or None if it can."""
+    """Return the error of this `penstock.task.isolation` under these settings of the worker, or None if it is valid."""
     if isolation not in ISOLATIONS:
         return f"Invalid value {isolation} for configuration {ISOLATION}: String must be one of: asyncio, process"
     if isolation == "process" and "offset.storage.file.filename" in worker:

@@ -25,9 +25,8 @@ from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.errors import ConnectError, RetriableError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.conversion import Conversion
-from penstock.shared.connect.runtime.dead_letters import RawRecords
 from penstock.shared.connect.runtime.error_handling import Interrupted
-from penstock.shared.connect.runtime.error_reporting import ErrorReporters
+from penstock.shared.connect.runtime.error_reporting import ErrorReporters, RawRecords
 from penstock.shared.connect.runtime.sink_task_state import Partitions, SinkTaskState
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import StatusListener

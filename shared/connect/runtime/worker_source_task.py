@@ -19,8 +19,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
-from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
-from penstock.shared.connect.runtime.offset_storage_reader import encoded
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore, encode_offsets
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecord, SubmittedRecords
@@ -115,7 +114,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                 try:
                     async with asyncio.timeout(self._timeout_ms / 1000):
                         await self.parts.reporters.flush()
-                        await self._store.set(encoded(self.id.connector, committed.offsets.values()))
+                        await self._store.set(encode_offsets(self.id.connector, committed.offsets.values()))
                 # The offsets stay in `committable` for the next flush, as after OffsetStorageWriter.cancelFlush.
                 except (PenstockError, TimeoutError) as e:
                     self.metrics.add("offset_commit_failure_total")

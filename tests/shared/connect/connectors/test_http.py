@@ -18,7 +18,7 @@ from penstock.shared.connect.connectors.http import (
 )
 from penstock.shared.connect.errors import RetriableError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
-from penstock.shared.connect.runtime.offset_storage_reader import StoredOffsetReader
+from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, produce, records
 from tests.shared.connect.harness import Store, running

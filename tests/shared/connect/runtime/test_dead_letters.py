@@ -12,14 +12,14 @@ from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.json import JsonConverter
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.runtime.dead_letters import (
+from penstock.shared.connect.runtime.error_handling import Failure, Stage
+from penstock.shared.connect.runtime.error_reporting import (
     TRACE_BYTES_MAX,
     RawRecords,
     dead_letter,
-    error_name,
+    kafka_error_name,
     log_fields,
 )
-from penstock.shared.connect.runtime.error_handling import Failure, Stage
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.task import Offsets
 from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, running, source_record
@@ -172,7 +172,7 @@ def test_a_long_trace_is_truncated() -> None:
 )
 def test_error_names(error: Exception, name: str) -> None:
     """Connect's errors have Kafka Connect's class names, and other errors their own."""
-    assert error_name(error) == name
+    assert kafka_error_name(error) == name
 
 
 def test_log_fields_name_the_record_only_if_enabled() -> None:

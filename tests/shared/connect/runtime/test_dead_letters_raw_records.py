@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
-from penstock.shared.connect.runtime.dead_letters import RawRecords
+from penstock.shared.connect.runtime.error_reporting import RawRecords
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

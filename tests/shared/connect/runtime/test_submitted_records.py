@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecords, key_of
+from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecords, source_partition_key
 
 A, B, C = {"file": "a"}, {"file": "b"}, {"file": "c"}
 
@@ -72,7 +72,7 @@ def test_a_dropped_record_is_removed() -> None:
     assert not dropped.drop()
     dropped.ack()
     found = submitted.committable()
-    assert (offsets(found), found.pending, list(submitted.queues)) == ([], 1, [key_of(B)])
+    assert (offsets(found), found.pending, list(submitted.queues)) == ([], 1, [source_partition_key(B)])
     last.ack()
     assert offsets(submitted.committable()) == [("b", 1)]
 
@@ -161,8 +161,8 @@ def test_merging_results_keeps_the_newest_offsets() -> None:
 
 def test_partitions_are_equal_in_any_order() -> None:
     """Partitions with the same content are equal in any order, also if values cannot be hashed."""
-    assert key_of({"x": 1, "y": 2}) == key_of({"y": 2, "x": 1})
-    assert key_of({"x": [1], "y": {"z": 2}}) == key_of({"y": {"z": 2}, "x": [1]})
+    assert source_partition_key({"x": 1, "y": 2}) == source_partition_key({"y": 2, "x": 1})
+    assert source_partition_key({"x": [1], "y": {"z": 2}}) == source_partition_key({"y": {"z": 2}, "x": [1]})
     submitted = SubmittedRecords()
     submitted.submit({}, {}).ack()
     assert len(submitted.committable().offsets) == 1
