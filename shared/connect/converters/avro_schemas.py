@@ -60,7 +60,7 @@ OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
 
 
 def to_avro(schema: Schema) -> Any:
-    """A schema as Avro's JSON. Raises DataError if Avro cannot represent it."""
+    """Return a Connect schema as Avro's JSON. Raises DataError if Avro cannot represent it."""
     return _Writing().whole(schema)
 
 
@@ -168,7 +168,7 @@ def _connect_properties_of_schema(schema: Schema) -> dict[str, Any]:
 
 
 def default_to_json(schema: Schema, value: Any) -> Any:
-    """A default in Avro's JSON, where bytes are a text with one character a byte."""
+    """Return a schema's default in Avro's JSON, where bytes are a text with one character a byte."""
     if schema.name == DECIMAL:
         return decimal_to_bytes(value, scale_of(schema)).decode("latin-1")
     if schema.name == DATE:
@@ -185,7 +185,7 @@ def default_to_json(schema: Schema, value: Any) -> Any:
 
 
 def default_from_json(schema: Schema, json: Any) -> Any:
-    """The value of a default in Avro's JSON."""
+    """Return the value of a schema's default in Avro's JSON."""
     if json is None:
         return None
     if schema.name == DECIMAL:
@@ -198,7 +198,10 @@ def default_from_json(schema: Schema, json: Any) -> Any:
 
 
 def from_avro(avro: Any, named: Mapping[str, Any] | None = None) -> Schema:
-    """An Avro schema as Connect's. `named` has the schemas it refers to. DataError if Connect cannot represent it."""
+    """Return an Avro schema as Connect's. `named` has the schemas it refers to.
+
+    Raises DataError if Connect cannot represent it.
+    """
     reading = _AvroSchemaReader(dict(named or {}))
     return reading.whole(avro, "", 0)
 

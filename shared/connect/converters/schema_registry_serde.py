@@ -26,19 +26,19 @@ STRATEGY_PACKAGE = "io.confluent.kafka.serializers.subject."
 
 
 def framed(id: int, encoded: bytes) -> bytes:
-    """An encoded value after its schema's id."""
+    """Return an encoded value in the registry's wire format, after its schema's id."""
     return MAGIC + id.to_bytes(4, "big") + encoded
 
 
 def unframed(data: bytes) -> tuple[int, bytes]:
-    """A schema's id and the encoded value. Raises DataError if the bytes do not have this form."""
+    """Return the schema's id and the encoded value of the registry's wire format. Raises DataError for other bytes."""
     if len(data) < HEAD_BYTES or data[:1] != MAGIC:
         raise DataError("Unknown magic byte!")
     return int.from_bytes(data[1:HEAD_BYTES], "big"), data[HEAD_BYTES:]
 
 
 def registry_config() -> ConfigDef:
-    """The settings of every converter with a registry, with Confluent's names."""
+    """Return the settings of every converter with a registry, with Confluent's names."""
     strategies = one_of(*STRATEGIES, *(STRATEGY_PACKAGE + name for name in STRATEGIES))
     return (
         ConfigDef()
@@ -66,7 +66,7 @@ def registry_config() -> ConfigDef:
 
 
 def subject_of(strategy: str, topic: str, record_name: str | None, *, is_key: bool) -> str:
-    """The subject of a schema. Raises DataError if the strategy needs a record's name and there is none.
+    """Return a schema's subject in the registry. Raises DataError if the strategy needs a name that the schema lacks.
 
     >>> subject_of("TopicNameStrategy", "clicks", None, is_key=False)
     'clicks-value'
@@ -101,7 +101,7 @@ class Registry:
 
     @classmethod
     def of(cls, configs: Mapping[str, Any], kind: str, *, is_key: bool) -> Registry:
-        """The registry of a converter's settings. ConfigError names the setting that is wrong."""
+        """Return the registry of a converter's settings. ConfigError names the setting that is wrong."""
         values = registry_config().parse({key: configs[key] for key in configs if key in registry_config().names()})
         user = values["basic.auth.user.info"].value
         by_user_info = values["basic.auth.credentials.source"].upper() == "USER_INFO"
@@ -127,7 +127,7 @@ class Registry:
         )
 
     def schema(self, id: int) -> RegistrySchema:
-        """The schema with that id. MoreNeeded if it must be fetched first, DataError if it has another type."""
+        """Return the schema with that id. Raises MoreNeeded if it is not known yet, DataError for another type."""
         found = self._by_id.get(id)
         if found is None:
 
@@ -140,7 +140,10 @@ class Registry:
         return found
 
     def to_write(self, topic: str, text: str, record_name: str | None) -> tuple[int, RegistrySchema | None]:
-        """The id to write a schema under, and the subject's latest schema if that is used; MoreNeeded if unknown."""
+        """Return the id to write a schema under, and the subject's latest schema if that is used.
+
+        Raises MoreNeeded if they are not fetched yet.
+        """
         subject = subject_of(self.strategy, topic, record_name, is_key=self.is_key)
         if self.use_latest:
             if subject not in self._latest:
@@ -169,7 +172,7 @@ class Registry:
 
 
 def parse_registered_schema(schema: RegistrySchema) -> Any:
-    """Return the JSON text of a schema of the registry, parsed. Raises DataError if it is not JSON."""
+    """Return the JSON of a schema from the schema registry, parsed. Raises DataError if it is not JSON."""
     try:
         return json.loads(schema.text)
     except ValueError as e:

@@ -96,7 +96,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         return len(self._records) - 1
 
     def _last_source_offsets(self) -> dict[Key, PartitionOffset]:
-        """Return the last offset of each part of the source."""
+        """Return the last offset of each source partition."""
         return {
             source_partition_key(record.source_partition): PartitionOffset(
                 record.source_partition, record.source_offset

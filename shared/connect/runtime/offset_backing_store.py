@@ -69,7 +69,7 @@ class StoredOffsetReader:
 def offset_key(connector: str, partition: Partition) -> bytes:
     """Return the key of a source partition in an offset backing store. Equal partitions have equal bytes.
 
-    Raises DataError if the partition is not JSON.
+    Raises DataError if the partition is not JSON, or too large.
     """
     return _encode_offset_json([connector, _sort_partition_fields(partition)], f"{connector}: source partition")
 

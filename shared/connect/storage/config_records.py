@@ -130,7 +130,7 @@ def parse_task(text: str) -> ConnectorTaskId:
 
 
 def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
-    """Return a record's key and value. The value of a tombstone is None."""
+    """Return the key and value of a record of the config topic. The value of a tombstone is None."""
     match record:
         case ConnectorRecord(connector, config):
             return _encode_config_record(
@@ -160,7 +160,7 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
-    """Return the record of a key and value, or None if the key is unknown.
+    """Return the config topic's record of a key and value, or None if the key is unknown.
 
     Raises SerializationError if the value is invalid.
     """

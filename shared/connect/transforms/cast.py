@@ -49,7 +49,7 @@ TYPES = {
 
 
 def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
-    """The type by field; the type of the whole key or value under None. Raises ConfigError."""
+    """Return Cast's types by field; the type of the whole key or value under None. Raises ConfigError."""
     if not spec:
         raise ConfigError("Must specify at least one field to cast.")
     casts: dict[str | None, SchemaType] = {}
@@ -64,12 +64,12 @@ def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
 
 
 def cast(value: Any, target: SchemaType) -> Any:
-    """A value as another type. Raises DataError if it cannot be converted."""
+    """Return a value cast to another type. Raises DataError if it cannot be converted."""
     if value is None:
         return None
     if target is SchemaType.STRING:
         return _as_string(value)
-    number = _number_or_text(value)
+    number = _as_number_or_text(value)
     if target in INTEGER_BITS:
         return _as_integer(number, INTEGER_BITS[target], value)
     try:
@@ -82,8 +82,8 @@ def cast(value: Any, target: SchemaType) -> Any:
         raise DataError(f"Value ({value}) was out of range for requested data type") from None
 
 
-def _number_or_text(value: Any) -> int | float | str:
-    """A value as a number or text."""
+def _as_number_or_text(value: Any) -> int | float | str:
+    """Return the number or text of a value, from which Cast converts to another type."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, int | float | str):

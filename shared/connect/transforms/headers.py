@@ -24,7 +24,7 @@ from penstock.shared.connect.transforms.parts import (
 
 
 def headers_of(record: ConnectRecord) -> tuple[Header, ...]:
-    """Return the headers of a record. Records without headers have an empty tuple."""
+    """Return a Connect record's headers, which transforms change. A record without headers has an empty tuple."""
     found: tuple[Header, ...] = getattr(record, "headers", ())
     return found
 

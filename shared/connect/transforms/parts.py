@@ -48,14 +48,14 @@ class OnPart(Transformation):
 
     @abstractmethod
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord | None:
-        """The record with its part transformed; use `new` to create it."""
+        """Return the record with its key or value transformed; use `new` to create it."""
 
     def new(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         """Return a copy of the record with a new key or value: the part that this transform changes."""
         return record.with_key(schema, value) if self.is_key else record.with_value(schema, value)
 
     def updated(self, schema: Schema, update: Callable[[Schema], Schema]) -> Schema:
-        """The updated form of a schema, made once while records have the same schema object."""
+        """Return the updated form of a schema, made once while records have the same schema object."""
         known = self._schemas.get(id(schema))
         if known is not None and known[0] is schema:
             return known[1]
@@ -66,7 +66,7 @@ class OnPart(Transformation):
         return made
 
     def field_value(self, field: Field, value: Mapping[str, Any]) -> Any:
-        """A struct's field, with its default instead of null."""
+        """Return a struct's field, with its default instead of null."""
         found = value.get(field.name)
         if found is None and self.replace_null and field.schema.has_default:
             return field.schema.default
@@ -90,12 +90,12 @@ def require_struct(schema: Schema, value: Any, purpose: str) -> Mapping[str, Any
 
 
 def with_fields(schema: Schema, fields: list[Field]) -> Schema:
-    """A struct's schema with other fields. It does not keep the old default, which would not fit the new fields."""
+    """Return a struct's schema with other fields, and without its default, which would not fit them."""
     return replace(schema, fields=tuple(fields), default=Schema(SchemaType.STRUCT).default)
 
 
 def key_and_value(base: type[OnPart], name: str) -> tuple[type[Any], type[Any]]:
-    """The two classes of a transform: `<Name>Key` and `<Name>Value`, for Kafka's `<Name>$Key` and `<Name>$Value`."""
+    """Return the classes `<Name>Key` and `<Name>Value` of a transform, for Kafka's `<Name>$Key` and `<Name>$Value`."""
     return tuple(  # type: ignore[return-value]
         type(
             name + part,

@@ -24,10 +24,12 @@ from penstock.shared.connect.transforms.parts import (
 )
 
 
-def path_of(text: str, version: str) -> tuple[str, ...]:
-    """A field's path: under V1 the whole name; under V2 names separated by dots, in backticks if one contains a dot.
+def field_path(text: str, version: str) -> tuple[str, ...]:
+    """Return the names that lead to the field that ExtractField takes out of a struct or map.
 
-    >>> path_of("a.`b.c`", "V2"), path_of("a.b", "V1")
+    Under V1 the whole text is one name. Under V2 dots separate names; a name in backticks may contain a dot.
+
+    >>> field_path("a.`b.c`", "V2"), field_path("a.b", "V1")
     (('a', 'b.c'), ('a.b',))
     """
     if version.upper() == "V1" or "." not in text:
@@ -61,7 +63,7 @@ class _ExtractField(OnPart):
         return with_replace_null(definition)
 
     def configured(self) -> None:
-        self._path = path_of(self.values["field"], self.values["field.syntax.version"])
+        self._path = field_path(self.values["field"], self.values["field.syntax.version"])
 
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         for name in self._path:

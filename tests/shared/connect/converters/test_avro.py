@@ -17,9 +17,14 @@ from penstock.shared.connect.converters.avro import (
     avro_library,
     change_from_avro,
     change_to_avro,
+)
+from penstock.shared.connect.converters.avro_schemas import (
+    AVRO_ENUM,
+    AVRO_UNION,
+    from_avro,
+    to_avro,
     without_other_logical_types,
 )
-from penstock.shared.connect.converters.avro_schemas import AVRO_ENUM, AVRO_UNION, from_avro, to_avro
 from penstock.shared.connect.converters.schema_registry_serde import framed
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.schema import (

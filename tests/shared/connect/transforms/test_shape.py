@@ -13,7 +13,7 @@ from penstock.shared.connect.transforms.shape import (
     HoistFieldValue,
     ReplaceFieldValue,
     ValueToKey,
-    path_of,
+    field_path,
 )
 from tests.shared.connect.transforms.transforming import applied, configured, record
 
@@ -42,7 +42,7 @@ def test_v2_paths() -> None:
     assert applied(ExtractFieldValue, {"a": {"b.c": 3}}, field="a.`b.c`", **more).value == 3
     assert applied(ExtractFieldValue, {"id": "x", "inner": {"n": 4}}, OUTER, field="inner.n", **more).value == 4
     with pytest.raises(ConfigError, match="backtick"):
-        path_of("a.`b", "V2")
+        field_path("a.`b", "V2")
 
 
 def test_null_becomes_the_default() -> None:
