@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.clients.protocol.record_encoding import ColumnBatchBuilder
+from penstock.shared.clients.protocol.column_batch_builder import ColumnBatchBuilder
 from penstock.shared.common import log
 from penstock.shared.common.records import GroupMetadata
 from penstock.shared.common.settings import KafkaSettings, LogSettings

@@ -90,13 +90,13 @@ Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, 
 partition."""
 
 
-def kafka_uuid(value: uuid.UUID) -> str:
-    """Return a UUID as Kafka and its tools write it: base64, 22 characters.
+def topic_id_text(topic_id: uuid.UUID) -> str:
+    """Return the id in a TopicDescription: base64 of 22 characters, as Kafka's tools write it.
 
-    >>> kafka_uuid(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
+    >>> topic_id_text(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
     '2ia3basOR-KblWWPsTuLbw'
     """
-    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
 def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -224,7 +224,9 @@ class Admin:
                 PartitionDescription(p.partition, None if p.leader < 0 else p.leader, tuple(p.replicas), tuple(p.isr))
                 for p in sorted(topic.partitions, key=lambda row: row.partition)
             )
-            found[topic.name] = TopicDescription(topic.name, kafka_uuid(topic.topic_id), topic.is_internal, partitions)
+            found[topic.name] = TopicDescription(
+                topic.name, topic_id_text(topic.topic_id), topic.is_internal, partitions
+            )
         return found
 
     async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:

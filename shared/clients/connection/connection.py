@@ -13,8 +13,7 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 from aiokafka import errors as kafka
@@ -23,9 +22,9 @@ from aiokafka.structs import BrokerMetadata
 
 from penstock.shared.clients.connection.security import aiokafka_options
 from penstock.shared.clients.connection.sockets import SocketClient, read_in_place
-from penstock.shared.clients.protocol.errors import translate
+from penstock.shared.clients.protocol.errors import translate, translating_errors
 from penstock.shared.clients.protocol.fetch import FetchRequest, FetchResponse
-from penstock.shared.clients.protocol.flexible import Endpoint
+from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
@@ -72,25 +71,10 @@ def default_client_id() -> str:
     return f"penstock-{socket.gethostname()}-{os.getpid()}-{next(_instances)}"
 
 
-@contextmanager
-def translated(where: str, client_id: str) -> Iterator[None]:
-    """Translate errors of aiokafka and of the socket in the block; add `where` and a note with the client id."""
-    try:
-        yield
-    except (kafka.KafkaError, kafka.IllegalOperation, kafka.ConsumerStoppedError, OSError) as e:
-        error = translate(e, where)
-        error.add_note(f"client {client_id}")
-        raise error from e
-    except PenstockError as e:
-        if not hasattr(e, "__notes__"):
-            e.add_note(f"client {client_id}")
-        raise
-
-
 def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[RetriableError], float]:
-    """Return the function that gives the wait in ms after each error of one call.
+    """Return the waits of `Connection.retrying` for one call: a function from an error to the ms to wait.
 
-    With `soon` the call opens a transaction.
+    `soon` is for a call that opens a transaction: its wait is short while the last transaction is being completed.
 
     >>> wait_after = retry_waits(100, soon=True)
     >>> [wait_after(error("t")) for error in (ConcurrentTransactions, BrokerNotAvailable, ConcurrentTransactions)]
@@ -244,7 +228,7 @@ class Connection:
 
     async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
         """Return the lowest and highest version of each API that a broker supports, by the API's key."""
-        with translated(f"node {node}", self.client_id):
+        with translating_errors(f"node {node}", self.client_id):
             if not await self._client.ready(node):
                 raise BrokerNotAvailable(f"node {node} cannot be reached")
             return dict(self._client._conns[node, ConnectionGroup.DEFAULT]._versions)
@@ -379,7 +363,7 @@ class Connection:
         other members have acted, `waits_ms` is the timeout, and it uses a third socket.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
-        with translated(where, self.client_id):
+        with translating_errors(where, self.client_id):
             if self._client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
             try:
@@ -396,7 +380,7 @@ class Connection:
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
         """Send a fetch as `send` does, over a connection whose responses are read in place."""
-        with translated(where, self.client_id):
+        with translating_errors(where, self.client_id):
             if self._client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
             if await self._client.ready(node):
@@ -412,7 +396,7 @@ class Connection:
         client = self._client
         if client is None:
             raise BrokerNotAvailable(f"{where}: the connection is closed")
-        with translated(where, self.client_id):
+        with translating_errors(where, self.client_id):
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION
             try:
                 node = int(await client.coordinator_lookup(coordination_type, key))

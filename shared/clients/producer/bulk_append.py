@@ -8,7 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, DeliveryLocations, Run, Span, size_of
+from penstock.shared.clients.producer.delivery import (
+    Deliveries,
+    Delivery,
+    DeliveryLocations,
+    Run,
+    Span,
+    serialized_size,
+)
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
@@ -134,7 +141,7 @@ class Bulk:
         at = len(self._locations)
         record = self.records[at]
         sizes = delivery._key_size, delivery._value_size
-        if sizes != (size_of(record.key), size_of(record.value)):
+        if sizes != (serialized_size(record.key), serialized_size(record.value)):
             self._sizes[at] = sizes
         self._locations.add(delivery._batch, delivery._index)
 

@@ -1,4 +1,4 @@
-"""Kernels that move records in columns into batches: some thousands at a time, without a Python object for each.
+"""Slices of columns: kernels move their records into batches, some thousands at once, without an object for each.
 
 producer.py loads this module only if numba is installed and columns are sent.
 """
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.shared.clients.producer.delivery import Span
+from penstock.shared.clients.producer.partitioner_kernels import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.record_validation import checked_headers
-from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
-from penstock.shared.clients.protocol.record_encoding import (
+from penstock.shared.clients.protocol.column_batch_builder import (
     NO_HEADERS,
     RECORD_BYTES_MAX,
     ColumnBatchBuilder,
     EncodableColumns,
 )
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
 from penstock.shared.common.compiled import compiled
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
@@ -34,7 +35,7 @@ SLICE_RECORDS = 16_384
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of lists that are copied into one buffer at once, in addition to the buffer memory."""
 
-# Error codes that `_measure` returns instead of the largest record's size.
+# Error codes that `_measure_slice` returns instead of the largest record's size.
 WRONG_KEYS = -1
 WRONG_VALUES = -2
 WRONG_HEADERS = -3
@@ -42,105 +43,10 @@ WRONG_TIMESTAMP = -4
 OUTSIDE = {WRONG_KEYS: "keys", WRONG_VALUES: "values", WRONG_HEADERS: "headers"}
 
 new_builder = ColumnBatchBuilder
-NO_PARTITION = -1
-"""The partition number of a record without a key."""
-
-_MULTIPLIER = 0x5BD1E995
-_SEED = 0x9747B28C
-_LOW = 0xFFFFFFFF
 
 
 @compiled
-def murmur2_of(data: Any, offset: Any, length: Any) -> Any:
-    """Kafka's `Utils.murmur2`, unsigned: 32 bits in an int64, in which no product overflows."""
-    h = np.int64(_SEED) ^ length
-    at = offset
-    end = offset + (length & ~3)
-    while at < end:
-        k = np.int64(data[at])
-        k |= np.int64(data[at + 1]) << 8
-        k |= np.int64(data[at + 2]) << 16
-        k |= np.int64(data[at + 3]) << 24
-        k = (k * _MULTIPLIER) & _LOW
-        k ^= k >> 24
-        k = (k * _MULTIPLIER) & _LOW
-        h = ((h * _MULTIPLIER) & _LOW) ^ k
-        at += 4
-    rest = length & 3
-    if rest == 3:
-        h ^= np.int64(data[end + 2]) << 16
-    if rest >= 2:
-        h ^= np.int64(data[end + 1]) << 8
-    if rest >= 1:
-        h ^= np.int64(data[end])
-        h = (h * _MULTIPLIER) & _LOW
-    h ^= h >> 13
-    h = (h * _MULTIPLIER) & _LOW
-    return h ^ (h >> 15)
-
-
-@compiled
-def _partitions(data: Any, offsets: Any, lengths: Any, partition_count: Any, out: Any) -> None:
-    for row in range(len(lengths)):
-        if lengths[row] < 0:
-            out[row] = NO_PARTITION
-        else:
-            out[row] = (murmur2_of(data, offsets[row], lengths[row]) & 0x7FFFFFFF) % partition_count
-
-
-@compiled
-def _sort(partitions: Any, ends: Any, out: Any) -> None:
-    """A stable counting sort: `out[ends[p - 1]:ends[p]]` are the rows of partition p in order."""
-    # 1. Count the rows of each partition.
-    for row in range(len(partitions)):
-        ends[partitions[row]] += 1
-    # 2. Turn the counts into the positions at which the partitions begin.
-    begin = 0
-    for number in range(len(ends)):
-        count = ends[number]
-        ends[number] = begin
-        begin += count
-    # 3. Put each row at its position. The begin of a partition moves with each of its rows, and so becomes its end.
-    for row in range(len(partitions)):
-        number = partitions[row]
-        out[ends[number]] = row
-        ends[number] += 1
-
-
-def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
-    """Return `(murmur2(key) & 0x7fffffff) % partition_count` of each key, as Java's partitioner does.
-
-    A record without a key gets NO_PARTITION.
-
-    >>> keys = PackedBytes.of([b"21", None, b"ann", b"21"])
-    >>> partitions = partitions_of_keys(keys, 7)
-    >>> partitions.tolist()
-    [3, -1, 0, 3]
-    >>> partitions[1] = 4
-    >>> [(number, rows.tolist()) for number, rows in rows_by_partition(partitions, 7)]
-    [(0, [2]), (3, [0, 3]), (4, [1])]
-    """
-    out = np.empty(len(keys), np.int64)
-    _partitions(*keys.arrays, partition_count, out)
-    return out
-
-
-def rows_by_partition(partitions: Int64Array, partition_count: int) -> list[tuple[int, Int64Array]]:
-    """Return the partitions that occur, ascending, each with its rows in order."""
-    ends = np.zeros(partition_count, np.int64)
-    rows = np.empty(len(partitions), np.int64)
-    _sort(partitions, ends, rows)
-    found = list[tuple[int, Int64Array]]()
-    begin = 0
-    for number, end in enumerate(ends.tolist()):
-        if end > begin:
-            found.append((number, rows[begin:end]))
-            begin = end
-    return found
-
-
-@compiled
-def _measure(
+def _measure_slice(
     key_bytes: Any,
     key_offsets: Any,
     key_lengths: Any,
@@ -153,7 +59,10 @@ def _measure(
     timestamps: Any,
     sizes: Any,
 ) -> Any:
-    """Write the bytes of each record's key, value and headers to `sizes`. Returns the largest, or an error code."""
+    """Check a slice's columns, and write the bytes of each record's key, value and headers to `sizes`.
+
+    Returns the largest size, or an error code.
+    """
     largest = np.int64(0)
     has_headers = len(header_lengths) > 0
     for row in range(len(sizes)):
@@ -233,7 +142,7 @@ class ColumnSlice:
         self.columns = columns = EncodableColumns.of(keys, values, timestamps, headers)
         self.sizes = np.empty(len(keys), np.int64)
         self.largest = int(
-            _measure(
+            _measure_slice(
                 len(columns.key_data),
                 columns.key_offsets,
                 columns.key_lengths,
@@ -316,7 +225,7 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
 
 
 def _pack_slice(strings: Sequence[bytes | None]) -> PackedBytes:
-    """Pack the strings, or the first of them that have SLICE_BYTES together."""
+    """Pack the keys or values of a slice, or the first of them that have SLICE_BYTES together."""
     if isinstance(strings, PackedBytes):
         return strings
     lengths = lengths_of(strings)
@@ -374,7 +283,7 @@ def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes
 
 
 def compile_kernels() -> None:
-    """Compile the kernels, or load them from the cache of compiled code."""
+    """Compile the kernels for slices of columns, or load them from the cache of compiled code."""
     some = PackedBytes.of([b"k", None])
     rows_by_partition(np.abs(partitions_of_keys(some, 2)), 2)
     part = ColumnSlice(some, some, np.array([1, 2], np.int64))

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.shared.clients.producer.producer_batch import BatchState, Callback, ProducerBatch, located
+from penstock.shared.clients.producer.producer_batch import BatchState, ProducerBatch, RecordCallback
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordMetadata
 
@@ -148,8 +148,8 @@ def _record_indices(batches: Iterable[ProducerBatch | Exception], run: Run) -> I
             yield -1
 
 
-def fresh(error: PenstockError) -> PenstockError:
-    """Return a copy of the error, so that many waiters do not share one traceback."""
+def delivery_error(error: PenstockError) -> PenstockError:
+    """Return a copy of a batch's error for one delivery, so that many waiters do not share one traceback."""
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
     again.maybe_written = error.maybe_written
@@ -174,7 +174,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     def done(self) -> bool:
         """Whether the record was stored or has failed."""
-        batch, index = located(self._batch, self._index)
+        batch, index = self._batch.locate(self._index)
         return index < 0 or batch.state is BatchState.DONE
 
     def cancel(self) -> bool:
@@ -189,13 +189,13 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     def cancelled(self) -> bool:
         """Whether the record was cancelled."""
-        return located(self._batch, self._index)[1] < 0
+        return self._batch.locate(self._index)[1] < 0
 
     def result(self) -> RecordMetadata:
         """Return or raise the result without waiting. Raises asyncio.InvalidStateError while it is not done."""
         if (error := self.exception()) is not None:
             raise error
-        batch, index = located(self._batch, self._index)
+        batch, index = self._batch.locate(self._index)
         return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
 
     def exception(self) -> PenstockError | None:
@@ -203,12 +203,12 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
         Raises asyncio.InvalidStateError while it is not done.
         """
-        batch, index = located(self._batch, self._index)
+        batch, index = self._batch.locate(self._index)
         if index < 0:
             return batch.cancelled_error()
         if batch.state is not BatchState.DONE:
             raise asyncio.InvalidStateError(f"{self!r} is not done")
-        return None if batch.error is None else fresh(batch.error)
+        return None if batch.error is None else delivery_error(batch.error)
 
     def add_done_callback(self, call: DoneCallback, *, context: Context | None = None) -> None:
         """Have the event loop call `call(delivery)` once the record is done."""
@@ -222,9 +222,9 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
             known = self._batch.done_callbacks[self._index] = []
             # An open batch knows a record by the index it was appended with, a sealed one by its position.
             is_open = self._batch.state is BatchState.OPEN
-            batch, index = (self._batch, self._index) if is_open else located(self._batch, self._index)
+            batch, index = (self._batch, self._index) if is_open else self._batch.locate(self._index)
             batch.callbacks.append(
-                Callback(index, self._timestamp, self._key_size, self._value_size, self._run_done_callbacks)
+                RecordCallback(index, self._timestamp, self._key_size, self._value_size, self._run_done_callbacks)
             )
         known.append((call, context))
 
@@ -247,18 +247,18 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         if batch.state is not BatchState.DONE or batch.removed:
             batch, index = yield from self._wait_for_batch().__await__()
         if batch.error is not None:
-            raise fresh(batch.error)
+            raise delivery_error(batch.error)
         return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
 
     async def _wait_for_batch(self) -> tuple[ProducerBatch, int]:
         try:
             while True:
-                batch, index = located(self._batch, self._index)
+                batch, index = self._batch.locate(self._index)
                 if index < 0:
                     raise batch.cancelled_error()
                 if batch.state is BatchState.DONE:
                     return batch, index
-                # The wait may end in a split: then the record is in a part, which `located` finds.
+                # The wait may end in a split: then the record is in a part, which `locate` finds.
                 await batch.wait()
         except asyncio.CancelledError:
             self.cancel()
@@ -349,21 +349,21 @@ class Deliveries:
     ) -> RecordMetadata | Exception:
         if isinstance(batch_or_error, Exception):
             return batch_or_error
-        batch, index = located(batch_or_error, index)
+        batch, index = batch_or_error.locate(index)
         if index < 0:
             return batch.cancelled_error()
         if batch.error is not None:
             return batch.error
         record = self._records[i]
-        key_size, value_size = self._sizes.get(i) or (size_of(record.key), size_of(record.value))
+        key_size, value_size = self._sizes.get(i) or (serialized_size(record.key), serialized_size(record.value))
         timestamp = self._timestamp if record.timestamp is None else record.timestamp
         return batch.metadata(index, timestamp, key_size, value_size)
 
 
-def size_of(data: bytes | None) -> int:
-    """Return the size in bytes, -1 for None.
+def serialized_size(data: bytes | None) -> int:
+    """Return the serialized size of a key or value for a delivery's metadata, in bytes; -1 for None.
 
-    >>> size_of(b"ab"), size_of(memoryview(b"abcd").cast("i")), size_of(None)
+    >>> serialized_size(b"ab"), serialized_size(memoryview(b"abcd").cast("i")), serialized_size(None)
     (2, 4, -1)
     """
     if data is None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter as Counts
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from penstock.shared.clients.producer.buffer_pool import BufferPool
+from penstock.shared.clients.producer.sampled_stat import SampledStat
 from penstock.shared.common.metrics import counter, gauge, histogram
 
 TOTALS = (
@@ -28,78 +28,6 @@ TOTALS = (
     "request_total",
     "buffer_exhausted_total",
 )
-
-ELAPSED_MS_MIN = 1_000
-"""The shortest time that a rate is computed over. Over less it would be mostly chance."""
-
-
-class _Window:
-    __slots__ = ("count", "highest", "start_ms", "total")
-
-    def __init__(self, start_ms: float) -> None:
-        self.start_ms = start_ms
-        self.count = 0
-        self.total = self.highest = 0.0
-
-
-class Samples:
-    """Recent values: their rate, average and maximum, as in the metrics of Kafka's clients.
-
-    Time is cut into windows of `window_ms`. The newest `windows` are kept, and the oldest is dropped as a whole. With
-    two windows of 30 s a figure covers the last 30 to 60 s:
-
-    >>> sizes = Samples(window_ms=30_000, windows=2)
-    >>> for now_ms, size in ((0, 100), (20_000, 300), (40_000, 500)):
-    ...     sizes.record(size, now_ms)
-    >>> sizes.average(50_000), sizes.highest(50_000), sizes.per_second(50_000)
-    (300.0, 500.0, 18.0)
-    >>> sizes.average(61_000), sizes.highest(200_000)
-    (500.0, 0.0)
-    """
-
-    def __init__(self, window_ms: float, windows: int) -> None:
-        self._window_ms = window_ms
-        self._count = windows
-        self._windows: deque[_Window] = deque()
-
-    def __repr__(self) -> str:
-        return f"<Samples {sum(window.count for window in self._windows)} values>"
-
-    def record(self, value: float, now_ms: float) -> None:
-        """Record a value."""
-        windows = self._windows
-        if not windows or now_ms >= windows[-1].start_ms + self._window_ms:
-            self._drop_expired_windows(now_ms)
-            windows.append(_Window(now_ms))
-        window = windows[-1]
-        window.count += 1
-        window.total += value
-        window.highest = max(window.highest, float(value))
-
-    def average(self, now_ms: float) -> float:
-        """The average of the values; 0 if there are none."""
-        self._drop_expired_windows(now_ms)
-        count = sum(window.count for window in self._windows)
-        return self._sum_of_windows() / count if count else 0.0
-
-    def highest(self, now_ms: float) -> float:
-        """The maximum of the values; 0 if there are none."""
-        self._drop_expired_windows(now_ms)
-        return max((window.highest for window in self._windows), default=0.0)
-
-    def per_second(self, now_ms: float) -> float:
-        """The sum of the values, divided by the seconds since the first of them."""
-        self._drop_expired_windows(now_ms)
-        if not self._windows:
-            return 0.0
-        return self._sum_of_windows() * 1_000 / max(now_ms - self._windows[0].start_ms, ELAPSED_MS_MIN)
-
-    def _sum_of_windows(self) -> float:
-        return sum(window.total for window in self._windows)
-
-    def _drop_expired_windows(self, now_ms: float) -> None:
-        while self._windows and now_ms - self._windows[0].start_ms >= self._window_ms * self._count:
-            self._windows.popleft()
 
 
 class ProducerMetrics:
@@ -159,17 +87,17 @@ class ProducerMetrics:
         self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0.0)
         self._by_topic: dict[str, tuple[Counter, Counter, Counter]] = {}
 
-        def make_samples() -> Samples:
-            return Samples(window_ms, windows)
+        def make_stat() -> SampledStat:
+            return SampledStat(window_ms, windows)
 
-        self._sends = make_samples()
-        self._failures = make_samples()
-        self._again = make_samples()
-        self._sizes = make_samples()
-        self._latencies = make_samples()
-        self._queue_times = make_samples()
-        self._throttles = make_samples()
-        self._exhaustions = make_samples()
+        self._sends = make_stat()
+        self._failures = make_stat()
+        self._again = make_stat()
+        self._sizes = make_stat()
+        self._latencies = make_stat()
+        self._queue_times = make_stat()
+        self._throttles = make_stat()
+        self._exhaustions = make_stat()
         me = weakref.ref(self)
         for name, what in (
             (

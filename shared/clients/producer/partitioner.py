@@ -131,7 +131,7 @@ class RoutedTopic:
         self.used_ms = 0
 
     def for_key(self, key: bytes) -> PartitionQueue:
-        """Return the queue of a key's partition."""
+        """Return the queue of the partition that the built-in partitioner chooses for a key."""
         queue = self.by_key.get(key)
         if queue is None:
             queue = self.queues[self.numbers[for_key(key, len(self.numbers))]]
@@ -143,7 +143,7 @@ class RoutedTopic:
 
 
 class Routes:
-    """The topics a producer sends to."""
+    """The topics a producer sends to, and the partitioner's choice for each record."""
 
     def __init__(
         self,
@@ -195,9 +195,9 @@ class Routes:
     def number_for(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
     ) -> int | None:
-        """Return the partition that the record or the partitioner chose. Returns None if neither did.
+        """Return the partition that the record names or the custom partitioner chooses, None if neither does.
 
-        Raises DataError if the partitioner returned no valid partition number.
+        Raises DataError if the custom partitioner returns no valid partition number.
         """
         if record.partition is not None or self._partitioner is None:
             return record.partition
@@ -206,7 +206,7 @@ class Routes:
         return number
 
     def queue_for(self, topic: RoutedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:
-        """Return the queue of a partition; if `number` is None, of the partition chosen for the record.
+        """Return the queue of a partition; if `number` is None, of the one that the built-in partitioner chooses.
 
         Returns None if there is no such partition.
         """

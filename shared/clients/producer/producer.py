@@ -39,11 +39,11 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, serialized_size
 from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
-from penstock.shared.clients.producer.producer_batch import Callback, OnDelivery, ProducerBatch
+from penstock.shared.clients.producer.producer_batch import OnDelivery, ProducerBatch, RecordCallback
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,
@@ -53,7 +53,7 @@ from penstock.shared.clients.producer.record_validation import (
     checked_partition,
     checked_size,
     checked_timestamp,
-    is_callback,
+    is_valid_callback,
     record_of,
     serialized,
 )
@@ -276,7 +276,7 @@ class Producer:
                 and partition is None
                 and not headers
                 and (transaction is None or transaction.state is TxnState.IN_TRANSACTION)
-                and (on_delivery is None or is_callback(on_delivery))
+                and (on_delivery is None or is_valid_callback(on_delivery))
             ):
                 queue = known.sticky_queue if key is None else known.by_key.get(key) or known.for_key(key)
                 if queue is not None and (batch := queue.open) is not None:
@@ -287,7 +287,7 @@ class Producer:
                         key_size = -1 if key is None else len(key)
                         value_size = -1 if value is None else len(value)
                         if on_delivery is not None:
-                            batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
+                            batch.callbacks.append(RecordCallback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
         # Not bytes, no timestamp, or a record without a hash: `_enqueue_record` raises the error that fits.
         except (TypeError, OverflowError):
@@ -751,8 +751,8 @@ class Producer:
         index = batch.count
         batch.count = index + 1
         if on_delivery is not None:
-            batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
-        return Delivery(batch, index, at, size_of(key), size_of(value))
+            batch.callbacks.append(RecordCallback(index, at, serialized_size(key), serialized_size(value), on_delivery))
+        return Delivery(batch, index, at, serialized_size(key), serialized_size(value))
 
     def _check_record(self, record: ProducerRecord) -> None:
         """Check what needs neither metadata nor a serializer."""

@@ -15,7 +15,6 @@ numbers of a batch that is given up can be used again.
 from __future__ import annotations
 
 import asyncio
-import struct
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from contextvars import Context
@@ -25,10 +24,10 @@ from typing import Any, NamedTuple
 from penstock.shared.clients.protocol.record_batches import (
     Compression,
     SealedBatch,
-    batch_records,
-    crc32c,
     new_batch_builder,
+    read_batch_records,
     seal_batch,
+    write_producer_state,
 )
 from penstock.shared.common.errors import PenstockError, SendCancelled
 from penstock.shared.common.log import get_logger
@@ -65,8 +64,8 @@ class ProducerState(NamedTuple):
 NO_STATE = ProducerState()
 
 
-class Callback(NamedTuple):
-    """A callback for one record's fate, with the fields of its metadata. `record_index` is its index in the batch."""
+class RecordCallback(NamedTuple):
+    """The callback of one record of a batch, with the fields of its metadata. `record_index` is its index there."""
 
     record_index: int
     timestamp: int
@@ -75,7 +74,7 @@ class Callback(NamedTuple):
     on_delivery: OnDelivery
 
     def call(self, metadata: RecordMetadata | None, error: PenstockError | None) -> None:
-        """Call the callback. An exception that it raises is logged and has no other effect."""
+        """Call `on_delivery` of a record of the batch. An exception from it is logged and has no other effect."""
         try:
             self.on_delivery(metadata, error)
         except Exception:
@@ -148,7 +147,7 @@ class ProducerBatch:
         """The nodes that it was sent to."""
         self.held_up_by = ""
         """The reason why it could not be sent when it expired in its queue; empty if unknown."""
-        self.callbacks: list[Callback] = []
+        self.callbacks: list[RecordCallback] = []
         self.done_callbacks: dict[int, list[tuple[Callable[[Any], object], Context]]] = {}
         """Done callbacks of deliveries used as futures, by record index; `callbacks` has one entry for each."""
         self.on_cancelled: Callable[[SendCancelled], None] | None = None
@@ -224,7 +223,7 @@ class ProducerBatch:
         """Encode the batch again without the cancelled records. Returns the number of records left."""
         if not self.removed:
             return self.count
-        records = batch_records(seal_batch(self._builder, NO_STATE))
+        records = read_batch_records(seal_batch(self._builder, NO_STATE))
         # Without a size limit: every record that is left has fitted before.
         self._builder = new_batch_builder(UNLIMITED, self.transactional)
         gone = set(self.removed)
@@ -237,6 +236,23 @@ class ProducerBatch:
     def position(self, index: int) -> int:
         """Return the position, among the sent records, of the record that was appended as `index`."""
         return index - bisect_left(self.removed, index) if self.removed else index
+
+    def locate(self, index: int) -> tuple[ProducerBatch, int]:
+        """Return the batch that holds a record now, and the record's position there, through every split.
+
+        The position is -1 if the record was cancelled.
+        """
+        batch = self
+        while True:
+            # Only a batch that was open can have cancelled records, so this changes the index at most once.
+            if batch.removed:
+                if index in batch.removed:
+                    return batch, -1
+                index = batch.position(index)
+            if batch.state is not BatchState.SPLIT:
+                return batch, index
+            start, batch = next(part for part in reversed(batch.parts) if part[0] <= index)
+            index -= start
 
     def forget_state(self) -> None:
         """Clear the producer state: no attempt reached the log, so the next one may use another producer state."""
@@ -251,7 +267,7 @@ class ProducerBatch:
             self._builder = self.append = None
         # After a gap the batch gets new numbers (KIP-360). The records stay compressed: only the header changes.
         elif state != self.producer_state:
-            restamp(self._data, state)
+            write_producer_state(self._data, state)
         self.producer_state = state
         return self._data
 
@@ -259,7 +275,7 @@ class ProducerBatch:
         """Return two batches with half of the bytes each. They keep this one's age, callbacks and memory."""
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"
-        records = batch_records(self._data)
+        records = read_batch_records(self._data)
         # 1. Cut where half of the bytes are reached, with at least one record on each side. A part that is too large
         #    again is split again.
         sizes = [len(key or b"") + len(value or b"") + 1 for _, key, value, _ in records]
@@ -347,34 +363,3 @@ class ProducerBatch:
             key_size,
             value_size,
         )
-
-
-def located(batch: ProducerBatch, index: int) -> tuple[ProducerBatch, int]:
-    """Return the batch that holds a record now, and the record's position there, through every split.
-
-    The position is -1 if the record was cancelled.
-    """
-    while True:
-        # Only a batch that was open can have cancelled records, so this changes the index at most once.
-        if batch.removed:
-            if index in batch.removed:
-                return batch, -1
-            index = batch.position(index)
-        if batch.state is not BatchState.SPLIT:
-            return batch, index
-        start, batch = next(part for part in reversed(batch.parts) if part[0] <= index)
-        index -= start
-
-
-# Positions in the header of a record batch (magic 2). The checksum covers everything from the attributes on.
-_CRC_AT = 17
-_CRC_FROM = 21
-_STATE_AT = 43
-_state = struct.Struct(">qhi")
-_crc = struct.Struct(">I")
-
-
-def restamp(data: SealedBatch, state: ProducerState) -> None:
-    """Write another producer state into a sealed record batch (magic 2), and compute its checksum again."""
-    _state.pack_into(data, _STATE_AT, *state)
-    _crc.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))

@@ -106,8 +106,8 @@ def serialized(topic: str, what: str, serializer: Serializer, value: Any) -> byt
     return data
 
 
-def is_callback(on_delivery: object) -> bool:
-    """Whether it can be called on the event loop. A coroutine function returns a coroutine that is never awaited."""
+def is_valid_callback(on_delivery: object) -> bool:
+    """Whether `on_delivery` of a record is valid: callable, but not a coroutine function, which nothing would await."""
     code = getattr(on_delivery, "__code__", None)
     if code is not None:
         return not code.co_flags & CO_COROUTINE
@@ -116,7 +116,7 @@ def is_callback(on_delivery: object) -> bool:
 
 def checked_callback(on_delivery: object) -> None:
     """Raise TypeError unless `on_delivery` is None or a callable that is not a coroutine function."""
-    if on_delivery is not None and not is_callback(on_delivery):
+    if on_delivery is not None and not is_valid_callback(on_delivery):
         what = "a coroutine function" if callable(on_delivery) else f"a {type(on_delivery).__name__}"
         raise TypeError(f"on_delivery must be a function that is not async, got {what}")
 

@@ -6,7 +6,7 @@ batches are left out; under `read_committed` so are the batches of aborted trans
 ends the completed fetch: the records before it are returned, then CorruptRecord is raised with topic, partition and
 offset.
 
-With numba installed the records become positions in the received bytes (`record_decoding`). Without it they become
+With numba installed the records become positions in the received bytes (`decoding_kernel`). Without it they become
 lists of bytes made by aiokafka's compiled reader. That reader also decodes what the kernel leaves out: old formats, and
 batches in which anything is unusual. So both accept and reject the same batches.
 """
@@ -70,8 +70,8 @@ class _Header(NamedTuple):
     record_count: int
 
 
-class _Batch:
-    """The position of a batch in the completed fetch, and the fields of its header."""
+class _FetchedBatch:
+    """A batch of a completed fetch: its position there, and the fields of its header."""
 
     __slots__ = (
         "attributes",
@@ -110,22 +110,27 @@ class _Batch:
 
     @property
     def is_control(self) -> bool:
-        """Whether it ends a transaction; such a batch has no records for the user."""
+        """Whether the fetched batch ends a transaction; such a batch has no records for the user."""
         return bool(self.attributes & CONTROL)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it has a record at each of its offsets: log compaction removed none."""
+        """Whether the fetched batch has a record at each of its offsets: log compaction removed none."""
         return self.magic >= 2 and self.count == self.next_offset - self.base_offset
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the records of the fetched batch are compressed."""
+        return bool(self.attributes & COMPRESSION_CODEC)
 
 
 @cache
 def compile_decoding() -> None:
-    """Compile the decoding of records, or load it from the cache of compiled code, once per process."""
+    """Compile the kernel that completed fetches decode by, or load it from the cache, once per process."""
     if IS_COMPILED:
-        from penstock.shared.clients.protocol import record_decoding
+        from penstock.shared.clients.protocol import decoding_kernel
 
-        record_decoding.compile_kernels()
+        decoding_kernel.compile_kernels()
 
 
 class CompletedFetch:
@@ -174,7 +179,7 @@ class CompletedFetch:
         self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1])
         self._begun = 0
         self._gone = frozenset[int]()
-        self._batches: list[_Batch] = []
+        self._batches: list[_FetchedBatch] = []
         self._torn: str | None = None
         self._columns: Columns | None = None
         self._at = 0
@@ -235,7 +240,7 @@ class CompletedFetch:
             if data[at + MAGIC_AT] >= 2 and stop - at < RECORDS_AT:
                 self._torn = f"a batch of {length} bytes"
                 return
-            batch = _Batch(data, at, stop, base_offset)
+            batch = _FetchedBatch(data, at, stop, base_offset)
             at = stop
             # 3. A batch that ends before the position has no record to return.
             if batch.next_offset > self.end_offset:
@@ -253,7 +258,7 @@ class CompletedFetch:
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
         batches = self._batches
         # Each batch with the state of the aborted transactions before it.
-        popped = list[tuple[_Batch, int, frozenset[int]]]()
+        popped = list[tuple[_FetchedBatch, int, frozenset[int]]]()
         error: Exception | None = None
         # Control batches that follow are taken as well, so that the position lies after a transaction's marker.
         while batches and (into.count < wanted or batches[-1].is_control):
@@ -297,7 +302,7 @@ class CompletedFetch:
             return CorruptRecord(f"{where}: {error}")
         return CorruptRecord(f"{where}: a batch cannot be read: {type(error).__name__}: {error}")
 
-    def _open(self, batch: _Batch, into: _Packed | _Lists) -> None:
+    def _open(self, batch: _FetchedBatch, into: _Packed | _Lists) -> None:
         """Check a batch, and add its records unless they are invisible."""
         view = memoryview(self._data)[batch.start : batch.stop]
         # The checksum comes first (Java: `check.crcs`): a wrong byte must not reach a decompressor.
@@ -317,7 +322,7 @@ class CompletedFetch:
         else:
             into.add(batch)
 
-    def _is_aborted(self, batch: _Batch) -> bool:
+    def _is_aborted(self, batch: _FetchedBatch) -> bool:
         # As Java's `CompletedFetch.fetchRecords`: a batch is aborted if its producer id has an aborted transaction that
         # began at or before it, and whose marker has not come yet.
         if self._aborted is None or not batch.attributes & TRANSACTIONAL:
@@ -331,7 +336,7 @@ class CompletedFetch:
             self._gone |= {aborted[self._begun][0]}
             self._begun += 1
 
-    def _end_transaction(self, batch: _Batch, view: memoryview) -> None:
+    def _end_transaction(self, batch: _FetchedBatch, view: memoryview) -> None:
         self._begin_transactions(batch.base_offset)
         # Only an abort marker ends an aborted transaction. (An empty control batch is what compaction leaves of one.)
         marker: Any
@@ -364,7 +369,7 @@ class _Lists:
     def skip(self) -> None:
         """Skip a batch without visible records."""
 
-    def add(self, batch: _Batch) -> None:
+    def add(self, batch: _FetchedBatch) -> None:
         """Add the records of a batch from the start offset on. Adds none if one of them cannot be read."""
         view = memoryview(self._data)[batch.start : batch.stop]
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
@@ -431,14 +436,14 @@ class _Packed:
         self._start = start
         self._array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self._array.flags.writeable = False
-        self._batches: list[_Batch | None] = []
+        self._batches: list[_FetchedBatch | None] = []
         self.count = 0
 
     def skip(self) -> None:
         """Skip a batch without visible records."""
         self._batches.append(None)
 
-    def add(self, batch: _Batch) -> None:
+    def add(self, batch: _FetchedBatch) -> None:
         """Add the next batch; it is decoded later."""
         self._batches.append(batch)
         # Versions 0 and 1 have no number of records in the header.
@@ -472,31 +477,31 @@ class _Packed:
         part = parts[0] if len(parts) == 1 else _joined(parts)
         return Columns(topic, partition, *part), broken
 
-    def _run(self, own: Sequence[tuple[int, _Batch]]) -> list[_Batch]:
+    def _run(self, own: Sequence[tuple[int, _FetchedBatch]]) -> list[_FetchedBatch]:
         """Return the next batches that the kernel can take together: all compressed, or none."""
-        run: list[_Batch] = []
+        run: list[_FetchedBatch] = []
         for _, batch in own:
-            if batch.magic < 2 or batch.count < 0 or is_compressed(batch) != is_compressed(run[0] if run else batch):
+            if batch.magic < 2 or batch.count < 0 or batch.is_compressed != (run[0] if run else batch).is_compressed:
                 break
             run.append(batch)
         return run
 
-    def _decode(self, run: Sequence[_Batch], parts: list[_Part]) -> int:
+    def _decode(self, run: Sequence[_FetchedBatch], parts: list[_Part]) -> int:
         """Add the records of these batches, up to the first that the kernel leaves.
 
         Returns the number of batches added.
         """
         # Imported late: it loads numba.
-        from penstock.shared.clients.protocol import record_decoding as d
+        from penstock.shared.clients.protocol import decoding_kernel as d
         from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 
         if not run:
             return 0
         data = self._array
         bounds = [(batch.start + RECORDS_AT, batch.stop) for batch in run]
-        if is_compressed(run[0]):
-            data, bounds = _decompressed(self._data, run)
-        plan = [_plan(d, b, *where) for b, where in zip(run, bounds, strict=False)]
+        if run[0].is_compressed:
+            data, bounds = _decompress_fetched(self._data, run)
+        plan = [_plan_row(d, b, *where) for b, where in zip(run, bounds, strict=False)]
         plan = plan[: next((i for i, row in enumerate(plan) if row is None), len(plan))]
         if not plan:
             return 0
@@ -521,7 +526,7 @@ class _Packed:
 
 
 class _PlanRow(NamedTuple):
-    """A batch in the kernel's plan: `record_decoding` has the fields in the same order."""
+    """A fetched batch in the kernel's plan: `decoding_kernel` has the fields in the same order."""
 
     start: int
     stop: int
@@ -532,8 +537,8 @@ class _PlanRow(NamedTuple):
     offsets: int
 
 
-def _plan(d: Any, batch: _Batch, start: int, stop: int) -> _PlanRow | None:
-    """Return a batch's row in the kernel's plan.
+def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow | None:
+    """Return a fetched batch's row in the kernel's plan.
 
     Returns None if the batch is too short for the number of records in its header.
     """
@@ -545,13 +550,10 @@ def _plan(d: Any, batch: _Batch, start: int, stop: int) -> _PlanRow | None:
     return _PlanRow(start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets)
 
 
-def is_compressed(batch: _Batch) -> bool:
-    """Whether a batch's records are compressed."""
-    return bool(batch.attributes & COMPRESSION_CODEC)
-
-
-def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
-    """Return the records of compressed batches in one buffer, and each batch's start and end in it.
+def _decompress_fetched(
+    data: bytes | memoryview, run: Sequence[_FetchedBatch]
+) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
+    """Return the records of a completed fetch's compressed batches in one buffer, and each batch's start and end in it.
 
     It stops at the first batch that cannot be decompressed.
     """

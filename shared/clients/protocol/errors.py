@@ -5,6 +5,9 @@ Every message starts with `where`: the topic and partition, group or transaction
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from aiokafka import errors as kafka
 
 from penstock.shared.common import errors as e
@@ -169,3 +172,19 @@ def translate(error: BaseException, where: str) -> e.PenstockError:
         if isinstance(error, kind):
             return ours(f"{where}: {str(error) or type(error).__name__}")
     return e.BrokerError(f"{where}: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def translating_errors(where: str, client_id: str) -> Iterator[None]:
+    """Translate errors of aiokafka and of the socket in the block; add `where` and a note with the client id."""
+    note = f"client {client_id}"
+    try:
+        yield
+    except (kafka.KafkaError, kafka.IllegalOperation, kafka.ConsumerStoppedError, OSError) as error:
+        ours = translate(error, where)
+        ours.add_note(note)
+        raise ours from error
+    except e.PenstockError as error:
+        if not hasattr(error, "__notes__"):
+            error.add_note(note)
+        raise

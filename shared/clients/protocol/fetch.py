@@ -14,7 +14,14 @@ import struct
 from io import BytesIO
 from typing import NamedTuple
 
-from penstock.shared.clients.protocol.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
+from penstock.shared.clients.protocol.flexible_types import (
+    NO_TAGS,
+    FlexibleReader,
+    FlexibleStruct,
+    encode_compact_string,
+    encode_unsigned_varint,
+    leader_in,
+)
 from penstock.shared.common.errors import UnsupportedVersion
 
 API_KEY = 1
@@ -83,41 +90,41 @@ class FetchResponse:
     @classmethod
     def decode(cls, data: BytesIO) -> FetchResponse:
         """Decode the bytes after the header."""
-        return cls._read(Reader(memoryview(data.getvalue()), data.tell()))
+        return cls._read(FlexibleReader(memoryview(data.getvalue()), data.tell()))
 
     @classmethod
     def decode_frame(cls, frame: bytearray) -> FetchResponse:
         """Decode a whole frame. The response owns the frame from now on."""
-        reader = Reader(memoryview(frame), CORRELATION_BYTES)
-        reader.tags()
+        reader = FlexibleReader(memoryview(frame), CORRELATION_BYTES)
+        reader.tagged_fields()
         return cls._read(reader)
 
     @classmethod
-    def _read(cls, reader: Reader) -> FetchResponse:
-        throttle_ms, error_code, _ = reader.take(_head)
+    def _read(cls, reader: FlexibleReader) -> FetchResponse:
+        throttle_ms, error_code, _ = reader.read_struct(_head)
         answers: dict[tuple[str, int], FetchedPartition] = {}
-        for _ in range(reader.uvarint() - 1):
-            topic = reader.text() or ""
-            for _ in range(reader.uvarint() - 1):
+        for _ in range(reader.unsigned_varint() - 1):
+            topic = reader.compact_string() or ""
+            for _ in range(reader.unsigned_varint() - 1):
                 partition, answer = _read_partition(reader)
                 answers[topic, partition] = answer
-            reader.tags()
+            reader.tagged_fields()
         return cls(answers, error_code, throttle_ms)
 
 
-def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
-    partition, code, high_watermark, stable, start = reader.take(_partition)
+def _read_partition(reader: FlexibleReader) -> tuple[int, FetchedPartition]:
+    partition, code, high_watermark, stable, start = reader.read_struct(_partition)
     aborted = []
-    for _ in range(reader.uvarint() - 1):
-        aborted.append(reader.take(_aborted))
-        reader.tags()
+    for _ in range(reader.unsigned_varint() - 1):
+        aborted.append(reader.read_struct(_aborted))
+        reader.tagged_fields()
     # The preferred read replica (KIP-392), which only a client with a rack gets.
-    reader.take(_int32)
-    records: bytes | memoryview = reader.data()
+    reader.read_struct(_int32)
+    records: bytes | memoryview = reader.compact_bytes()
     # Records stay buffered until they are polled. A few small ones must not keep a large response in memory.
     if len(records) * SHARED_BY_MAX < reader.size:
         records = bytes(records)
-    tags = reader.tags()
+    tags = reader.tagged_fields()
     # The new leader comes only with an error (KIP-951).
     leader = leader_in(tags, LEADER_TAG) if code else None
     diverged_at = None
@@ -172,10 +179,10 @@ class FetchRequest:
         level = int(self._read_committed)
         parts = [
             _request.pack(CONSUMER, self._max_wait_ms, self._min_bytes, self._max_bytes, level, NO_SESSION, FULL_FETCH),
-            uvarint(len(self._topics) + 1),
+            encode_unsigned_varint(len(self._topics) + 1),
         ]
         for topic, partitions in self._topics:
-            parts += (text(topic), uvarint(len(partitions) + 1))
+            parts += (encode_compact_string(topic), encode_unsigned_varint(len(partitions) + 1))
             for partition, offset, epoch, max_bytes in partitions:
                 # Without the current leader epoch the broker does not fence this client (KIP-320). The epoch of the
                 # last fetched batch lets it detect a truncated log (KIP-595).

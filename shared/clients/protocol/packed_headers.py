@@ -150,5 +150,5 @@ def _decode_headers(block: bytes) -> Headers:
 
 
 def compile_kernels() -> None:
-    """Compile the kernel, or load it from the cache of compiled code."""
+    """Compile the kernel for packed headers, or load it from the cache of compiled code."""
     PackedHeaders.none(1).followed_by([("name", PackedBytes.of([b"value"]))])

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from aiokafka.protocol.produce import ProduceRequest
 
-from penstock.shared.clients.protocol.flexible import (
+from penstock.shared.clients.protocol.flexible_types import (
     NO_TAGS,
     Endpoint,
+    FlexibleReader,
     FlexibleStruct,
-    Reader,
+    encode_compact_string,
+    encode_unsigned_varint,
     endpoints_in,
     leader_in,
-    text,
-    uvarint,
 )
 from penstock.shared.common.errors import UnsupportedVersion
 
@@ -74,28 +74,28 @@ class ProduceResponse:
     @classmethod
     def decode(cls, data: BytesIO) -> ProduceResponse:
         """Decode the bytes after the header."""
-        reader = Reader(memoryview(data.getvalue()), data.tell())
+        reader = FlexibleReader(memoryview(data.getvalue()), data.tell())
         answers: dict[tuple[str, int], PartitionProduceResponse] = {}
-        for _ in range(reader.uvarint() - 1):
-            topic = reader.text()
-            for _ in range(reader.uvarint() - 1):
+        for _ in range(reader.unsigned_varint() - 1):
+            topic = reader.compact_string()
+            for _ in range(reader.unsigned_varint() - 1):
                 partition, answer = _read_partition(reader)
                 answers[topic or "", partition] = answer
-            reader.tags()
-        (throttle_ms,) = reader.take(_int32)
-        return cls(answers, throttle_ms, endpoints_in(reader.tags(), ENDPOINTS_TAG))
+            reader.tagged_fields()
+        (throttle_ms,) = reader.read_struct(_int32)
+        return cls(answers, throttle_ms, endpoints_in(reader.tagged_fields(), ENDPOINTS_TAG))
 
 
-def _read_partition(reader: Reader) -> tuple[int, PartitionProduceResponse]:
-    partition, code, offset, append_time, log_start = reader.take(_partition)
+def _read_partition(reader: FlexibleReader) -> tuple[int, PartitionProduceResponse]:
+    partition, code, offset, append_time, log_start = reader.read_struct(_partition)
     rejected = []
-    for _ in range(reader.uvarint() - 1):
-        (index,) = reader.take(_int32)
-        why = reader.text()
+    for _ in range(reader.unsigned_varint() - 1):
+        (index,) = reader.read_struct(_int32)
+        why = reader.compact_string()
         rejected.append(f"record {index} of the batch" + (f": {why}" if why else ""))
-        reader.tags()
-    message = reader.text()
-    tags = reader.tags()
+        reader.tagged_fields()
+    message = reader.compact_string()
+    tags = reader.tagged_fields()
     # The new leader comes only with an error (KIP-951).
     leader = leader_in(tags, LEADER_TAG) if code else None
     # The message is about the batch, the others about single records of it (KIP-467).
@@ -139,14 +139,14 @@ class Produce(ProduceRequest):  # type: ignore[misc]
             )
         transactional_id: str | None = self._transactional_id
         parts: list[bytes | bytearray | memoryview] = [
-            text(transactional_id),
+            encode_compact_string(transactional_id),
             _acks_timeout.pack(self._required_acks, self._timeout),
-            uvarint(len(self._topics) + 1),
+            encode_unsigned_varint(len(self._topics) + 1),
         ]
         for topic, partitions in self._topics:
-            parts += (text(topic), uvarint(len(partitions) + 1))
+            parts += (encode_compact_string(topic), encode_unsigned_varint(len(partitions) + 1))
             for partition, data in partitions:
-                parts += (_int32.pack(partition), uvarint(len(data) + 1), data, NO_TAGS)
+                parts += (_int32.pack(partition), encode_unsigned_varint(len(data) + 1), data, NO_TAGS)
             parts.append(NO_TAGS)
         parts.append(NO_TAGS)
         return ProduceStruct(version, parts)

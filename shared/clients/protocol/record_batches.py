@@ -34,6 +34,8 @@ LENGTH_FROM = 12
 CRC_AT = 17
 ATTRIBUTES_AT = 21
 """The checksum covers the bytes from here on."""
+PRODUCER_STATE_AT = 43
+"""The producer id, epoch and base sequence."""
 RECORDS_AT = 61
 """The end of the header."""
 
@@ -50,6 +52,7 @@ SealedBatch = bytearray | memoryview
 
 _length = struct.Struct(">i")
 _crc = struct.Struct(">I")
+_producer_state = struct.Struct(">qhi")
 
 
 class Compression(NamedTuple):
@@ -60,7 +63,7 @@ class Compression(NamedTuple):
 
 
 def compression_of(name: str, level: int | None = None) -> Compression:
-    """Return the compression with this name (Kafka's), at this level (None: the default)."""
+    """Return the compression of record batches with this name (Kafka's), at this level (None: the default)."""
     if name == "gzip":
         encode = partial(gzip_encode, compresslevel=GZIP_LEVEL if level is None else level)
         return Compression(DefaultRecordBatch.CODEC_GZIP, encode)
@@ -78,7 +81,7 @@ NO_COMPRESSION = Compression(DefaultRecordBatch.CODEC_NONE)
 
 
 def new_batch_builder(batch_size: int, transactional: bool) -> Any:
-    """Return a builder that takes records until `batch_size` bytes are full."""
+    """Return aiokafka's builder of one record batch. It takes records until `batch_size` bytes are full."""
     codec = DefaultRecordBatch.CODEC_NONE
     return DefaultRecordBatchBuilder(
         MAGIC, codec, int(transactional), NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, batch_size
@@ -102,6 +105,12 @@ def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compressi
     _length.pack_into(compressed, LENGTH_AT, len(compressed) - LENGTH_FROM)
     _crc.pack_into(compressed, CRC_AT, crc32c(memoryview(compressed)[ATTRIBUTES_AT:]))
     return compressed
+
+
+def write_producer_state(data: SealedBatch, state: tuple[int, int, int]) -> None:
+    """Write another producer id, epoch and base sequence into a sealed record batch, and compute its checksum again."""
+    _producer_state.pack_into(data, PRODUCER_STATE_AT, *state)
+    _crc.pack_into(data, CRC_AT, crc32c(memoryview(data)[ATTRIBUTES_AT:]))
 
 
 def read_batches(data: bytes) -> list[Any]:
@@ -146,6 +155,6 @@ BatchRecord = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | Non
 """Timestamp (ms), key, value, headers."""
 
 
-def batch_records(data: bytes | SealedBatch) -> list[BatchRecord]:
-    """Return the records of one sealed batch."""
+def read_batch_records(data: bytes | SealedBatch) -> list[BatchRecord]:
+    """Return the records of one sealed record batch."""
     return [(r.timestamp, r.key, r.value, list(r.headers)) for r in read_batches(bytes(data))[0]]

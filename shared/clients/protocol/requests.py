@@ -72,13 +72,13 @@ class Row(Schema):  # type: ignore[misc]
         return self._make(field.decode(data) for field in self.fields)
 
 
-def rows(*fields: tuple[str, Any]) -> Any:
-    """Return the type of an array of structs."""
+def array_of(*fields: tuple[str, Any]) -> Any:
+    """Return the wire type of an array of structs in a request or response (Java: `ArrayOf`)."""
     return Array(Row(*fields))
 
 
-def compact_rows(*fields: tuple[str, Any]) -> Any:
-    """Return the type of an array of structs in a flexible version."""
+def compact_array_of(*fields: tuple[str, Any]) -> Any:
+    """Return the wire type of an array of structs in a request or response of a flexible version."""
     return CompactArray(Row(*fields))
 
 
@@ -144,26 +144,29 @@ METADATA = ApiVersion(
     3,
     10,
     (
-        ("topics", compact_rows(("topic_id", Uuid), ("name", TEXT_FLEX), TAGS)),
+        ("topics", compact_array_of(("topic_id", Uuid), ("name", TEXT_FLEX), TAGS)),
         ("allow_auto_topic_creation", Boolean),
         ("include_cluster_authorized_operations", Boolean),
         ("include_topic_authorized_operations", Boolean),
     ),
     (
         THROTTLE,
-        ("brokers", compact_rows(("node_id", Int32), ("host", TEXT_FLEX), ("port", Int32), ("rack", TEXT_FLEX), TAGS)),
+        (
+            "brokers",
+            compact_array_of(("node_id", Int32), ("host", TEXT_FLEX), ("port", Int32), ("rack", TEXT_FLEX), TAGS),
+        ),
         ("cluster_id", TEXT_FLEX),
         ("controller_id", Int32),
         (
             "topics",
-            compact_rows(
+            compact_array_of(
                 ERROR,
                 ("name", TEXT_FLEX),
                 ("topic_id", Uuid),
                 ("is_internal", Boolean),
                 (
                     "partitions",
-                    compact_rows(
+                    compact_array_of(
                         ERROR,
                         ("partition", Int32),
                         ("leader", Int32),
@@ -190,18 +193,18 @@ CREATE_TOPICS = ApiVersion(
     (
         (
             "topics",
-            rows(
+            array_of(
                 ("name", TEXT),
                 ("partitions", Int32),
                 ("replication_factor", Int16),
-                ("assignments", rows(("partition", Int32), ("brokers", Array(Int32)))),
-                ("configs", rows(("name", TEXT), ("value", TEXT))),
+                ("assignments", array_of(("partition", Int32), ("brokers", Array(Int32)))),
+                ("configs", array_of(("name", TEXT), ("value", TEXT))),
             ),
         ),
         ("timeout_ms", Int32),
         ("validate_only", Boolean),
     ),
-    (THROTTLE, ("topics", rows(("name", TEXT), ERROR, ("error_message", TEXT)))),
+    (THROTTLE, ("topics", array_of(("name", TEXT), ERROR, ("error_message", TEXT)))),
 )
 
 DELETE_TOPICS = ApiVersion(
@@ -209,32 +212,32 @@ DELETE_TOPICS = ApiVersion(
     20,
     3,
     (("topics", Array(TEXT)), ("timeout_ms", Int32)),
-    (THROTTLE, ("topics", rows(("name", TEXT), ERROR))),
+    (THROTTLE, ("topics", array_of(("name", TEXT), ERROR))),
 )
 
 DESCRIBE_CONFIGS = ApiVersion(
     "DescribeConfigs",
     32,
     2,
-    (("resources", rows(("type", Int8), ("name", TEXT), ("keys", Array(TEXT)))), ("include_synonyms", Boolean)),
+    (("resources", array_of(("type", Int8), ("name", TEXT), ("keys", Array(TEXT)))), ("include_synonyms", Boolean)),
     (
         THROTTLE,
         (
             "results",
-            rows(
+            array_of(
                 ERROR,
                 ("error_message", TEXT),
                 ("type", Int8),
                 ("name", TEXT),
                 (
                     "configs",
-                    rows(
+                    array_of(
                         ("name", TEXT),
                         ("value", TEXT),
                         ("read_only", Boolean),
                         ("source", Int8),
                         ("sensitive", Boolean),
-                        ("synonyms", rows(("name", TEXT), ("value", TEXT), ("source", Int8))),
+                        ("synonyms", array_of(("name", TEXT), ("value", TEXT), ("source", Int8))),
                     ),
                 ),
             ),
@@ -250,15 +253,15 @@ INCREMENTAL_ALTER_CONFIGS = ApiVersion(
     (
         (
             "resources",
-            rows(
+            array_of(
                 ("type", Int8),
                 ("name", TEXT),
-                ("configs", rows(("name", TEXT), ("operation", Int8), ("value", TEXT))),
+                ("configs", array_of(("name", TEXT), ("operation", Int8), ("value", TEXT))),
             ),
         ),
         ("validate_only", Boolean),
     ),
-    (THROTTLE, ("resources", rows(ERROR, ("error_message", TEXT), ("type", Int8), ("name", TEXT)))),
+    (THROTTLE, ("resources", array_of(ERROR, ("error_message", TEXT), ("type", Int8), ("name", TEXT)))),
 )
 
 # From version 5 on a new leader answers OFFSET_NOT_AVAILABLE until its high watermark is known (KIP-207).
@@ -271,9 +274,9 @@ LIST_OFFSETS = ApiVersion(
         ("isolation_level", Int8),
         (
             "topics",
-            rows(
+            array_of(
                 ("name", TEXT),
-                ("partitions", rows(("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64))),
+                ("partitions", array_of(("partition", Int32), ("leader_epoch", Int32), ("timestamp", Int64))),
             ),
         ),
     ),
@@ -281,11 +284,13 @@ LIST_OFFSETS = ApiVersion(
         THROTTLE,
         (
             "topics",
-            rows(
+            array_of(
                 ("name", TEXT),
                 (
                     "partitions",
-                    rows(("partition", Int32), ERROR, ("timestamp", Int64), ("offset", Int64), ("leader_epoch", Int32)),
+                    array_of(
+                        ("partition", Int32), ERROR, ("timestamp", Int64), ("offset", Int64), ("leader_epoch", Int32)
+                    ),
                 ),
             ),
         ),
@@ -297,12 +302,15 @@ DELETE_RECORDS = ApiVersion(
     21,
     1,
     (
-        ("topics", rows(("name", TEXT), ("partitions", rows(("partition", Int32), ("offset", Int64))))),
+        ("topics", array_of(("name", TEXT), ("partitions", array_of(("partition", Int32), ("offset", Int64))))),
         ("timeout_ms", Int32),
     ),
     (
         THROTTLE,
-        ("topics", rows(("name", TEXT), ("partitions", rows(("partition", Int32), ("low_watermark", Int64), ERROR)))),
+        (
+            "topics",
+            array_of(("name", TEXT), ("partitions", array_of(("partition", Int32), ("low_watermark", Int64), ERROR))),
+        ),
     ),
 )
 
@@ -315,7 +323,7 @@ LIST_GROUPS = ApiVersion(
     (
         THROTTLE,
         ERROR,
-        ("groups", compact_rows(("group_id", TEXT_FLEX), ("protocol_type", TEXT_FLEX), ("state", TEXT_FLEX), TAGS)),
+        ("groups", compact_array_of(("group_id", TEXT_FLEX), ("protocol_type", TEXT_FLEX), ("state", TEXT_FLEX), TAGS)),
     ),
     flexible=True,
 )
@@ -329,7 +337,7 @@ DESCRIBE_GROUPS = ApiVersion(
         THROTTLE,
         (
             "groups",
-            rows(
+            array_of(
                 ERROR,
                 ("group_id", TEXT),
                 ("state", TEXT),
@@ -337,7 +345,7 @@ DESCRIBE_GROUPS = ApiVersion(
                 ("protocol", TEXT),
                 (
                     "members",
-                    rows(
+                    array_of(
                         ("member_id", TEXT),
                         ("group_instance_id", TEXT),
                         ("client_id", TEXT),
@@ -353,15 +361,15 @@ DESCRIBE_GROUPS = ApiVersion(
 )
 
 DELETE_GROUPS = ApiVersion(
-    "DeleteGroups", 42, 1, (("groups", Array(TEXT)),), (THROTTLE, ("results", rows(("group_id", TEXT), ERROR)))
+    "DeleteGroups", 42, 1, (("groups", Array(TEXT)),), (THROTTLE, ("results", array_of(("group_id", TEXT), ERROR)))
 )
 
 OFFSET_DELETE = ApiVersion(
     "OffsetDelete",
     47,
     0,
-    (("group_id", TEXT), ("topics", rows(("name", TEXT), ("partitions", Array(Int32))))),
-    (ERROR, THROTTLE, ("topics", rows(("name", TEXT), ("partitions", rows(("partition", Int32), ERROR))))),
+    (("group_id", TEXT), ("topics", array_of(("name", TEXT), ("partitions", Array(Int32))))),
+    (ERROR, THROTTLE, ("topics", array_of(("name", TEXT), ("partitions", array_of(("partition", Int32), ERROR))))),
 )
 
 # Version 7 has the instance id of static members (KIP-345).
@@ -376,16 +384,16 @@ OFFSET_COMMIT = ApiVersion(
         ("group_instance_id", TEXT),
         (
             "topics",
-            rows(
+            array_of(
                 ("name", TEXT),
                 (
                     "partitions",
-                    rows(("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", TEXT)),
+                    array_of(("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", TEXT)),
                 ),
             ),
         ),
     ),
-    (THROTTLE, ("topics", rows(("name", TEXT), ("partitions", rows(("partition", Int32), ERROR))))),
+    (THROTTLE, ("topics", array_of(("name", TEXT), ("partitions", array_of(("partition", Int32), ERROR))))),
 )
 
 # Version 7 can wait for the offsets of open transactions (KIP-447).
@@ -395,18 +403,18 @@ OFFSET_FETCH = ApiVersion(
     7,
     (
         ("group_id", TEXT_FLEX),
-        ("topics", compact_rows(("name", TEXT_FLEX), ("partitions", CompactArray(Int32)), TAGS)),
+        ("topics", compact_array_of(("name", TEXT_FLEX), ("partitions", CompactArray(Int32)), TAGS)),
         ("require_stable", Boolean),
     ),
     (
         THROTTLE,
         (
             "topics",
-            compact_rows(
+            compact_array_of(
                 ("name", TEXT_FLEX),
                 (
                     "partitions",
-                    compact_rows(
+                    compact_array_of(
                         ("partition", Int32),
                         ("offset", Int64),
                         ("leader_epoch", Int32),
@@ -424,8 +432,8 @@ OFFSET_FETCH = ApiVersion(
 )
 
 _TXN = (("transactional_id", TEXT), ("producer_id", Int64), ("producer_epoch", Int16))
-_TXN_TOPICS = ("topics", rows(("name", TEXT), ("partitions", Array(Int32))))
-_TOPIC_ERRORS = ("topics", rows(("name", TEXT), ("partitions", rows(("partition", Int32), ERROR))))
+_TXN_TOPICS = ("topics", array_of(("name", TEXT), ("partitions", Array(Int32))))
+_TOPIC_ERRORS = ("topics", array_of(("name", TEXT), ("partitions", array_of(("partition", Int32), ERROR))))
 
 # In these versions the coordinator answers PRODUCER_FENCED. It answered INVALID_PRODUCER_EPOCH before, which a leader
 # also answers after a transaction has timed out (KIP-588).
@@ -460,11 +468,11 @@ TXN_OFFSET_COMMIT = ApiVersion(
         ("group_instance_id", TEXT_FLEX),
         (
             "topics",
-            compact_rows(
+            compact_array_of(
                 ("name", TEXT_FLEX),
                 (
                     "partitions",
-                    compact_rows(
+                    compact_array_of(
                         ("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", TEXT_FLEX), TAGS
                     ),
                 ),
@@ -476,7 +484,9 @@ TXN_OFFSET_COMMIT = ApiVersion(
         THROTTLE,
         (
             "topics",
-            compact_rows(("name", TEXT_FLEX), ("partitions", compact_rows(("partition", Int32), ERROR, TAGS)), TAGS),
+            compact_array_of(
+                ("name", TEXT_FLEX), ("partitions", compact_array_of(("partition", Int32), ERROR, TAGS)), TAGS
+            ),
         ),
     ),
     flexible=True,
@@ -487,21 +497,23 @@ DESCRIBE_LOG_DIRS = ApiVersion(
     "DescribeLogDirs",
     35,
     1,
-    (("topics", rows(("name", TEXT), ("partitions", Array(Int32)))),),
+    (("topics", array_of(("name", TEXT), ("partitions", Array(Int32)))),),
     (
         THROTTLE,
         (
             "log_dirs",
-            rows(
+            array_of(
                 ERROR,
                 ("log_dir", TEXT),
                 (
                     "topics",
-                    rows(
+                    array_of(
                         ("name", TEXT),
                         (
                             "partitions",
-                            rows(("partition", Int32), ("size", Int64), ("offset_lag", Int64), ("is_future", Boolean)),
+                            array_of(
+                                ("partition", Int32), ("size", Int64), ("offset_lag", Int64), ("is_future", Boolean)
+                            ),
                         ),
                     ),
                 ),
@@ -511,10 +523,10 @@ DESCRIBE_LOG_DIRS = ApiVersion(
     optional=True,
 )
 
-_PARTITIONS = compact_rows(
+_PARTITIONS = compact_array_of(
     ("topic_id", Uuid), ("topic_name", TEXT_FLEX), ("partitions", CompactArray(Int32)), TAGS
 )  # fmt: skip
-_MEMBERS = compact_rows(
+_MEMBERS = compact_array_of(
     ("member_id", TEXT_FLEX),
     ("instance_id", TEXT_FLEX),
     ("rack_id", TEXT_FLEX),
@@ -541,7 +553,7 @@ CONSUMER_GROUP_DESCRIBE = ApiVersion(
         THROTTLE,
         (
             "groups",
-            compact_rows(
+            compact_array_of(
                 ERROR,
                 ("error_message", TEXT_FLEX),
                 ("group_id", TEXT_FLEX),
@@ -573,7 +585,7 @@ JOIN_GROUP = ApiVersion(
         ("member_id", TEXT),
         ("group_instance_id", TEXT),
         ("protocol_type", TEXT),
-        ("protocols", rows(("name", TEXT), ("metadata", Bytes))),
+        ("protocols", array_of(("name", TEXT), ("metadata", Bytes))),
     ),
     (
         THROTTLE,
@@ -582,7 +594,7 @@ JOIN_GROUP = ApiVersion(
         ("protocol_name", TEXT),
         ("leader", TEXT),
         ("member_id", TEXT),
-        ("members", rows(("member_id", TEXT), ("group_instance_id", TEXT), ("metadata", Bytes))),
+        ("members", array_of(("member_id", TEXT), ("group_instance_id", TEXT), ("metadata", Bytes))),
     ),
 )
 
@@ -590,7 +602,7 @@ SYNC_GROUP = ApiVersion(
     "SyncGroup",
     14,
     3,
-    (*_MEMBER, ("assignments", rows(("member_id", TEXT), ("assignment", Bytes)))),
+    (*_MEMBER, ("assignments", array_of(("member_id", TEXT), ("assignment", Bytes)))),
     (THROTTLE, ERROR, ("assignment", Bytes)),
 )
 
@@ -600,6 +612,6 @@ LEAVE_GROUP = ApiVersion(
     "LeaveGroup",
     13,
     3,
-    (("group_id", TEXT), ("members", rows(("member_id", TEXT), ("group_instance_id", TEXT)))),
-    (THROTTLE, ERROR, ("members", rows(("member_id", TEXT), ("group_instance_id", TEXT), ERROR))),
+    (("group_id", TEXT), ("members", array_of(("member_id", TEXT), ("group_instance_id", TEXT)))),
+    (THROTTLE, ERROR, ("members", array_of(("member_id", TEXT), ("group_instance_id", TEXT), ERROR))),
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.shared.clients.protocol.column_batch_builder import ColumnBatchBuilder, EncodableColumns
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
-from penstock.shared.clients.protocol.record_encoding import ColumnBatchBuilder, EncodableColumns
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations.aggregation import Count, Sum

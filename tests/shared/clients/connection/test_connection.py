@@ -10,7 +10,7 @@ from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
 from penstock.shared.clients.connection.connection import Connection, default_client_id
-from penstock.shared.clients.protocol.flexible import Endpoint
+from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     KafkaTimeout,

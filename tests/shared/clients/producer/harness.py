@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.clients.producer.batch_completion import BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.producer_batch import Callback, ProducerBatch
+from penstock.shared.clients.producer.producer_batch import ProducerBatch, RecordCallback
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import SequenceLedger, Transaction, TxnState
@@ -118,7 +118,7 @@ class Harness:
             sent.fates.append(fate)
 
         key_size = -1 if key is None else len(key)
-        batch.callbacks.append(Callback(batch.count, 1_000, key_size, len(value), on_delivery))
+        batch.callbacks.append(RecordCallback(batch.count, 1_000, key_size, len(value), on_delivery))
         batch.count += 1
         return sent
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, DeliveryLocations, fresh
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, DeliveryLocations, delivery_error
 from penstock.shared.clients.producer.producer_batch import NO_STATE, BatchState, ProducerBatch
 from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -164,7 +164,7 @@ def test_a_fresh_error_keeps_its_cause() -> None:
     """A copied error has the same class, message and cause."""
     error = DeliveryTimeout("late")
     error.__cause__ = OSError("gone")
-    again = fresh(error)
+    again = delivery_error(error)
     assert (type(again), again.args, again.__cause__) == (DeliveryTimeout, ("late",), error.__cause__)
     assert (
         repr(delivery_of(batch_of(1), 0)) == "<Delivery of record 0 in <ProducerBatch t-0, 1 records, OPEN, attempt 0>>"

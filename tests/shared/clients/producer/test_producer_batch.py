@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from penstock.shared.clients.producer.producer_batch import (
     NO_STATE,
     BatchState,
-    Callback,
     ProducerBatch,
     ProducerState,
-    located,
+    RecordCallback,
 )
 from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
@@ -78,7 +77,7 @@ def test_taking_records_back(compression: str) -> None:
     """The bytes contain the remaining records with timestamps, keys and headers. Callbacks and indices close up."""
     batch = batch_of(5, compression)
     errors: list[Exception | None] = []
-    batch.callbacks = [Callback(i, 0, 1, 1, lambda _, e: errors.append(e)) for i in (1, 4)]
+    batch.callbacks = [RecordCallback(i, 0, 1, 1, lambda _, e: errors.append(e)) for i in (1, 4)]
     assert batch.remove(1)
     assert not batch.remove(1), "gone already"
     assert batch.remove(3)
@@ -91,7 +90,7 @@ def test_taking_records_back(compression: str) -> None:
         (b"%d" % i, 100 + i, b"k", [("h", b"%d" % i)]) for i in (0, 2, 4)
     ]
     assert [c.record_index for c in batch.callbacks] == [2]
-    assert [located(batch, i)[1] for i in range(5)] == [0, -1, 1, -1, 2]
+    assert [batch.locate(i)[1] for i in range(5)] == [0, -1, 1, -1, 2]
 
 
 def test_a_callback_that_raises_does_not_keep_its_record() -> None:
@@ -101,7 +100,7 @@ def test_a_callback_that_raises_does_not_keep_its_record() -> None:
     def raises(_: RecordMetadata | None, error: Exception | None) -> None:
         raise RuntimeError(str(error))
 
-    batch.callbacks.append(Callback(0, 0, 1, 1, raises))
+    batch.callbacks.append(RecordCallback(0, 0, 1, 1, raises))
     assert batch.remove(0)
 
 
@@ -109,7 +108,7 @@ def test_split() -> None:
     """The parts share the records, sequence numbers, age, attempts, memory and callbacks of the batch."""
     batch = batch_of(5)
     batch.memory, batch.attempts, batch.order, batch.nodes = 101, 2, (4, 0), (9,)
-    batch.callbacks = [Callback(i, 0, 1, 1, lambda *_: None) for i in range(5)]
+    batch.callbacks = [RecordCallback(i, 0, 1, 1, lambda *_: None) for i in range(5)]
     batch.data(ProducerState(5, 1, 70))
     one, two = batch.split()
     assert batch.state is BatchState.SPLIT
@@ -144,7 +143,7 @@ def test_a_single_record_cannot_be_split() -> None:
 
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=40), st.sets(st.integers(0, 39)))
 def test_every_record_is_found_through_removal_and_splits(sizes: list[int], removed: set[int]) -> None:
-    """However often a batch is split, `located` finds each record."""
+    """However often a batch is split, `locate` finds each record."""
     batch = ProducerBatch(TP, 2**31 - 1, COMPRESSION["none"], False, 0)
     wanted = [b"%d-" % i + b"x" * size for i, size in enumerate(sizes)]
     for i, value in enumerate(wanted):
@@ -163,7 +162,7 @@ def test_every_record_is_found_through_removal_and_splits(sizes: list[int], remo
                 whole[id(part)] = values(part.data(part.producer_state))
                 todo.append(part)
     for i, value in enumerate(wanted):
-        part, at = located(batch, i)
+        part, at = batch.locate(i)
         assert (at == -1) == (i in gone)
         if at >= 0:
             assert whole[id(part)][at] == value

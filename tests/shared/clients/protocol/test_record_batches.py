@@ -12,10 +12,10 @@ from penstock.shared.clients.protocol.record_batches import (
     ATTRIBUTES_AT,
     CRC_AT,
     Compression,
-    batch_records,
     compression_of,
     crc32c,
     new_batch_builder,
+    read_batch_records,
     read_batches,
     seal_batch,
 )
@@ -37,7 +37,7 @@ def sealed(values: list[bytes], compression: Compression) -> bytearray:
 def test_compressed_batches_round_trip(name: str) -> None:
     """Records, codec, length and checksum are correct for every compression."""
     data = sealed(TEXT, COMPRESSION[name])
-    assert [value for _, _, value, _ in batch_records(data)] == TEXT
+    assert [value for _, _, value, _ in read_batch_records(data)] == TEXT
     assert data[ATTRIBUTES_AT + 1] & 7 == COMPRESSION[name].codec
     assert int.from_bytes(data[8:12], "big") == len(data) - 12
     assert int.from_bytes(data[CRC_AT : CRC_AT + 4], "big") == crc32c(bytes(data[ATTRIBUTES_AT:]))
@@ -56,7 +56,7 @@ def test_the_level_is_used(name: str, low: int, high: int) -> None:
     """A higher level makes a smaller batch of the same records."""
     sizes = {level: len(sealed(TEXT, compression_of(name, level))) for level in (low, high)}
     assert sizes[high] < sizes[low]
-    assert all(batch_records(sealed(TEXT, compression_of(name, level)))[0][2] == TEXT[0] for level in sizes)
+    assert all(read_batch_records(sealed(TEXT, compression_of(name, level)))[0][2] == TEXT[0] for level in sizes)
 
 
 def test_the_default_levels_are_those_of_java() -> None:

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
-from penstock.shared.clients.protocol.record_batches import (
-    batch_records,
-    new_batch_builder,
-    record_size,
-    seal_batch,
-)
-from penstock.shared.clients.protocol.record_encoding import (
+from penstock.shared.clients.protocol.column_batch_builder import (
     NO_HEADERS,
     RECORD_BYTES_MAX,
     ColumnBatchBuilder,
     EncodableColumns,
     encode_records,
+)
+from penstock.shared.clients.protocol.packed_headers import PackedHeaders, header_block
+from penstock.shared.clients.protocol.record_batches import (
+    new_batch_builder,
+    read_batch_records,
+    record_size,
+    seal_batch,
 )
 from penstock.shared.common.packed_bytes import PackedBytes
 from tests.documents import ROOT
@@ -100,7 +100,7 @@ def test_rows_are_encoded_in_their_order() -> None:
     records: list[Row] = [(i, b"k%d" % i, b"v%d" % i, []) for i in range(10)]
     builder = ColumnBatchBuilder(1_000, 1_000, transactional=False)
     assert builder.extend(columns_of(records), np.array([9, 7, 5, 3, 1]), 1, 4) == 4
-    assert [value for _, _, value, _ in batch_records(builder.build())] == [b"v7", b"v5", b"v3"]
+    assert [value for _, _, value, _ in read_batch_records(builder.build())] == [b"v7", b"v5", b"v3"]
 
 
 def test_a_record_that_the_buffer_has_no_room_for_is_not_written() -> None:
@@ -130,7 +130,7 @@ def test_it_is_compressed_when_it_is_sealed(name: str) -> None:
         other.append(index, *record)
     sealed = bytes(seal_batch(builder, (7, 3, 11), COMPRESSION[name]))
     assert sealed == bytes(seal_batch(other, (7, 3, 11), COMPRESSION[name]))
-    assert batch_records(sealed) == records
+    assert read_batch_records(sealed) == records
 
 
 def test_single_records_are_not_encoded_by_the_kernel() -> None:

@@ -1,11 +1,12 @@
-"""Kafka's flexible encoding (KIP-482), for requests that are written and read by hand.
+"""Kafka's types of flexible versions (KIP-482), for requests that are written and read by hand.
 
-A length is a varint of the length plus one; 0 stands for null. Tagged fields end every struct.
+They are compact strings and bytes, unsigned varints, and tagged fields. A compact length is a varint of the length plus
+one; 0 stands for null. Tagged fields end every struct.
 
->>> text("ab"), text(None), uvarint(300)
+>>> encode_compact_string("ab"), encode_compact_string(None), encode_unsigned_varint(300)
 (b'\\x03ab', b'\\x00', b'\\xac\\x02')
->>> reader = Reader(memoryview(text("ab") + text(None) + NO_TAGS))
->>> reader.text(), reader.text(), reader.tags()
+>>> reader = FlexibleReader(memoryview(encode_compact_string("ab") + encode_compact_string(None) + NO_TAGS))
+>>> reader.compact_string(), reader.compact_string(), reader.tagged_fields()
 ('ab', None, {})
 """
 
@@ -22,8 +23,8 @@ _leader = struct.Struct(">ii")
 _node = struct.Struct(">i")
 
 
-class Reader:
-    """Reads a response from the front. Raises IndexError or struct.error if it ends within a field."""
+class FlexibleReader:
+    """Reads a response of a flexible version. Raises IndexError or struct.error if it ends within a field."""
 
     __slots__ = ("_at", "_data")
 
@@ -33,16 +34,16 @@ class Reader:
 
     @property
     def size(self) -> int:
-        """The bytes of the whole response."""
+        """The size of the whole response in bytes."""
         return len(self._data)
 
-    def take(self, shape: struct.Struct) -> tuple[Any, ...]:
-        """Read fields of a fixed shape."""
+    def read_struct(self, shape: struct.Struct) -> tuple[Any, ...]:
+        """Read fields of a fixed size; these are encoded as in other versions."""
         values = shape.unpack_from(self._data, self._at)
         self._at += shape.size
         return values
 
-    def uvarint(self) -> int:
+    def unsigned_varint(self) -> int:
         """Read an unsigned varint."""
         value = shift = 0
         while True:
@@ -53,18 +54,18 @@ class Reader:
                 return value
             shift += 7
 
-    def data(self) -> memoryview:
-        """Return a view of length-prefixed bytes; empty for null."""
-        return self._take_bytes(max(0, self.uvarint() - 1))
+    def compact_bytes(self) -> memoryview:
+        """Return a view of bytes with a compact length; empty for null."""
+        return self._take_bytes(max(0, self.unsigned_varint() - 1))
 
-    def text(self) -> str | None:
-        """Read length-prefixed text; None for null."""
-        size = self.uvarint() - 1
+    def compact_string(self) -> str | None:
+        """Read a string with a compact length; None for null."""
+        size = self.unsigned_varint() - 1
         return None if size < 0 else str(self._take_bytes(size), "utf-8")
 
-    def tags(self) -> dict[int, memoryview]:
+    def tagged_fields(self) -> dict[int, memoryview]:
         """Read the tagged fields that end a struct."""
-        return {self.uvarint(): self._take_bytes(self.uvarint()) for _ in range(self.uvarint())}
+        return {self.unsigned_varint(): self._take_bytes(self.unsigned_varint()) for _ in range(self.unsigned_varint())}
 
     def _take_bytes(self, size: int) -> memoryview:
         at = self._at
@@ -107,20 +108,20 @@ def endpoints_in(tags: Mapping[int, memoryview], tag: int) -> list[Endpoint]:
     """Return the addresses of new leaders that a tagged field names (KIP-951), which saves a metadata request."""
     if (tagged := tags.get(tag)) is None:
         return []
-    reader = Reader(tagged)
+    reader = FlexibleReader(tagged)
     found: list[Endpoint] = []
-    for _ in range(reader.uvarint() - 1):
-        (node,) = reader.take(_node)
-        host = reader.text()
-        (port,) = reader.take(_node)
-        reader.text()  # rack
-        reader.tags()
+    for _ in range(reader.unsigned_varint() - 1):
+        (node,) = reader.read_struct(_node)
+        host = reader.compact_string()
+        (port,) = reader.read_struct(_node)
+        reader.compact_string()  # rack
+        reader.tagged_fields()
         found.append(Endpoint(node, host or "", port))
     return found
 
 
-def uvarint(value: int) -> bytes:
-    """Encode an unsigned varint."""
+def encode_unsigned_varint(value: int) -> bytes:
+    """Encode an unsigned varint, such as a length of a flexible version."""
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
@@ -129,9 +130,9 @@ def uvarint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def text(value: str | None) -> bytes:
-    """Encode length-prefixed text."""
+def encode_compact_string(value: str | None) -> bytes:
+    """Encode a string of a flexible version, with its compact length before it."""
     if value is None:
         return b"\x00"
     data = value.encode()
-    return uvarint(len(data) + 1) + data
+    return encode_unsigned_varint(len(data) + 1) + data

@@ -121,6 +121,6 @@ def decode_batches(data, plan, decoded):
 
 
 def compile_kernels() -> None:
-    """Compile the kernel, or load it from the cache of compiled code."""
+    """Compile the kernel that decodes record batches, or load it from the cache of compiled code."""
     data = np.frombuffer(b"\0", np.uint8)
     decode_batches(data, np.zeros((0, OFFSETS + 1), np.int64), np.zeros((COLUMNS, 0), np.int64))

@@ -13,8 +13,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.producer.column_slices import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.clients.producer.partitioner_kernels import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.common.packed_bytes import PackedBytes
 from tests.documents import ROOT
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.protocol.flexible import NO_TAGS, Reader, leader_in, text, uvarint
+from penstock.shared.clients.protocol.flexible_types import (
+    NO_TAGS,
+    FlexibleReader,
+    encode_compact_string,
+    encode_unsigned_varint,
+    leader_in,
+)
 from penstock.shared.testing.fake_broker.codec import Message, MessageSchema
 
 TAGGED = MessageSchema(
@@ -26,9 +32,9 @@ words ?string 0+ tag 5
 @given(st.integers(0, 2**40))
 def test_varints_round_trip(value: int) -> None:
     """A varint is decoded to the value that was encoded, and exactly its bytes are consumed."""
-    reader = Reader(memoryview(uvarint(value) + b"\xff"))
-    assert reader.uvarint() == value
-    assert reader.take(struct.Struct("B")) == (0xFF,)
+    reader = FlexibleReader(memoryview(encode_unsigned_varint(value) + b"\xff"))
+    assert reader.unsigned_varint() == value
+    assert reader.read_struct(struct.Struct("B")) == (0xFF,)
 
 
 @pytest.mark.parametrize(
@@ -36,41 +42,41 @@ def test_varints_round_trip(value: int) -> None:
 )
 def test_varints_by_hand(value: int, data: str) -> None:
     """A varint has seven bits a byte, the lowest first. The eighth bit marks that more bytes follow."""
-    assert uvarint(value) == bytes.fromhex(data)
+    assert encode_unsigned_varint(value) == bytes.fromhex(data)
 
 
 @given(st.none() | st.text(max_size=300))
 def test_strings_round_trip(value: str | None) -> None:
     """None, the empty string and a string with a two-byte length are distinct."""
-    reader = Reader(memoryview(text(value)))
-    assert reader.text() == value
+    reader = FlexibleReader(memoryview(encode_compact_string(value)))
+    assert reader.compact_string() == value
     with pytest.raises(IndexError):
-        reader.uvarint()
+        reader.unsigned_varint()
 
 
 def test_data_is_not_copied() -> None:
     """Decoded bytes are a view of the response. Null and empty bytes both decode to empty."""
     response = bytearray(b"\x03ab\x01\x00")
-    reader = Reader(memoryview(response))
-    data = reader.data()
+    reader = FlexibleReader(memoryview(response))
+    data = reader.compact_bytes()
     response[1:3] = b"cd"
     assert bytes(data) == b"cd"
-    assert (bytes(reader.data()), bytes(reader.data())) == (b"", b"")
+    assert (bytes(reader.compact_bytes()), bytes(reader.compact_bytes())) == (b"", b"")
     assert reader.size == len(response)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x05abc", b"\x01\x00\x09a"])
 def test_a_response_that_ends_too_early(data: bytes) -> None:
     """A length that points past the end is an error. Shorter data is never returned."""
-    reader = Reader(memoryview(data))
+    reader = FlexibleReader(memoryview(data))
     with pytest.raises(IndexError):
-        reader.tags() if data[:1] == b"\x01" else reader.data()
+        reader.tagged_fields() if data[:1] == b"\x01" else reader.compact_bytes()
 
 
 def test_a_shape_that_ends_too_early() -> None:
     """A struct of fixed size that is cut off is an error."""
     with pytest.raises(struct.error):
-        Reader(memoryview(b"\x00\x01\x02")).take(struct.Struct(">i"))
+        FlexibleReader(memoryview(b"\x00\x01\x02")).read_struct(struct.Struct(">i"))
 
 
 @given(st.integers(-1, 2**31 - 1), st.integers(-1, 2**31 - 1), st.none() | st.text(max_size=200))
@@ -78,12 +84,12 @@ def test_the_leader_among_other_tags(node: int, epoch: int, words: str | None) -
     """The leader is found at any position among the tagged fields. A negative node id means no leader."""
     pair = (node << 32) + (epoch & 0xFFFF_FFFF)
     message = Message(number=1, leader=Message(pair=pair), words=words)
-    reader = Reader(memoryview(TAGGED.encode(message, 0)), 1)
-    tags = reader.tags()
+    reader = FlexibleReader(memoryview(TAGGED.encode(message, 0)), 1)
+    tags = reader.tagged_fields()
     assert leader_in(tags, 0) == (node if node >= 0 else None)
     assert leader_in(tags, 7) is None
 
 
 def test_no_tags() -> None:
     """A struct without tagged fields ends with a zero byte."""
-    assert Reader(memoryview(NO_TAGS)).tags() == {}
+    assert FlexibleReader(memoryview(NO_TAGS)).tagged_fields() == {}
