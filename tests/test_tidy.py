@@ -26,10 +26,22 @@ NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the s
 
 SANS_IO = (
     *(f"shared/streams/{folder}/" for folder in ("aggregations", "changelog", "dsl", "operators", "task", "windows")),
-    *(f"shared/clients/producer/{name}.py" for name in ("batch_completion", "partitioner", "record_accumulator")),
+    *(
+        f"shared/clients/producer/{name}.py"
+        for name in ("batch_completion", "partitioner", "partitioner_kernels", "record_accumulator")
+    ),
     *(
         f"shared/clients/consumer/{name}.py"
-        for name in ("assignors", "commit_sequence", "fetcher", "membership_manager", "subscription_state")
+        for name in (
+            "assignors",
+            "commit_sequence",
+            "consumed_positions",
+            "fetcher",
+            "membership_manager",
+            "reset_policy",
+            "subscription_state",
+            "unread_records",
+        )
     ),
     "shared/clients/group/member.py",
     "shared/clients/parallel_consumer/",

@@ -52,15 +52,15 @@ OF_ONE_PARTITION = codes_of(
 """Codes that concern one partition and not the others."""
 
 
-class Membership(Protocol):
-    """A consumer's membership in its group, as commits need it (`ConsumerCoordinator`)."""
+class CommittingMember(Protocol):
+    """The group member that commits, as the commit request manager needs it (`ConsumerCoordinator`)."""
 
     gone_because: str
     """Why the membership was lost, "" if unknown."""
 
     @property
     def is_managed(self) -> bool:
-        """Whether the group assigns the partitions."""
+        """Whether the group assigns the partitions. A commit then needs a member's identity."""
 
     @property
     def is_owner(self) -> bool:
@@ -88,7 +88,7 @@ class CommitRequestManager:
     def __init__(
         self,
         connection: Connection,
-        membership: Membership,
+        member: CommittingMember,
         metrics: ConsumerMetrics,
         clock: Clock,
         *,
@@ -97,7 +97,7 @@ class CommitRequestManager:
     ) -> None:
         """`on_committed` is called with the offsets that the coordinator has stored."""
         self._connection = connection
-        self._membership = membership
+        self._member = member
         self._metrics = metrics
         self._clock = clock
         self._require_stable = require_stable
@@ -210,7 +210,7 @@ class CommitRequestManager:
         return self.sequence.committed(partitions)
 
     def _partitions_lost(self) -> CommitFailed:
-        reason = self._membership.gone_because or "the partitions were taken away"
+        reason = self._member.gone_because or "the partitions were taken away"
         return CommitFailed(f"{self._describe_member()}: not committed before: {reason}")
 
     async def close(self) -> None:
@@ -232,7 +232,7 @@ class CommitRequestManager:
         self, partitions: Sequence[TopicPartition], timeout_ms: float
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets of partitions; partitions without a commit are missing."""
-        group_id = self._membership.group_metadata().group_id
+        group_id = self._member.group_metadata().group_id
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
@@ -268,7 +268,7 @@ class CommitRequestManager:
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         failures = 0
         # One commit at a time: two in flight may be applied in the other order, and the lower offset would win.
-        while (commit := self.sequence.next_commit(self._membership.group_metadata().generation_id)) is not None:
+        while (commit := self.sequence.next_commit(self._member.group_metadata().generation_id)) is not None:
             error = await self._attempt_commit(commit)
             if error is None:
                 failures = 0
@@ -396,8 +396,8 @@ class CommitRequestManager:
         self, commit: Commit
     ) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
         """Return each rejected partition's error, and the first error that concerns the whole group."""
-        member = self._membership.group_metadata()
-        if member.generation_id < 0 and self._membership.is_managed:
+        member = self._member.group_metadata()
+        if member.generation_id < 0 and self._member.is_managed:
             # The broker would accept it as a commit from outside the group, as long as the group is empty.
             raise UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
@@ -420,7 +420,7 @@ class CommitRequestManager:
                     # The group has removed the member or has a newer generation. Report it now: the next heartbeat
                     # would be later.
                     if isinstance(error, CommitFailed):
-                        self._membership.on_commit_rejected((member.generation_id, member.member_id), code)
+                        self._member.on_commit_rejected((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
         return rejected, of_group
 
@@ -431,7 +431,7 @@ class CommitRequestManager:
 
     def _commit_error(self, code: int, where: str, group_id: str) -> PenstockError:
         error = error_for_code(code, where)
-        if isinstance(error, CommitFailed) and (reason := self._membership.gone_because):
+        if isinstance(error, CommitFailed) and (reason := self._member.gone_because):
             error = type(error)(f"{error}: {reason}")
         # The coordinator may have moved: look it up before the next attempt.
         if isinstance(error, CoordinatorNotAvailable):
@@ -440,13 +440,13 @@ class CommitRequestManager:
 
     def _is_of_before(self, commit: Commit) -> bool:
         """Whether a newer generation was assigned after the commit was sent: its error is then outdated."""
-        return commit.generation != self._membership.group_metadata().generation_id
+        return commit.generation != self._member.group_metadata().generation_id
 
     def _is_passing_error(self, error: PenstockError) -> bool:
         # A member that owns partitions gets a new generation when the rebalance ends, and can then commit. Without
         # partitions there is nothing to wait for.
         if isinstance(error, RebalanceInProgress | IllegalGeneration):
-            return self._membership.is_owner
+            return self._member.is_owner
         return isinstance(error, RetriableError)
 
     def _call_commit_callback(self, waiting: WaitingCommit, error: Exception | None) -> None:
@@ -456,7 +456,7 @@ class CommitRequestManager:
             log.exception("commit callback failed", **self._log_fields())
 
     def _log_fields(self) -> dict[str, object]:
-        return log_fields(self._connection.client_id, self._membership.group_metadata())
+        return log_fields(self._connection.client_id, self._member.group_metadata())
 
     def _describe_member(self) -> str:
-        return describe_member(self._connection.client_id, self._membership.group_metadata())
+        return describe_member(self._connection.client_id, self._member.group_metadata())

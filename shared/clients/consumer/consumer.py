@@ -38,15 +38,19 @@ from penstock.shared.clients.connection import Connection, default_client_id, li
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
+from penstock.shared.clients.consumer.consumed_positions import ConsumedPositions
 from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
+from penstock.shared.clients.consumer.deserializers import Deserializers, Undecodable
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
-from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Deserializers, Fetcher, FetchLimits, Undecodable
+from penstock.shared.clients.consumer.fetcher import Fetcher, FetchLimits
 from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
 from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
-from penstock.shared.clients.consumer.settings import ConsumerSettings, ResetPolicy
-from penstock.shared.clients.consumer.subscription_state import Polled, Positions, SubscriptionState
+from penstock.shared.clients.consumer.reset_policy import EARLIEST, LATEST, ResetPolicy
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscription_state import SubscriptionState
+from penstock.shared.clients.consumer.unread_records import PolledRecords
 from penstock.shared.clients.group.member import GroupConfig
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -125,7 +129,7 @@ class Consumer(Generic[K, V]):
             read_committed=settings.isolation_level == "read_committed",
             has_group=settings.group_id is not None,
         )
-        self._positions = Positions()
+        self._positions = ConsumedPositions()
         self._fetches = FetchRequestManager(
             self._connection,
             self._fetcher,
@@ -267,7 +271,7 @@ class Consumer(Generic[K, V]):
         self._positions.returned(positions, {tp: each.columns.leader_epoch for tp, each in fetched_rows.items()})
         return {tp: each.columns for tp, each in fetched_rows.items()}
 
-    async def _poll_records(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Polled]:
+    async def _poll_records(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, PolledRecords]:
         self._check_reading("poll")
         if self._is_polling:
             raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
@@ -349,7 +353,7 @@ class Consumer(Generic[K, V]):
         # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
         # and drops the records of partitions that are gone.
         while self._coordinator.is_listener_due or (found := unread.next(self._fetcher.paused())) is None:
-            positions.polled_batches(await self._poll_records(ITERATION_TIMEOUT_MS, None))
+            positions.add_unread(await self._poll_records(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
         return record
@@ -588,7 +592,7 @@ class Consumer(Generic[K, V]):
         finally:
             self._is_polling = False
 
-    async def _take_records(self, limit: int | None) -> dict[TopicPartition, Polled]:
+    async def _take_records(self, limit: int | None) -> dict[TopicPartition, PolledRecords]:
         if unread := self._positions.unread.take(limit, self._fetcher.paused()):
             return unread
         try:
@@ -606,7 +610,7 @@ class Consumer(Generic[K, V]):
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in fetched_rows if (p := self._fetches.position(tp)) is not None}
         self._metrics.lag({tp: lag for tp in positions if (lag := self._fetcher.lag(tp)) is not None})
-        return {tp: Polled(fetched_rows[tp], position) for tp, position in positions.items()}
+        return {tp: PolledRecords(fetched_rows[tp], position) for tp, position in positions.items()}
 
     def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
         """Return the decoded records. The error of an undecodable one is raised once no record before it is left."""
@@ -660,7 +664,7 @@ class Consumer(Generic[K, V]):
             except CommitFailed:
                 positions.reported({tp: at.offset for tp, at in offsets.items()})
                 raise
-        # A drifting position is committed without waiting for the interval (see `Positions.has_drifting`).
+        # A drifting position is committed without waiting for the interval (see `ConsumedPositions.has_drifting`).
         elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms and not positions.has_drifting:
             return
         else:
@@ -683,7 +687,7 @@ class Consumer(Generic[K, V]):
         if self._settings.group_id is None:
             raise IllegalState("commit needs a group_id")
         positions = self._positions
-        wanted = positions.polled() if given is None else checked_offsets(given)
+        wanted = positions.all_consumed() if given is None else checked_offsets(given)
         # Blocking code may have kept the member from polling for too long, and the group's task from noticing it.
         # Then the partitions count as lost before the commit, not after it.
         self._coordinator.leave_if_overdue()

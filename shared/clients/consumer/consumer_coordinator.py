@@ -51,14 +51,14 @@ JOIN_END_MS = 2_000
 """How long a close waits for a join in progress. The answers take two round trips once all members have joined."""
 
 
-class Rebalances(Protocol):
-    """Receives the rebalances, and is awaited. It must not raise."""
+class RebalanceCallbacks(Protocol):
+    """What the coordinator calls and awaits in a rebalance (`RebalanceListenerInvoker`). It must not raise."""
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """These partitions are revoked. Unless they are lost, the member owns them until this returns."""
+        """Called by the coordinator with revoked partitions. Unless they are lost, the member still owns them."""
 
     async def on_assigned(self, assigned: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
-        """All partitions that the member owns now, and the new ones among them."""
+        """Called by the coordinator with all partitions that the member owns now, and the new ones among them."""
 
 
 class ConsumerCoordinator:
@@ -80,7 +80,7 @@ class ConsumerCoordinator:
         self._fetches = fetches
         self._clock = clock
         self._has_group = has_group
-        self._rebalances: Rebalances | None = None
+        self._rebalances: RebalanceCallbacks | None = None
         self._polls = 0
         self._polled_ms = clock.monotonic_ms()
         self._next_refresh_ms = 0
@@ -111,7 +111,7 @@ class ConsumerCoordinator:
 
     # --- the subscription ---
 
-    def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
+    def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: RebalanceCallbacks) -> None:
         """Read topics, or all whose whole name matches a pattern; `rebalances` gets the group's assignments."""
         self._subscription.subscribe(topics)
         if isinstance(topics, re.Pattern):

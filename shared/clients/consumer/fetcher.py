@@ -7,33 +7,20 @@ together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer u
 need the memory. Then its records are dropped and fetched again later.
 
 A partition knows its one open request. A seek or a new assignment forgets that request, so that its answer is ignored.
-
-`Deserializers` decode the keys and values of the records taken. A record that cannot be decoded blocks its partition.
-The records before it are returned first. Then every poll raises SerializationError with topic, partition and offset,
-until a seek past the record.
-
->>> from penstock.shared.common.records import ConsumerRecord
->>> from penstock.shared.common.serialization import json_deserializer
->>> columns = Columns.of([ConsumerRecord("clicks", 0, 7 + i, 0, b"ann", v) for i, v in enumerate([b"1", b"{"])])
->>> decoded, error = Deserializers(value=json_deserializer).decode(columns)
->>> decoded.values, decoded.keys, error.offset, str(error.error)
-([1], [b'ann'], 8, 'clicks-0 at offset 8: value: clicks: not JSON: Input data was truncated')
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from penstock.shared.clients.consumer.settings import ResetPolicy
+from penstock.shared.clients.consumer.reset_policy import EARLIEST, LATEST, ResetPolicy
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
 from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.fetch import NO_EPOCH, FetchedPartition, FetchResponse
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import (
-    ConfigError,
     CorruptRecord,
     IllegalState,
     LogTruncation,
@@ -41,10 +28,8 @@ from penstock.shared.common.errors import (
     OffsetOutOfRange,
     PenstockError,
     RetriableError,
-    SerializationError,
 )
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
-from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 
 LEFT_OUT_WAIT_MS = 20
 """The longest wait for data of a request while another partition of its broker is left out, because enough of that
@@ -52,8 +37,6 @@ partition is buffered. It can be requested only after this request is answered."
 FETCHES_AHEAD = 2
 """A partition is not fetched while it has buffered this many times `max_partition_fetch_bytes`. One completed fetch is
 processed while the next one is ready."""
-EARLIEST = ResetPolicy("earliest")
-LATEST = ResetPolicy("latest")
 TAKEN_BYTES = 1024 * 1024
 """A poll adds no further partition's records after this many bytes: data that fits into a processor's cache is
 processed faster."""
@@ -120,8 +103,8 @@ class NextRequests:
     next_ms: float | None
 
 
-class PartitionState:
-    """One partition that is read."""
+class PartitionFetchState:
+    """One partition that the fetcher reads: its position, its buffer, and its open request."""
 
     __slots__ = (
         "buffered_bytes",
@@ -166,16 +149,16 @@ class PartitionState:
         self.reset_reason = ""
         self.error: PenstockError | None = None
         self.retry_ms, self.failures = 0.0, 0
-        self.forget_fetched()
+        self.drop_fetched()
 
-    def give_up(self, policy: ResetPolicy, reason: str) -> None:
-        """Drop a position that is not in the log, and look up another one by the policy."""
+    def reset_position(self, policy: ResetPolicy, reason: str) -> None:
+        """Drop a position that a fetch did not find in the log. The fetcher looks up another one by the policy."""
         replaced = self.position
         self.go_to(None, policy)
         self.replaced, self.reset_reason = replaced, reason
 
-    def forget_fetched(self) -> None:
-        """Drop the buffered records and the open request."""
+    def drop_fetched(self) -> None:
+        """Drop the fetched records in the buffer, and forget the open request, so that its answer is ignored."""
         self.request_out: Fetch | OffsetLookup | None = None
         self.completed_fetches.clear()
         self.buffered_bytes = 0
@@ -183,6 +166,7 @@ class PartitionState:
         self.fetch_epoch = self.position_epoch
 
     def back_off(self, now_ms: float, backoff: ExponentialBackoff) -> None:
+        """Wait before the next fetch or lookup, since one failed."""
         self.failures += 1
         self.retry_ms = now_ms + backoff.wait_ms(self.failures)
 
@@ -196,7 +180,7 @@ class Fetcher:
         self._policy = policy
         self.read_committed = read_committed
         self._has_group = has_group
-        self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order of fetching
+        self._partitions: dict[TopicPartition, PartitionFetchState] = {}  # in the order of fetching
         self.assignment: frozenset[TopicPartition] = frozenset()
         self._ready: dict[TopicPartition, None] = {}  # with completed fetches or an error, in the order of handing out
         self._in_flight: dict[int, int] = {}  # by node, the bytes that may arrive
@@ -214,7 +198,7 @@ class Fetcher:
         old = self._partitions
         self._partitions = {}
         for tp in partitions:
-            self._partitions[tp] = old[tp] if tp in stay and tp in old else PartitionState()
+            self._partitions[tp] = old[tp] if tp in stay and tp in old else PartitionFetchState()
         self._ready = {tp: None for tp in self._ready if self._partitions.get(tp) is old[tp]}
         self.assignment = frozenset(self._partitions)
 
@@ -320,7 +304,7 @@ class Fetcher:
             for tp, state in self._partitions.items():
                 if state.completed_fetches and state.is_paused:
                     free += state.buffered_bytes
-                    state.forget_fetched()
+                    state.drop_fetched()
                     self._ready.pop(tp, None)
         share = min(free // asking, most)
         return share if share >= worth else 0
@@ -412,7 +396,7 @@ class Fetcher:
         return moved
 
     def _handle_diverging_epoch(
-        self, tp: TopicPartition, state: PartitionState, end_offset: int, high_watermark: int
+        self, tp: TopicPartition, state: PartitionFetchState, end_offset: int, high_watermark: int
     ) -> None:
         """Handle a log that was truncated below the fetched offset (KIP-320, KIP-595).
 
@@ -428,20 +412,20 @@ class Fetcher:
         # 2. Records that were handed out are gone, and the user wants an error. The epoch is kept, so that each fetch
         #    detects the truncation again until a seek.
         elif self._policy.is_none:
-            state.forget_fetched()
+            state.drop_fetched()
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail_partition(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         # 3. Records that were handed out are gone. Continue where the logs diverge, or by the reset policy if the log
         #    ends before the position.
         else:
             if high_watermark < position:
-                state.give_up(self._policy, "the log ends before it")
+                state.reset_position(self._policy, "the log ends before it")
             else:
                 state.go_to(end_offset, None)
                 self._moves[tp] = Move(end_offset, replaced=position, reason="the log was truncated")
             self._ready.pop(tp, None)
 
-    def _add_completed_fetch(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
+    def _add_completed_fetch(self, tp: TopicPartition, state: PartitionFetchState, answer: FetchedPartition) -> None:
         state.failures, state.retry_ms = 0, 0.0
         state.high_watermark = answer.high_watermark
         state.last_stable_offset = answer.last_stable_offset
@@ -459,7 +443,7 @@ class Fetcher:
         # first next time.
         self._partitions[tp] = self._partitions.pop(tp)
 
-    def _handle_fetch_error(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
+    def _handle_fetch_error(self, tp: TopicPartition, state: PartitionFetchState, code: int, now_ms: float) -> None:
         state.back_off(now_ms, self._backoff)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")
@@ -472,7 +456,7 @@ class Fetcher:
             if self._policy.is_none:
                 self._fail_partition(tp, state, error)
             else:
-                state.give_up(self._policy, "out of range")
+                state.reset_position(self._policy, "out of range")
         elif isinstance(error, CorruptRecord):
             self._fail_partition(tp, state, CorruptRecord(f"{tp} at offset {offset}: the broker cannot read a batch"))
         else:
@@ -528,14 +512,14 @@ class Fetcher:
         self._moves = {}
         return moves
 
-    def _take_records_of(self, state: PartitionState, limit: int | None) -> Columns | None:
+    def _take_records_of(self, state: PartitionFetchState, limit: int | None) -> Columns | None:
         while state.completed_fetches:
             completed = state.completed_fetches[0]
             try:
                 columns = completed.read(limit)
             except PenstockError as e:
                 state.position, state.position_epoch = completed.position, max(state.position_epoch, completed.epoch)
-                state.forget_fetched()
+                state.drop_fetched()
                 state.error = e
                 return None
             state.position, state.position_epoch = completed.position, max(state.position_epoch, completed.epoch)
@@ -561,12 +545,12 @@ class Fetcher:
 
     # --- helpers ---
 
-    def _assigned_state(self, tp: TopicPartition) -> PartitionState:
+    def _assigned_state(self, tp: TopicPartition) -> PartitionFetchState:
         if (state := self._partitions.get(tp)) is None:
             raise IllegalState(f"{tp}: not assigned")
         return state
 
-    def _close_request(self, request: Fetch | OffsetLookup) -> list[tuple[TopicPartition, PartitionState]]:
+    def _close_request(self, request: Fetch | OffsetLookup) -> list[tuple[TopicPartition, PartitionFetchState]]:
         """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
@@ -577,71 +561,13 @@ class Fetcher:
             state.request_out = None
         return awaiting
 
-    def _handle_missing_commit(self, tp: TopicPartition, state: PartitionState) -> None:
+    def _handle_missing_commit(self, tp: TopicPartition, state: PartitionFetchState) -> None:
         if self._policy.is_none:
             self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
             state.reset = self._policy
             state.replaced, state.reset_reason = None, "no committed offset"
 
-    def _fail_partition(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
+    def _fail_partition(self, tp: TopicPartition, state: PartitionFetchState, error: PenstockError) -> None:
         state.error = error
         self._ready[tp] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Undecodable:
-    """The first record that cannot be decoded."""
-
-    offset: int
-    error: SerializationError
-
-
-@dataclass(frozen=True, slots=True)
-class Deserializers:
-    """The deserializers; bytes stay as they are by default."""
-
-    key: Deserializer = bytes_deserializer
-    value: Deserializer = bytes_deserializer
-
-    def __post_init__(self) -> None:
-        for name, deserializer in (("key", self.key), ("value", self.value)):
-            if not callable(deserializer):
-                raise ConfigError(
-                    f"{name}_deserializer must be a function of a topic and bytes, got {deserializer!r}; "
-                    "bytes_deserializer, the default, leaves bytes as they are"
-                )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there are no deserializers to call."""
-        return self.key is bytes_deserializer and self.value is bytes_deserializer
-
-    def decode(self, columns: Columns) -> tuple[Columns[Any, Any] | None, Undecodable | None]:
-        """Return the decoded records up to the first that cannot be decoded (None if there are none), and that one."""
-        keys, wrong_key = _decode_column(self.key, columns.topic, columns.keys)
-        values, wrong_value = _decode_column(self.value, columns.topic, columns.values[: len(keys)])
-        keys = keys[: len(values)]
-        decoded = replace(columns[: len(values)], keys=keys, values=values) if values else None
-        cause, part = (wrong_value, "value") if wrong_value is not None else (wrong_key, "key")
-        if cause is None:
-            return decoded, None
-        offset = int(columns.offsets[len(values)])
-        where = f"{columns.topic_partition} at offset {offset}"
-        error = SerializationError(f"{where}: {part}: {cause}")
-        error.__cause__ = cause
-        return decoded, Undecodable(offset, error)
-
-
-def _decode_column(
-    deserializer: Deserializer, topic: str, column: Sequence[bytes | None]
-) -> tuple[Sequence[Any], Exception | None]:
-    if deserializer is bytes_deserializer:
-        return column, None
-    decoded: list[Any] = []
-    try:
-        for data in column:
-            decoded.append(deserializer(topic, data))  # noqa: PERF401 - keeps the values before an error
-    except Exception as e:  # user code
-        return decoded, e
-    return decoded, None

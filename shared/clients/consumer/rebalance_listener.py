@@ -1,7 +1,7 @@
 """The rebalance listener, and its calls (Java: `ConsumerRebalanceListener`, `ConsumerRebalanceListenerInvoker`).
 
 The listener is called inside `poll`, the next record of an iteration, and `close`, as in the Java consumer. So all
-records that were handed out have been processed by then, or count as processed (`subscription_state.py`). Around a call
+records that were handed out have been processed by then, or count as processed (`ConsumedPositions`). Around a call
 the invoker commits, and forgets the positions of partitions that are gone.
 """
 
@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Mapping
 
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager
+from penstock.shared.clients.consumer.consumed_positions import ConsumedPositions
 from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator
 from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.settings import ConsumerSettings
-from penstock.shared.clients.consumer.subscription_state import Positions
 from penstock.shared.clients.group.member_identity import describe_member
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -67,7 +67,7 @@ class RebalanceListenerInvoker:
         coordinator: ConsumerCoordinator,
         fetcher: Fetcher,
         commits: CommitRequestManager,
-        positions: Positions,
+        positions: ConsumedPositions,
         settings: ConsumerSettings,
         metrics: ConsumerMetrics,
     ) -> None:

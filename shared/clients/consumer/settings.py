@@ -1,74 +1,14 @@
-"""The consumer's settings, with the Java consumer's names and defaults.
-
-The reset policy (`auto_offset_reset`) finds the offset to read from if a partition's position is missing or not in the
-log.
-
->>> ResetPolicy.parse("earliest").spec(now_ms=0)
-'earliest'
->>> ResetPolicy.parse("by_duration:PT1H30M").spec(now_ms=10_000_000)
-4600000
->>> ResetPolicy.parse("by_duration:7d").duration_ms
-604800000
-"""
+"""The consumer's settings, with the Java consumer's names and defaults."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import PositiveMs, Section
-from penstock.shared.common.time_text import duration_ms
-
-RESET_POLICIES = ("earliest", "latest", "none")
-BY_DURATION = "by_duration:"
-_ISO = re.compile(
-    r"P(?:(?P<d>\d+)D)?(?:T(?=\d)(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d{1,3})?)S)?)?", re.IGNORECASE
-)
-_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000}
-
-
-@dataclass(frozen=True, slots=True)
-class ResetPolicy:
-    """One of Kafka's policies; `duration_ms` is set under `by_duration` alone."""
-
-    name: str
-    duration_ms: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> ResetPolicy:
-        """Parse `earliest`, `latest`, `none`, or `by_duration:` with an ISO 8601 duration (`P7D`, `PT1H30M`) or one
-        like `90m`.
-
-        Raises ConfigError for anything else. `by_duration` is KIP-1106.
-        """
-        if text in RESET_POLICIES:
-            return cls(text)
-        if not text.startswith(BY_DURATION):
-            raise ConfigError(f"{text!r} is none of {', '.join(RESET_POLICIES)} and {BY_DURATION}<duration>")
-        return cls("by_duration", _duration_ms(text.removeprefix(BY_DURATION)))
-
-    @property
-    def is_none(self) -> bool:
-        """Whether a missing position is an error."""
-        return self.name == "none"
-
-    def spec(self, now_ms: int) -> str | int:
-        """Return what to look up: `earliest`, `latest`, or the time (ms since the epoch) of the first record wanted."""
-        return self.name if self.duration_ms is None else max(0, now_ms - self.duration_ms)
-
-
-def _duration_ms(text: str) -> int:
-    match = _ISO.fullmatch(text)
-    if match is None or not any(match.groupdict().values()):
-        if text[:1] in ("P", "p"):
-            raise ConfigError(f"{text!r} is not a duration: write one such as P7D, PT1H30M or 90m")
-        return duration_ms(text)
-    return sum(round(float(n) * _UNITS_MS[unit]) for unit, n in match.groupdict().items() if n)
-
 
 GroupMs = Annotated[int, Field(gt=0, le=2**31 - 1)]
 """A time that JoinGroup carries, in 32 bits."""
