@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
 from penstock.shared.common.log import configure, get_logger
-from penstock.shared.common.settings import DaemonSettings, load_or_exit
+from penstock.shared.common.settings import DaemonSettings, load_settings_or_exit
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ def serve(
     `make` is called within the event loop. `limit_ms` returns the limit of the shutdown, by default
     `shutdown_timeout_ms`. A wrong setting is printed as one line on standard error.
     """
-    settings = load_or_exit(settings_class, arguments, program)
+    settings = load_settings_or_exit(settings_class, arguments, program)
     configure(settings.log, program.split()[-1])
 
     async def run_daemon() -> int:

@@ -19,7 +19,7 @@ from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
 from penstock.api.http.status import ACCEPTED, CONFLICT
 from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQueryParams
-from penstock.shared.common.pagination import WrongContinuation
+from penstock.shared.common.continuation_codec import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):

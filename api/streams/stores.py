@@ -25,8 +25,8 @@ from penstock.api.streams.key_params import (
     requested_keys,
 )
 from penstock.api.streams.routes import InstancesView, Local, MissingPartition
+from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.pagination import WrongContinuation
 from penstock.shared.common.time_text import TIME_MS_MAX, TIME_MS_MIN
 
 NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")

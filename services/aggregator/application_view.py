@@ -30,16 +30,10 @@ from penstock.api.streams.key_params import StoreQueryParams, query_params
 from penstock.api.streams.routes import StreamsState, StreamsView
 from penstock.services.aggregator.continuations import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
+from penstock.shared.common.continuation_codec import ContinuationCodec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.metrics import counter
-from penstock.shared.common.pagination import (
-    Continuations,
-    LivePosition,
-    RowOrder,
-    RowPosition,
-    live_order,
-    row_order,
-)
+from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
 from penstock.shared.streams.runtime.instances import Instances, PartitionOwners, Registration, partition_owners
 
 OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
@@ -320,7 +314,9 @@ def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
     return [{"store": name, "rows": own, "total": sum(own.values())} for name, own in ordered.items()]
 
 
-def merge_windows(parts: Sequence[InstanceAnswer], limit: int, pages: Continuations[LivePosition]) -> dict[str, Any]:
+def merge_windows(
+    parts: Sequence[InstanceAnswer], limit: int, pages: ContinuationCodec[LivePosition]
+) -> dict[str, Any]:
     """Return the windows of all instances, latest end first."""
     rows = [
         (live_order(LivePosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
@@ -328,11 +324,11 @@ def merge_windows(parts: Sequence[InstanceAnswer], limit: int, pages: Continuati
         for row in answer["windows"]
         if row["partition"] in partitions
     ]
-    ends = [live_order(position) for _, answer in parts if (position := pages.position(answer["continuation"]))]
+    ends = [live_order(position) for _, answer in parts if (position := pages.decode(answer["continuation"]))]
     found, last = _select_first_rows(rows, limit, ends)
     position = None if last is None else last.position()
     unseen = sum(answer["unseen"] for _, answer in parts)
-    return {"windows": found, "continuation": pages.text(position), "unseen": unseen}
+    return {"windows": found, "continuation": pages.encode(position), "unseen": unseen}
 
 
 def _select_first_rows(
@@ -376,14 +372,14 @@ def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 
 
 def merge_rows(
-    parts: Sequence[InstanceAnswer], missing: dict[int, str], rows_max: int, pages: Continuations[RowPosition]
+    parts: Sequence[InstanceAnswer], missing: dict[int, str], rows_max: int, pages: ContinuationCodec[RowPosition]
 ) -> dict[str, Any]:
     """Return at most `rows_max` rows of a store, and positions. A partition without position is added to `missing`.
 
     >>> common = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
     >>> of_a = InstanceAnswer([0], {**common, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
     >>> of_b, missing = InstanceAnswer([1], {**common, "rows": [], "position": {}}), {}
-    >>> merge_rows([of_a, of_b], missing, 10, Continuations(RowPosition, "s"))["position"], missing
+    >>> merge_rows([of_a, of_b], missing, 10, ContinuationCodec(RowPosition, "s"))["position"], missing
     ({'0': {'in': 7}}, {1: 'its task has just gone'})
     """
     rows: list[tuple[tuple[int, RowOrder], Any]] = []
@@ -398,7 +394,7 @@ def merge_rows(
                 order = own.partition, row_order(own.key, own.start)
                 positions[order] = own
                 rows.append((order, row))
-        if end := pages.position(answer["continuation"]):
+        if end := pages.decode(answer["continuation"]):
             order = end.partition, row_order(end.key, end.start)
             positions[order] = end
             ends.append(order)
@@ -413,7 +409,7 @@ def merge_rows(
         "rows": found,
         "position": dict(sorted(source_positions.items(), key=lambda each: int(each[0]))),
         "is_cut": last is not None,
-        "continuation": None if last is None else pages.text(positions[last]),
+        "continuation": None if last is None else pages.encode(positions[last]),
     }
 
 

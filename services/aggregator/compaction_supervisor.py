@@ -34,7 +34,7 @@ from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.backoff import ExponentialBackoff
-from penstock.shared.common.child_process import ChildProcess, describe_status
+from penstock.shared.common.child_process import ChildProcess, describe_exit_status
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.delta_tables import Compaction
@@ -323,7 +323,7 @@ class CompactionSupervisor:
             self._end_job(state, "stopped", "partition 0 went to another instance", "lost")
             log.info("compaction stopped: partition 0 went to another instance")
         else:
-            self._end_job(state, "failed", lines[-1] if lines else describe_status(status or 0), "failed")
+            self._end_job(state, "failed", lines[-1] if lines else describe_exit_status(status or 0), "failed")
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
     def _count_job_result(self, state: CompactionState, result: dict[str, Any]) -> None:

@@ -7,30 +7,33 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.common.pagination import Continuations, LivePosition, RowPosition, WindowPosition
+from penstock.shared.common.continuation_codec import ContinuationCodec
+from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition
 from penstock.shared.streams.runtime.queries import StoreAnswer
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
 """The parameters of a query that select its rows. The page size is not one of them and may change."""
 
 
-def row_pages(application: str, store: str, params: Mapping[str, Any]) -> Continuations[RowPosition]:
+def row_pages(application: str, store: str, params: Mapping[str, Any]) -> ContinuationCodec[RowPosition]:
     """Return the continuations for rows of a store."""
-    return Continuations(RowPosition, application, store, *(params[name] for name in NARROWING))
+    return ContinuationCodec(RowPosition, application, store, *(params[name] for name in NARROWING))
 
 
-def window_pages(application: str, store: str, status: str, params: Mapping[str, Any]) -> Continuations[WindowPosition]:
+def window_pages(
+    application: str, store: str, status: str, params: Mapping[str, Any]
+) -> ContinuationCodec[WindowPosition]:
     """Return the continuations for windows of a store, open and closed."""
-    return Continuations(WindowPosition, application, store, status, *(params[name] for name in NARROWING))
+    return ContinuationCodec(WindowPosition, application, store, status, *(params[name] for name in NARROWING))
 
 
-def live_pages(application: str, store: str | None, key: str) -> Continuations[LivePosition]:
+def live_pages(application: str, store: str | None, key: str) -> ContinuationCodec[LivePosition]:
     """Return the continuations for live windows, latest end first."""
-    return Continuations(LivePosition, application, store, key)
+    return ContinuationCodec(LivePosition, application, store, key)
 
 
-def as_response(answer: StoreAnswer, pages: Continuations[RowPosition]) -> dict[str, Any]:
+def as_response(answer: StoreAnswer, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
     """Return the answer over HTTP."""
     fields = msgspec.structs.asdict(answer)
     position = fields.pop("last")
-    return {**fields, "is_cut": position is not None, "continuation": pages.text(position)}
+    return {**fields, "is_cut": position is not None, "continuation": pages.encode(position)}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
-from penstock.shared.common.pagination import LivePosition, live_order
+from penstock.shared.common.row_positions import LivePosition, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state_store import LiveRow
 

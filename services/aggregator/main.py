@@ -143,7 +143,7 @@ class Aggregator:
     async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
         """Return the answer of `GET /v1/streams/stores/{store}` for this instance. Its tasks continue meanwhile."""
         pages = row_pages(self.application, store, params)
-        wanted: dict[str, Any] = {**params, "after": pages.position(params["continuation"])}
+        wanted: dict[str, Any] = {**params, "after": pages.decode(params["continuation"])}
         del wanted["continuation"]
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         topology = self.worker.topology
@@ -198,8 +198,8 @@ class Aggregator:
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         """Return the answer of `GET /v1/streams/windows`."""
         pages = live_pages(self.application, store, key)
-        found = live_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.position(continuation))
-        return {"windows": found.windows, "continuation": pages.text(found.last), "unseen": found.unseen}
+        found = live_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.decode(continuation))
+        return {"windows": found.windows, "continuation": pages.encode(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:
         """Request a compaction. Returns "" if it was started, else the reason why not."""

@@ -28,6 +28,7 @@ from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges
 from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import (
     ConfigError,
     KafkaTimeout,
@@ -37,7 +38,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import configure
-from penstock.shared.common.pagination import WindowPosition, WrongContinuation
+from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.common.time_text import time_ms, utc_text
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
@@ -257,7 +258,7 @@ def main(arguments: list[str]) -> int:
         limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
         quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})
         options = query_options(settings.model_copy(update={"kafka": quick}))
-        query = SessionsQuery(options, pages.position(settings.continuation))
+        query = SessionsQuery(options, pages.decode(settings.continuation))
         store, found = asyncio.run(query.run())
     except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)
@@ -279,5 +280,5 @@ def main(arguments: list[str]) -> int:
     else:
         show(store, found)
     if query.last is not None:
-        print(f"there are more: --continuation {pages.text(query.last)}", file=sys.stderr)
+        print(f"there are more: --continuation {pages.encode(query.last)}", file=sys.stderr)
     return 0

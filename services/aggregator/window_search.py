@@ -85,10 +85,10 @@ class WindowSearch:
             timeout_ms=queries.changelog_timeout_ms,
             timeout_name="queries.changelog_timeout_ms",
         )
-        query = SessionsQuery(options, pages.position(params["continuation"]))
+        query = SessionsQuery(options, pages.decode(params["continuation"]))
         _, found = await run_in_loop_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]
-        return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
+        return {"windows": windows, "position": query.position, "continuation": pages.encode(query.last)}
 
     async def _open_windows(self, schema: StoreSchema, params: StoreQueryParams) -> FoundWindows:
         """Return open windows from the tasks."""

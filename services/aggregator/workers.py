@@ -36,7 +36,7 @@ from penstock.services.aggregator.application_view import advertised, tokens_of
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
-from penstock.shared.common.child_process import ChildProcess, describe_status
+from penstock.shared.common.child_process import ChildProcess, describe_exit_status
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.topology_loading import load_topology
@@ -217,7 +217,9 @@ class WorkerSupervisor:
         command = self._worker_command(worker)
 
         def count_restart(status: int, pause_ms: int) -> None:
-            log.error("worker ended: restarting", worker=worker.number, ended=describe_status(status), in_ms=pause_ms)
+            log.error(
+                "worker ended: restarting", worker=worker.number, ended=describe_exit_status(status), in_ms=pause_ms
+            )
             self._restarts.labels(worker=str(worker.number)).inc()
 
         await worker.start(command, limit_ms)

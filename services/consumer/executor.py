@@ -34,13 +34,12 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     STAGE_PRODUCE,
     DeadLetter,
     dead_letter_record,
-    message_of,
     shortened,
 )
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution
 from penstock.shared.clients.parallel_consumer.partition_progress import Work
 from penstock.shared.clients.producer.record_validation import checked_headers, checked_partition, checked_timestamp
-from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge
+from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge, error_text
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer, bytes_serializer
@@ -299,7 +298,7 @@ class Executor:
                 failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
                 work.memo = _Unwritten(dead_letter, failures)
                 if failures >= UNWRITTEN_TRIES:
-                    self.unwritten[partition] = f"{work}: dead letter not written to {target}: {message_of(error)}"
+                    self.unwritten[partition] = f"{work}: dead letter not written to {target}: {error_text(error)}"
                 outcome.put_back(work, self._policy.backoff_after_ms(failures, random.random()))  # noqa: S311
                 self._metrics.dead_letter_failures(topic).inc()
                 log.error(
@@ -330,7 +329,7 @@ def _coordinates_of_work(work: Work) -> dict[str, object]:
 
 
 def _error_fields(error: BaseException) -> dict[str, str]:
-    return {"error": type(error).__name__, "reason": message_of(error)[:500]}
+    return {"error": type(error).__name__, "reason": error_text(error)[:500]}
 
 
 def check_output(records: Iterable[ProducerRecord]) -> None:

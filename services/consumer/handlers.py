@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from penstock.services.consumer.handler_timeouts import CallLimits
-from penstock.shared.clients.dead_letters.dead_letter import message_of
-from penstock.shared.common.errors import ConfigError, HandlerCancelled, HandlerExited, HandlerTimeout
+from penstock.shared.common.errors import ConfigError, HandlerCancelled, HandlerExited, HandlerTimeout, error_text
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import (
     Deserializer,
@@ -84,10 +83,10 @@ class Handler:
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # SystemExit, for example: a handler must not end the daemon
-            return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
+            return HandlerExited(f"{self.name} raised {type(e).__name__}: {error_text(e)}")
 
     def _timeout_error(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:
-        then = "" if raised is None else f", and then raised {type(raised).__name__}: {message_of(raised)}"
+        then = "" if raised is None else f", and then raised {type(raised).__name__}: {error_text(raised)}"
         return HandlerTimeout(f"{self.name} was cancelled after {limits.timeout_ms} ms{then}")
 
 

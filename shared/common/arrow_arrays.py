@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.packed_bytes import NULL, PackedBytes
-from penstock.shared.common.string_copies import copied
 
 ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 

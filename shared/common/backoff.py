@@ -41,7 +41,7 @@ class ExponentialBackoff:
 
 
 class RestartBackoff:
-    """The waits before something that ended is started again.
+    """The backoff of restarts: the waits before something that ended is started again.
 
     If it ran for at least the longest wait, it had started well, and its end counts as the first failure in a row.
 
@@ -58,6 +58,6 @@ class RestartBackoff:
         return f"<RestartBackoff {self._failures} failures in a row>"
 
     def wait_ms(self, ran_ms: int) -> int:
-        """Return the wait after the end of one run that took that time."""
+        """Return the backoff before the next start, after something ended that ran for that time."""
         self._failures = 1 if ran_ms >= self._backoff.max_ms else self._failures + 1
         return round(self._backoff.wait_ms(self._failures))

@@ -58,7 +58,7 @@ class ChildProcess:
         self._read_report(report)
 
     def __repr__(self) -> str:
-        state = "running" if self._returncode is None else f"ended, {describe_status(self._returncode)}"
+        state = "running" if self._returncode is None else f"ended, {describe_exit_status(self._returncode)}"
         return f"<ChildProcess {self.name} pid={self._pid} {state}>"
 
     @classmethod
@@ -159,7 +159,7 @@ class ChildProcess:
         """Return the error for an unexpected end."""
         output = self.log_tail()
         last = ": its last output was\n  " + "\n  ".join(output) if output else " without any output"
-        return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
+        return ChildDied(f"{self.name} ended, {describe_exit_status(self._returncode or 0)}{last}")
 
     def _read_report(self, pipe: IO[bytes]) -> None:
         lines = _LineSplitter(self._on_report)
@@ -265,10 +265,10 @@ class _LineSplitter:
             self._on_line(self._rest)
 
 
-def describe_status(status: int) -> str:
-    """Return an exit status in words.
+def describe_exit_status(status: int) -> str:
+    """Return the exit status of a child process in words.
 
-    >>> describe_status(1), describe_status(-9)
+    >>> describe_exit_status(1), describe_exit_status(-9)
     ('exit status 1', 'killed by SIGKILL')
     """
     return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

@@ -300,4 +300,19 @@ class HandlerCancelled(RetriableError):
     """A cancellation within the handler was not caught by the handler."""
 
 
+def error_text(error: BaseException) -> str:
+    """Return the text of an error. The `__str__` of an error of user code may itself raise.
+
+    >>> class Mute(Exception):
+    ...     def __str__(self) -> str:
+    ...         raise KeyError("no text")
+    >>> error_text(Mute()), error_text(KeyError("user"))
+    ('(its text cannot be had: KeyError)', "'user'")
+    """
+    try:
+        return str(error)
+    except Exception as e:
+        return f"(its text cannot be had: {type(e).__name__})"
+
+
 publish("penstock.errors", globals(), [name for name, each in globals().items() if isinstance(each, type)])

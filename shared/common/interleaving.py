@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.compiled import compiled, copy_bytes
+from penstock.shared.common.byte_copies import copy_bytes
+from penstock.shared.common.compiled import compiled
 from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.varints import put_varint, zigzag
 
 
 @compiled
-def put_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
-    """Write piece, text, piece, text, … and the last piece of a row, and return the position after it.
+def interleave_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
+    """Interleave one row: write piece, text, piece, text, … and the last piece. Returns the position after it.
 
     With `is_sized` each text has its length before it as a varint. The length of a null is -1.
     """
@@ -44,21 +45,21 @@ def put_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
 
 
 @compiled
-def _put_rows(pieces, piece_ends, data, starts, lengths, out, out_starts, out_lengths):
+def _interleave_rows(pieces, piece_ends, data, starts, lengths, out, out_starts, out_lengths):
     at = 0
     for row in range(len(out_starts)):
         out_starts[row] = at
-        at = put_row(out, at, row, pieces, piece_ends, data, starts, lengths, False)
+        at = interleave_row(out, at, row, pieces, piece_ends, data, starts, lengths, False)
         out_lengths[row] = at - out_starts[row]
 
 
-def kernel_pieces(pieces: Sequence[bytes | bytearray]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The pieces and their end positions, as kernels take them."""
+def interleaved_pieces(pieces: Sequence[bytes | bytearray]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The constant pieces in one buffer, and their end positions, as `interleave_row` takes them."""
     return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(piece) for piece in pieces])
 
 
-def kernel_texts(columns: Sequence[PackedBytes]) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]:
-    """The texts of all columns in one buffer, and their offsets and lengths by column, as kernels take them."""
+def interleaved_texts(columns: Sequence[PackedBytes]) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]:
+    """The texts of all columns in one buffer, and their offsets and lengths, as `interleave_row` takes them."""
     before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
     starts = np.stack([column.offsets + at for column, at in zip(columns, before.tolist(), strict=True)])
     lengths = np.stack([column.lengths for column in columns])
@@ -67,10 +68,10 @@ def kernel_texts(columns: Sequence[PackedBytes]) -> tuple[NDArray[np.uint8], NDA
 
 def interleaved(pieces: Sequence[bytes], columns: Sequence[PackedBytes]) -> PackedBytes:
     """For each row: the first piece, the first column's text, …, the last piece (one piece more than columns)."""
-    data, starts, lengths = kernel_texts(columns)
+    data, starts, lengths = interleaved_texts(columns)
     count = starts.shape[1]
     out = np.empty(int(lengths.sum()) + count * sum(map(len, pieces)), np.uint8)
     out_starts = np.empty(count, np.int64)
     out_lengths = np.empty(count, np.int64)
-    _put_rows(*kernel_pieces(pieces), data, starts, lengths, out, out_starts, out_lengths)
+    _interleave_rows(*interleaved_pieces(pieces), data, starts, lengths, out, out_starts, out_lengths)
     return PackedBytes(out, out_starts, out_lengths)

@@ -44,5 +44,5 @@ class KeyRange(NamedTuple):
 
 
 def raw_key(key: str | bytes) -> bytes:
-    """A key as Kafka stores it: text is encoded as UTF-8."""
+    """The bytes of a key, or of a bound of a key range: text is encoded as UTF-8."""
     return key.encode() if isinstance(key, str) else key

@@ -172,7 +172,7 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
 
 
 def read_only(array: NDArray[Any], of: type[T]) -> NDArray[T]:
-    """The array in the one form that kernels are compiled for: of this type, contiguous and read-only."""
+    """The array as PackedBytes has its arrays: of this type, contiguous and read-only. Kernels take no other form."""
     view: NDArray[T] = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view

@@ -38,7 +38,9 @@ NO_TIMESTAMP = -1
 
 
 def header_pairs(headers: AnyHeaders) -> Headers:
-    """Headers as pairs. A value that is neither pairs nor a dict is returned unchanged, for a later check to reject.
+    """The headers of a record as pairs. A value that is neither pairs nor a dict is returned unchanged.
+
+    A later check rejects it.
 
     >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
     ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))

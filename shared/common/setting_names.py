@@ -28,7 +28,7 @@ _commands: Callable[[], Iterable[type[BaseModel]]] = tuple
 
 
 def register_commands(commands: Callable[[], Iterable[type[BaseModel]]]) -> None:
-    """Set the function that yields every command's settings. It is called when a command meets another's name."""
+    """Set the function that yields every command's settings. It is called for a name that the own settings lack."""
     global _commands
     _commands = commands
 
@@ -128,14 +128,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
-    """One text for each invalid top-level key of a settings file."""
+    """One text for each key of a settings file that is no command's top-level name."""
     foreign = [key for key in keys if key not in model.model_fields]
     known = model.model_fields.keys() | _names_of_others(foreign)
     return [f"{key}: no such setting{nearest(key, known)}" for key in foreign if key not in known]
 
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
-    """One text for each invalid variable with Penstock's prefix, without the variable's value."""
+    """One text for each variable with Penstock's prefix that names no setting, without the variable's value."""
     given = {name: _setting_path(name) for name, value in environ.items() if _is_setting_variable(name.upper(), value)}
     others = _names_of_others(path[0] for path in given.values() if path[0] not in model.model_fields)
     spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in others}
@@ -147,7 +147,7 @@ def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> lis
 
 
 def _names_of_others(wanted: Iterable[str]) -> set[str]:
-    """Return top-level names of all commands: all of them, or those of the first commands that have all wanted ones."""
+    """Return the top-level setting names of all commands, or of the first commands that have all wanted names."""
     missing = set(wanted)
     found = set[str]()
     commands = iter(_commands())
@@ -158,7 +158,7 @@ def _names_of_others(wanted: Iterable[str]) -> set[str]:
 
 
 def unknown_flags(model: type[BaseModel], flags: Iterable[str]) -> str:
-    """The unknown flags as text, with the most similar known ones."""
+    """The names of unknown flags as text, each with the most similar known name."""
     spelled = [flag(path) for path in paths(model)]
     return ", ".join(name + nearest(name, spelled) for name in flags)
 
@@ -207,5 +207,5 @@ def _settings_section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _is_free_table(annotation: Any) -> bool:
-    """Return whether the section is a table whose keys the user chooses, so that no key is unknown."""
+    """Return whether a setting is a table whose names the user chooses, so that no name in it is unknown."""
     return get_origin(annotation) is dict or any(get_origin(one) is dict for one in get_args(annotation))

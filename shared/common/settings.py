@@ -236,7 +236,7 @@ class CommandSettings(BaseSettings):
         program: str = "penstock",
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """Settings from flags, environment and file.
+        """Load a command's settings from its flags, the environment and the settings file.
 
         Raises ConfigError that names each wrong setting, the reason, and its spellings. `--help` prints every setting
         and exits, as argparse does.
@@ -355,14 +355,14 @@ def _show_setting_value(path: Sequence[str], value: Any) -> str:
 
 
 def _hide_flag_values(cls: type[BaseModel], message: str) -> str:
-    """The message with the names of unknown flags only, since a value may be a secret with a misspelled flag."""
+    """The error of unknown settings with the names of the flags only: the value of a misspelled one may be a secret."""
     head, unknown, flags = message.partition("unrecognized arguments: ")
     names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)
     return head + unknown + (unknown_flags(cls, names) or flags)
 
 
-def load_or_exit(cls: type[S], arguments: Sequence[str], program: str) -> S:
-    """`cls.load`; a wrong setting is printed as one line on standard error, and the exit status is 2."""
+def load_settings_or_exit(cls: type[S], arguments: Sequence[str], program: str) -> S:
+    """Load a command's settings. If one is wrong, print one line on standard error and exit with status 2."""
     try:
         return cls.load(arguments, program=program)
     except ConfigError as e:

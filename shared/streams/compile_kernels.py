@@ -11,7 +11,7 @@ import numpy as np
 from penstock.shared.clients.producer import column_slices
 from penstock.shared.clients.protocol import packed_headers
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
-from penstock.shared.common import string_copies
+from penstock.shared.common import byte_copies
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import changelog_reader
@@ -47,7 +47,7 @@ def compile_kernels() -> None:
         store.table.sweep()
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
     keys.compile_kernels()
-    string_copies.compile_kernels()
+    byte_copies.compile_kernels()
     packed_headers.compile_kernels()
     json_rows.compile_kernels()
     json_fields.compile_kernels()

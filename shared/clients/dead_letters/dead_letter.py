@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, error_text
 from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
 
 PREFIX = "penstock.dlq."
@@ -73,22 +73,7 @@ class DeadLetter:
         """Make the dead letter of a record that failed at a stage with an error."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(record, stage, name, message_of(error), attempts, group)
-
-
-def message_of(error: BaseException) -> str:
-    """Return the text of an error. The `__str__` of user code's error may itself raise.
-
-    >>> class Mute(Exception):
-    ...     def __str__(self) -> str:
-    ...         raise KeyError("no text")
-    >>> message_of(Mute()), message_of(KeyError("user"))
-    ('(its text cannot be had: KeyError)', "'user'")
-    """
-    try:
-        return str(error)
-    except Exception as e:
-        return f"(its text cannot be had: {type(e).__name__})"
+        return cls(record, stage, name, error_text(error), attempts, group)
 
 
 def dead_letter_record(topic: str, dead_letter: DeadLetter, changelog_id: str | None = None) -> ProducerRecord:

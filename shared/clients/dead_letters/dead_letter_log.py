@@ -67,12 +67,12 @@ class ReplayResult:
 
 
 def replay_group(dead_letter_topic: str) -> str:
-    """Return the consumer group in which replays of a topic keep their progress."""
+    """Return the consumer group in which replays of a dead-letter topic keep their progress."""
     return f"penstock-dlq-replay-{dead_letter_topic}"
 
 
 def replay_producer_settings() -> ProducerSettings:
-    """Return the settings of a replay's producer, whose buffer has room for two records of LARGEST_RECORD_BYTES."""
+    """Return the settings of the producer that replays dead letters: its buffer holds two of LARGEST_RECORD_BYTES."""
     return ProducerSettings(
         max_request_size=LARGEST_RECORD_BYTES, buffer_memory=2 * LARGEST_RECORD_BYTES, compression_type="zstd"
     )
@@ -239,7 +239,7 @@ class DeadLetterLog:
 
 
 def wanted_by(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
-    """Return a filter by stage, exception class (its full name or the last part) and source partitions."""
+    """Return a filter of dead letters by stage, exception class (full name or its last part) and source partitions."""
     partitions = frozenset(source_partitions)
 
     def is_wanted_dead_letter(dead_letter: DeadLetter) -> bool:

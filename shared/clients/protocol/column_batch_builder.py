@@ -26,7 +26,8 @@ from penstock.shared.clients.protocol.record_batches import (
     RECORDS_AT,
     crc32c,
 )
-from penstock.shared.common.compiled import compiled, copy_bytes
+from penstock.shared.common.byte_copies import copy_bytes
+from penstock.shared.common.compiled import compiled
 from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
 from penstock.shared.common.varints import put_varint, varint_size, zigzag

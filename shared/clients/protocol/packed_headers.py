@@ -18,8 +18,9 @@ import numpy as np
 from aiokafka.record.util import decode_varint, encode_varint
 from numpy.typing import NDArray
 
-from penstock.shared.common.compiled import compiled, copy_bytes
-from penstock.shared.common.interleaving import kernel_pieces, kernel_texts, put_row
+from penstock.shared.common.byte_copies import copy_bytes
+from penstock.shared.common.compiled import compiled
+from penstock.shared.common.interleaving import interleave_row, interleaved_pieces, interleaved_texts
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Headers
 from penstock.shared.common.varints import VARINT_BYTES_MAX, put_varint, read_varint, zigzag
@@ -40,7 +41,7 @@ def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, siz
         if begin < stop:
             copy_bytes(out, at, data, begin, stop - begin)
             at += stop - begin
-        at = put_row(out, at, row, pieces, piece_ends, texts, starts, sizes, True)
+        at = interleave_row(out, at, row, pieces, piece_ends, texts, starts, sizes, True)
         out_lengths[row] = at - out_offsets[row]
 
 
@@ -98,13 +99,13 @@ class PackedHeaders(Sequence[Headers]):
                 _put_bytes(pieces[-1], value)
         own = self.blocks
         count = len(self)
-        texts = kernel_texts(columns)
+        texts = interleaved_texts(columns)
         # An upper bound of what a record gets besides its own headers and texts: a kernel cannot let `out` grow.
         sized = VARINT_BYTES_MAX + sum(map(len, pieces)) + VARINT_BYTES_MAX * len(columns)
         out = np.empty(int(own.sizes().sum() + np.maximum(texts[2], 0).sum()) + count * sized, np.uint8)
         offsets = np.empty(count, np.int64)
         lengths = np.empty(count, np.int64)
-        _follow(*own.arrays, len(more), *kernel_pieces(pieces), *texts, out, offsets, lengths)
+        _follow(*own.arrays, len(more), *interleaved_pieces(pieces), *texts, out, offsets, lengths)
         return PackedHeaders(PackedBytes(out, offsets, lengths))
 
     def __eq__(self, other: object) -> bool:

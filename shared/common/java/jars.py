@@ -179,7 +179,7 @@ async def _download_jars(wanted: JarSet, jars: Sequence[Jar], repository: Reposi
 
         async def fetch_in_turn(jar: Jar) -> None:
             async with turns:
-                await _fetch_jar(client, jar, _PartFile(folder, jar), wanted, repository)
+                await _fetch_jar(client, jar, _PartialJar(folder, jar), wanted, repository)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -198,7 +198,7 @@ class _WrongContent(Exception):
 
 
 async def _fetch_jar(
-    client: httpx.AsyncClient, jar: Jar, part: _PartFile, wanted: JarSet, repository: Repository
+    client: httpx.AsyncClient, jar: Jar, part: _PartialJar, wanted: JarSet, repository: Repository
 ) -> None:
     """Download one jar to its path, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
     why = ""
@@ -225,7 +225,7 @@ async def _fetch_jar(
     )
 
 
-async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartFile) -> None:
+async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartialJar) -> None:
     """Request the bytes that the part file lacks. Raises _AttemptFailed, _WrongContent."""
     import httpx
 
@@ -252,8 +252,8 @@ async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartFile) -> 
         raise _AttemptFailed(f"it cannot be reached ({e or type(e).__name__})") from None
 
 
-class _PartFile:
-    """The beginning of a jar, in its own file, with the SHA-256 of its bytes."""
+class _PartialJar:
+    """The beginning of a jar, in its own file (`.part`), with the SHA-256 of its bytes."""
 
     def __init__(self, folder: Path, jar: Jar) -> None:
         self._jar = jar
@@ -264,7 +264,7 @@ class _PartFile:
         self.size = 0
 
     def begin(self) -> int:
-        """Open the file and read it. Returns the number of bytes that need no download."""
+        """Open the jar's part file and read it. Returns the number of bytes that need no download."""
         self._file = self._path.open("a+b")
         self._digest = hashlib.sha256()
         self.size = 0
@@ -277,7 +277,7 @@ class _PartFile:
         return self.size
 
     def restart(self) -> None:
-        """Drop the file's bytes."""
+        """Drop the jar's bytes, since it is downloaded from its beginning."""
         assert self._file is not None
         self._file.truncate(0)
         self._digest = hashlib.sha256()
@@ -293,7 +293,7 @@ class _PartFile:
         self._file.write(chunk)
 
     def finish(self) -> None:
-        """Rename the file to the jar's path. Raises _WrongContent if it is not the jar."""
+        """Rename the part file to the jar's name. Raises _WrongContent if it is not the jar."""
         assert self._file is not None
         if self.size < self._jar.size:
             raise _WrongContent(f"it sends {self.size} of the {self._jar.size} bytes that are locked")
@@ -304,11 +304,11 @@ class _PartFile:
         self._path.replace(self._target)
 
     def delete(self) -> None:
-        """Remove the file."""
+        """Remove the jar's part file."""
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file; an empty file is removed."""
+        """Close the jar's part file; an empty one is removed."""
         if self._file is not None:
             self._file.close()
             self._file = None

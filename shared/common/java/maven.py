@@ -72,7 +72,7 @@ def find_repository(environ: Mapping[str, str]) -> Repository:
             found := mirror_of_central(text, file, environ)
         ) is not None:
             return found
-    known = maven_central(maven, _pyspark_jars())
+    known = maven_central(maven, _ivy_folder())
     if known is None:
         raise JarsUnavailable(
             f"no Maven repository is known here: set {REPOSITORY_VARIABLE} to the base URL of Maven Central or of a "
@@ -196,8 +196,8 @@ def _read_jar_member(jar: Path, name: str) -> str | None:
         return None
 
 
-def _pyspark_jars() -> Path | None:
-    """The jars that come with pyspark, found without importing it."""
+def _ivy_folder() -> Path | None:
+    """The folder of the Ivy that comes with pyspark, found without importing pyspark; None without pyspark."""
     folders: Iterator[Path] = (
         Path(folder, "jars")
         for spec in (importlib.util.find_spec("pyspark"),)

@@ -118,7 +118,7 @@ def _is_number_type(kind: Any) -> bool:
 
 
 def _are_types_alike(kind: Any, kept: Any) -> bool:
-    """Whether two types are the same in any encoding. A struct may have other fields besides."""
+    """Whether a column to append has the type of the table's column, in any encoding. Structs may have more fields."""
     types = pa.types
     if types.is_struct(kind) and types.is_struct(kept):
         both = {field.name for field in kind} & {field.name for field in kept}

@@ -28,7 +28,7 @@ from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, STATE_COLUMNS
 from penstock.shared.common.lake.location import lake_root
-from penstock.shared.common.pagination import WindowPosition
+from penstock.shared.common.row_positions import WindowPosition
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
 WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.shared.common.child_process import ChildProcess, describe_status
+from penstock.shared.common.child_process import ChildProcess, describe_exit_status
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import ConnectError, DataError
@@ -115,7 +115,9 @@ class ConnectorProcess:
             writer.close()
             self._kill_process()
             status = await ending
-            ended = f"the process of connector {self._connector} (pid {process.pid}) ended, {describe_status(status)}"
+            ended = (
+                f"the process of connector {self._connector} (pid {process.pid}) ended, {describe_exit_status(status)}"
+            )
             error = ConnectorProcessEnded(ended)
         except (OSError, ConfigError) as e:
             error = ConnectorProcessEnded(f"the process of connector {self._connector} cannot be started: {e}")

@@ -32,7 +32,7 @@ from rocksdict import (
 )
 
 from penstock.shared.common.errors import StateStoreFailed
-from penstock.shared.common.pagination import key_hash, start_bytes
+from penstock.shared.common.row_positions import key_hash, start_bytes
 from penstock.shared.streams.state.checkpoint import Checkpoint
 
 FORMAT_VERSION = 2

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.clients.protocol.record_batches import record_size
+from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
-from penstock.shared.common.string_copies import copied
 from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
 from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.compiled import compiled, copy_bytes
+from penstock.shared.common.byte_copies import copied, copy_bytes
+from penstock.shared.common.compiled import compiled
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.common.string_copies import copied
 
 NONE = -1
 SLOTS_MIN = 256

@@ -8,7 +8,7 @@ import httpx
 
 from penstock.api.http.app import create_app
 from penstock.api.streams.routes import LiveWindows, StreamsState, WindowRow, streams_router
-from penstock.shared.common.pagination import WrongContinuation
+from penstock.shared.common.continuation_codec import WrongContinuation
 
 
 class View:

@@ -9,8 +9,8 @@ import httpx
 from penstock.api.http.app import create_app
 from penstock.api.streams.routes import StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
+from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.pagination import WrongContinuation
 from tests.api.streams.test_routes import Instances
 
 

@@ -23,15 +23,9 @@ from penstock.api.streams.stores import stores_router
 from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, ApplicationView, tokens_of
 from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
+from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.pagination import (
-    LivePosition,
-    RowOrder,
-    RowPosition,
-    WrongContinuation,
-    live_order,
-    row_order,
-)
+from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
 from penstock.shared.streams.runtime.queries import StoreAnswer, position_of_row
@@ -64,13 +58,13 @@ class Instance:
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         pages = live_pages(self.application, store, key)
-        after = pages.position(continuation)
+        after = pages.decode(continuation)
         ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
         positions = sorted((LivePosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
         rest = [position for position in positions if after is None or live_order(position) > live_order(after)]
         rows: Any = [{**position._asdict(), "states": []} for position in rest[:limit]]
         last = rest[limit - 1] if len(rest) > limit else None
-        return {"windows": rows, "continuation": pages.text(last), "unseen": 1}
+        return {"windows": rows, "continuation": pages.encode(last), "unseen": 1}
 
     async def read_store(self, store: str, **wanted: Any) -> dict[str, Any]:
         pages = row_pages(self.application, store, wanted)
@@ -86,7 +80,7 @@ class Instance:
             for at in (5, 7)[: 1 + bool(self.keys)]
         ]
         rows.sort(key=lambda row: order(position_of_row(row)))
-        after = pages.position(wanted["continuation"])
+        after = pages.decode(wanted["continuation"])
         rest = [row for row in rows if after is None or order(position_of_row(row)) > order(after)]
         cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
         last = position_of_row(cut[-1]) if len(cut) < len(rest) else None

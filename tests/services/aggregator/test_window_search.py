@@ -15,8 +15,9 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import FINDING_MAX, WindowSearch
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.producer import Producer
+from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
-from penstock.shared.common.pagination import RowPosition, WrongContinuation
+from penstock.shared.common.row_positions import RowPosition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_entry
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -55,12 +56,12 @@ def search(cluster: FakeCluster | None = None, lake: Path | None = None, **more:
 
     async def read_store(store: str, question: StoreQueryParams) -> Any:
         pages = row_pages("app", store, question)
-        after = pages.position(question["continuation"])
+        after = pages.decode(question["continuation"])
         first = 0 if after is None else OPEN_KEYS.index(after.key) + 1
         page = OPEN_KEYS[first : first + question["rows_max"]]
         rows = [{"partition": 0, "key": key.decode(), "start": 200, "end": 201, "n": 7} for key in page]
         is_last = first + len(page) == len(OPEN_KEYS)
-        more = None if is_last else pages.text(RowPosition(0, page[-1], 200))
+        more = None if is_last else pages.encode(RowPosition(0, page[-1], 200))
         return {"rows": rows, "position": {0: {"in": 9}}, "continuation": more}
 
     return WindowSearch(AggregatorSettings(**values), read_store)

@@ -16,7 +16,7 @@ from penstock.shared.common.settings import (
     PositiveMs,
     Section,
     ServiceSettings,
-    load_or_exit,
+    load_settings_or_exit,
 )
 
 
@@ -255,9 +255,9 @@ def test_loading_leaves_the_class_alone() -> None:
 def test_load_or_exit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalid setting at start-up is one line on standard error and exit status 2."""
     monkeypatch.setenv("PENSTOCK_NAME", "me")
-    assert load_or_exit(Service, [], "penstock test").name == "me"
+    assert load_settings_or_exit(Service, [], "penstock test").name == "me"
     with pytest.raises(SystemExit) as left:
-        load_or_exit(Service, ["--http.port=x"], "penstock test")
+        load_settings_or_exit(Service, ["--http.port=x"], "penstock test")
     assert left.value.code == 2
     output = capsys.readouterr().err
     assert output.count("\n") == 1

@@ -17,7 +17,7 @@ from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnap
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
-from penstock.shared.common.pagination import WindowPosition
+from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.changelog.format import AggregationSchema

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.pagination import RowPosition
+from penstock.shared.common.row_positions import RowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
 from penstock.shared.streams.operators.stream_join import JoinWindows

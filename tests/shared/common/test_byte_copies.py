@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.string_copies import copied
 
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=9))), st.data())

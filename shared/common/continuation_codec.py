@@ -1,0 +1,69 @@
+"""Continuations of cut answers: the position of the last row, as text for the next request.
+
+A position identifies a row, so another instance or a restarted one continues from the same position. The text contains
+a digest of the query. It is rejected if it is used with another query.
+
+>>> pages = ContinuationCodec(RowPosition, "shop", "sessions")
+>>> pages.decode(pages.encode(RowPosition(0, b"ann", 5)))
+RowPosition(partition=0, key=b'ann', start=5)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition
+
+DIGEST_BYTES = 8
+SHOWN_MAX = 100
+"""Characters of a continuation that an error shows; keys may be long."""
+
+PositionT = TypeVar("PositionT", RowPosition, WindowPosition, LivePosition)
+
+
+class WrongContinuation(DataError):
+    """A continuation that no answer to this query returned."""
+
+
+class ContinuationCodec(Generic[PositionT]):
+    """Encodes the continuations of the answers to one query, which consists of values that msgpack can encode.
+
+    None is the continuation of the first page. In an answer, None marks the last page.
+    """
+
+    def __init__(self, kind: type[PositionT], *query: Any) -> None:
+        packed_query = msgspec.msgpack.encode((kind.__name__, query))
+        self._shape: Any = tuple[bytes, kind]  # type: ignore[valid-type]
+        self._digest = blake2b(packed_query, digest_size=DIGEST_BYTES).digest()
+
+    def encode(self, position: PositionT | None) -> str | None:
+        """The continuation after a position: text that a URL can contain without escapes."""
+        if position is None:
+            return None
+        packed = msgspec.msgpack.encode((self._digest, position))
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+    def decode(self, text: str | None) -> PositionT | None:
+        """The position in a continuation that an answer to this query had. Raises WrongContinuation for other text."""
+        if text is None:
+            return None
+        shown = repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…")
+        try:
+            packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            digest, position = msgspec.msgpack.decode(packed, type=self._shape)
+        except (binascii.Error, ValueError, msgspec.MsgspecError) as e:
+            raise WrongContinuation(
+                f"continuation {shown} is invalid: use the one of the previous page unchanged"
+            ) from e
+        if digest != self._digest:
+            raise WrongContinuation(
+                f"continuation {shown} belongs to another query: only the number of rows may differ"
+            )
+        found: PositionT = position
+        return found

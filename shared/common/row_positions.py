@@ -1,0 +1,84 @@
+"""The positions of rows and windows in the order of all rows: a query continues after one of them.
+
+A position identifies a row; it is not a count of rows. Rows that appear or disappear between two pages do not shift the
+other rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+
+class RowPosition(NamedTuple):
+    """A row of a store: rows are sorted by partition, and within a partition by `row_order`."""
+
+    partition: int
+    key: bytes
+    start: int
+
+
+class WindowPosition(NamedTuple):
+    """A window, open or closed: windows are sorted by start, the earliest first."""
+
+    start_ms: int
+    end_ms: int
+    partition: int
+    key: bytes
+
+
+class LivePosition(NamedTuple):
+    """A live window of any store: windows are sorted by end, the latest first, as `live_order` does it."""
+
+    end_ms: int
+    store: str
+    partition: int
+    key: str
+    start_ms: int
+
+
+class LiveOrder(NamedTuple):
+    """The sort key of a live window: its position with the end negated, so that the latest end comes first."""
+
+    negated_end_ms: int
+    store: str
+    partition: int
+    key: str
+    start_ms: int
+
+    def position(self) -> LivePosition:
+        """The position of the live window with this sort key."""
+        return LivePosition(-self.negated_end_ms, self.store, self.partition, self.key, self.start_ms)
+
+
+RowOrder = tuple[int, bytes]
+_START = struct.Struct(">Q")  # shifted, so that the bytes sort like the numbers
+_SHIFT = 1 << 63
+
+
+def start_bytes(start: int) -> bytes:
+    """The start or end of a row, a signed 64-bit number, as bytes that sort like the numbers."""
+    return _START.pack(start + _SHIFT)
+
+
+key_hash = crc32
+"""The first sort key of a partition's rows, in memory and on disk: a 32-bit number."""
+
+
+def row_order(key: bytes, start: int) -> RowOrder:
+    """The sort key of a row among those of its partition.
+
+    >>> row_order(b"ann", -1) < row_order(b"ann", 0)
+    True
+    """
+    return key_hash(key), key + start_bytes(start)
+
+
+def live_order(position: LivePosition) -> LiveOrder:
+    """The sort key of a live window's position.
+
+    >>> live_order(LivePosition(9, "s", 0, "ann", 5)) < live_order(LivePosition(8, "s", 0, "ann", 5))
+    True
+    """
+    return LiveOrder(-position.end_ms, position.store, position.partition, position.key, position.start_ms)
