@@ -25,7 +25,7 @@ from bench._processes import Process, processes
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import compaction_history
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import RecordColumns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -135,7 +135,7 @@ async def sample(
     last = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
     records = sum(last[at] - first[at] for at in partitions)
     committed = sum(at.offset for at in (await admin.group_offsets(APPLICATION)).values())
-    newest = await asyncio.to_thread(delta_tables.compactions, folder, APPLICATION, 1)
+    newest = await asyncio.to_thread(compaction_history.read_compactions, folder, APPLICATION, 1)
     age_s = time.time() - newest[0].ended_at_ms / 1000 if newest else time.monotonic() - started
     status = await asyncio.to_thread(Path(f"/proc/{aggregator}/status").read_text)
     kib = int(status.partition("VmRSS:")[2].split()[0])

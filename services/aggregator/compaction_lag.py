@@ -17,7 +17,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import AuthorizationFailed, PenstockError, UnsupportedVersion
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import compaction_history, state_snapshot
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import gauge
 from penstock.shared.common.records import TopicPartition
@@ -40,7 +40,7 @@ class CompactionLag(NamedTuple):
     records: int
     snapshot_ms: int | None
     bytes: int | None = None
-    compactions: tuple[delta_tables.Compaction, ...] = ()
+    compactions: tuple[compaction_history.Compaction, ...] = ()
 
 
 class CompactionLagWatch:
@@ -63,7 +63,7 @@ class CompactionLagWatch:
         self.is_owned = is_owned
         self._request = request
         self.last: CompactionLag | None = None
-        self.compactions: tuple[delta_tables.Compaction, ...] = ()
+        self.compactions: tuple[compaction_history.Compaction, ...] = ()
         """The compactions in the lake, as of the last measurement."""
         self.owned_since_ms: int | None = None
         self._failure = RepeatedFailure()
@@ -146,7 +146,7 @@ async def measure_compaction_lag(admin: Admin, streams: StreamsSettings) -> Comp
     latest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "latest"))
     earliest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "earliest"))
     covered: dict[int, int] = {}
-    compactions: tuple[delta_tables.Compaction, ...] = ()
+    compactions: tuple[compaction_history.Compaction, ...] = ()
     if streams.lake is not None:
         covered, compactions = await asyncio.to_thread(
             _read_covered_offsets, streams, [at.partition for at in partitions_of_topic]
@@ -190,11 +190,11 @@ def uncovered_records(latest: Mapping[int, int], earliest: Mapping[int, int], co
 
 def _read_covered_offsets(
     streams: StreamsSettings, partitions: list[int]
-) -> tuple[dict[int, int], tuple[delta_tables.Compaction, ...]]:
+) -> tuple[dict[int, int], tuple[compaction_history.Compaction, ...]]:
     assert streams.lake is not None
     where = (streams.lake, streams.application_id)
-    snapshot = delta_tables.read_snapshot(*where, partitions, streams.lake_options)
+    snapshot = state_snapshot.read_snapshot(*where, partitions, streams.lake_options)
     if snapshot is None:
         return {}, ()
-    compactions = delta_tables.compactions(*where, COMPACTIONS_MAX, streams.lake_options)
+    compactions = compaction_history.read_compactions(*where, COMPACTIONS_MAX, streams.lake_options)
     return {p: covered.covered_offset for p, covered in snapshot.partitions.items()}, tuple(compactions)

@@ -37,7 +37,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.child_process import ChildProcess, describe_exit_status
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.lake.delta_tables import Compaction
+from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import counter, gauge
 

@@ -31,7 +31,7 @@ from penstock.shared.common.errors import (
     GroupNotFound,
     KafkaTimeout,
 )
-from penstock.shared.common.lake.delta_tables import PartitionSnapshot
+from penstock.shared.common.lake.state_snapshot import PartitionSnapshot
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings

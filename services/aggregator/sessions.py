@@ -36,7 +36,8 @@ from penstock.shared.common.errors import (
     UnknownTopicOrPartition,
 )
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot, window_queries
+from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.log import configure
 from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.common.time_text import time_ms, utc_text
@@ -128,9 +129,9 @@ class SessionsQuery:
     async def _windows_of_lake(
         self,
         store: StoreSchema,
-        snapshot: delta_tables.Snapshot | None,
+        snapshot: state_snapshot.Snapshot | None,
         after: WindowPosition | None,
-    ) -> tuple[list[dict[str, Any]], list[delta_tables.ClosedWindow], WindowPosition | None]:
+    ) -> tuple[list[dict[str, Any]], list[window_queries.ClosedWindow], WindowPosition | None]:
         """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
         options = self._options
         if snapshot is None:
@@ -138,27 +139,27 @@ class SessionsQuery:
         where = (*self._where, store.name)
         most = options.rows_max + 1
         live: list[dict[str, Any]] = []
-        closed: list[delta_tables.ClosedWindow] = []
+        closed: list[window_queries.ClosedWindow] = []
         ends: list[WindowPosition] = []
         if options.status != "closed":
             arguments = (*where, snapshot.version, options.keys, options.reach, most, self._lake_options, after)
-            live = await asyncio.to_thread(delta_tables.find_windows, *arguments)
-            ends += [delta_tables.window_position(live[-1])] if len(live) == most else []
+            live = await asyncio.to_thread(window_queries.find_live_windows, *arguments)
+            ends += [window_queries.window_position(live[-1])] if len(live) == most else []
         if options.status != "open":
             keys: Any = options.keys.texts() if store.key == "string" else options.keys
             of_closed = (*where, keys, options.reach, most, self._lake_options, after)
-            closed = await asyncio.to_thread(delta_tables.find_closed, *of_closed)
-            ends += [delta_tables.window_position(closed[-1])] if len(closed) == most else []
+            closed = await asyncio.to_thread(window_queries.find_closed_windows, *of_closed)
+            ends += [window_queries.window_position(closed[-1])] if len(closed) == most else []
         return live, closed, min(ends, default=None)
 
     async def _snapshot_and_tails(
         self, topic: TopicDescription
-    ) -> tuple[delta_tables.Snapshot | None, dict[int, tuple[TailChanges, Progress | None]]]:
+    ) -> tuple[state_snapshot.Snapshot | None, dict[int, tuple[TailChanges, Progress | None]]]:
         """Return a snapshot, and by partition the confirmed changes and the newest progress after it."""
         options = self._options
         changes = dict[int, TailChanges]()
 
-        def make_reader(partition: int, covered: delta_tables.PartitionSnapshot | None) -> ChangelogReader:
+        def make_reader(partition: int, covered: state_snapshot.PartitionSnapshot | None) -> ChangelogReader:
             changes[partition] = TailChanges(options.keys, options.reach, options.store)
             return ChangelogReader(
                 apply_one_by_one(changes[partition].keep), epoch=0 if covered is None else covered.epoch
@@ -166,7 +167,7 @@ class SessionsQuery:
 
         snapshot, readers = await read_tail(options.location, topic, make_reader, self._check_deadline)
         if options.location.lake is not None and snapshot is None:
-            self.missing = NO_TABLES.format(delta_tables.table_uri(*self._where))
+            self.missing = NO_TABLES.format(table_uri(*self._where))
         return snapshot, {p: (changes[p], reader.progress) for p, reader in readers.items()}
 
     def _check_deadline(self, records: int) -> CheckProgress:
@@ -218,7 +219,7 @@ def show(store: StoreSchema, found: Sequence[FoundWindow], console: Console | No
     (console or console_for(table)).print(table)
 
 
-def _is_window_covered(row: delta_tables.ClosedWindow, covered: dict[int, delta_tables.PartitionSnapshot]) -> bool:
+def _is_window_covered(row: window_queries.ClosedWindow, covered: dict[int, state_snapshot.PartitionSnapshot]) -> bool:
     """Return whether the snapshot covers the window. A crashed compaction may have appended windows of the tail."""
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)

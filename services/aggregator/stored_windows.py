@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
-from penstock.shared.common.lake.delta_tables import ClosedWindow
+from penstock.shared.common.lake.window_queries import ClosedWindow
 from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.streams.changelog.changelog_reader import Change
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema

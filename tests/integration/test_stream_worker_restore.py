@@ -19,7 +19,7 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.time_text import time_ms
 from penstock.shared.streams.aggregations.aggregation import CountDistinct
@@ -160,9 +160,9 @@ def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, fold
 
     Returns a list to which the version of each snapshot that is read is appended, -1 for none.
     """
-    read, looked, loop = delta_tables.read_snapshot, list[int](), asyncio.get_running_loop()
+    read, looked, loop = state_snapshot.read_snapshot, list[int](), asyncio.get_running_loop()
 
-    def overtaken(*arguments: Any) -> delta_tables.Snapshot | None:
+    def overtaken(*arguments: Any) -> state_snapshot.Snapshot | None:
         found = read(*arguments)
         looked.append(-1 if found is None else found.version)
         if len(looked) == 1:
@@ -171,7 +171,7 @@ def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, fold
             asyncio.run_coroutine_threadsafe(delete_head(chain, {0: covered}), loop).result(WAIT_SECONDS)
         return found
 
-    monkeypatch.setattr(delta_tables, "read_snapshot", overtaken)
+    monkeypatch.setattr(state_snapshot, "read_snapshot", overtaken)
     return looked
 
 
@@ -233,7 +233,7 @@ async def test_a_restore_continues_from_a_newer_version(
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         await write_snapshot(chain, tmp_path)
-        read, versions = delta_tables.read_windows, list[int]()
+        read, versions = state_snapshot.read_window_changes, list[int]()
 
         def taken(*arguments: Any) -> Iterator[Any]:
             versions.append(arguments[4])
@@ -247,7 +247,7 @@ async def test_a_restore_continues_from_a_newer_version(
                 assert table.vacuum(0, dry_run=False, enforce_retention_duration=False)
             return read(*arguments)
 
-        monkeypatch.setattr(delta_tables, "read_windows", taken)
+        monkeypatch.setattr(state_snapshot, "read_window_changes", taken)
         await work(chain, 50, lake=str(tmp_path), default_dsl_store=store, state_dir=str(tmp_path / "disk"))
         assert (versions[0], len(versions)) == (0, 2)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)

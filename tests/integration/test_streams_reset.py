@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.services.aggregator.streams_command import main
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot
 from penstock.shared.common.lake.append_once import append_once
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.s3_server import MOTO
@@ -66,6 +66,6 @@ async def test_a_snapshot_on_s3(
         status, out, err = await reset(cluster, "s3a://lake/penstock/", "--execute")
         assert (status, err, out.splitlines()[-1]) == (0, "", "done")
         assert keys() == others | (before & kept)
-        assert delta_tables.read_snapshot("s3://lake/penstock", "app", [0], options) is None
+        assert state_snapshot.read_snapshot("s3://lake/penstock", "app", [0], options) is None
         status, out, err = await reset(cluster, "s3://lake/penstock", "--execute")
         assert (status, err, out) == (0, "", "application app: there is nothing to delete\n")

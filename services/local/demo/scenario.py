@@ -40,7 +40,7 @@ from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter import MESSAGE
 from penstock.shared.common.errors import FatalError, KafkaTimeout
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot, table_figures
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
@@ -274,7 +274,7 @@ class Scenario:
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
-        outcome.lake = await asyncio.to_thread(delta_tables.describe_tables, str(self._lake), plan.application)
+        outcome.lake = await asyncio.to_thread(table_figures.describe_tables, str(self._lake), plan.application)
         outcome.reasons = await dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable(self._notable)
 
@@ -366,7 +366,7 @@ class Scenario:
         """Return the number of source records that the snapshot's progress covers."""
         application = self._plan.application
         partitions = range(PARTITIONS)
-        snapshot = await asyncio.to_thread(delta_tables.read_snapshot, str(self._lake), application, partitions)
+        snapshot = await asyncio.to_thread(state_snapshot.read_snapshot, str(self._lake), application, partitions)
         rows = snapshot.partitions.values() if snapshot is not None else ()
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 

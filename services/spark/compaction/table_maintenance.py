@@ -31,7 +31,7 @@ from penstock.services.spark.errors import translated
 from penstock.services.spark.reading import Tables
 from penstock.services.spark.table_columns import CLOSED, DAY_MS, INDEXED, LATE
 from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import compaction_history, delta_tables
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 from penstock.shared.streams.topology_loading import import_function
 
@@ -167,7 +167,7 @@ def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool
         # Another engine's OPTIMIZE is an operation. Our own is a commit with a kind.
         if OPTIMIZE in (commit["operation"], commit.get("kind")):
             break
-        appends += commit["operation"] == delta_tables.APPEND
+        appends += commit["operation"] == compaction_history.APPEND
     return appends > appends_max
 
 

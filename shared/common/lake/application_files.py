@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType
 
 from penstock.shared.common.errors import ConfigError, LakeNotRemoved
-from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line, table_uri
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
+from penstock.shared.common.lake.location import local_folder, table_uri
 
 DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
 CLOSED = "closed"
@@ -78,22 +77,6 @@ def remove_folder(folder: Path) -> None:
     except OSError as e:
         if folder.exists():
             raise LakeNotRemoved(f"{folder} is not removed, or not all of it: {e}; run it again") from e
-
-
-def local_folder(root: str) -> Path | None:
-    """The folder that a path or a `file:` URI names; None for any other URI.
-
-    >>> str(local_folder("file:///lake/my%20app")), local_folder("s3://lake/app")
-    ('/lake/my app', None)
-    """
-    if "://" not in root:
-        return Path(root)
-    parts = urlsplit(root)
-    if parts.scheme != "file":
-        return None
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"lake {root!r}: a file URI begins with file:///, and {parts.netloc!r} stands for a machine")
-    return Path(url2pathname(parts.path))
 
 
 def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:

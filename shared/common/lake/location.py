@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 from penstock.shared.common.errors import ConfigError
 
@@ -32,6 +33,27 @@ def lake_root(lake: str) -> str:
     if "%" in root:
         raise ConfigError(f"lake {lake!r}: Spark and deltalake interpret % differently: choose a location without it")
     return root.rstrip("/")
+
+
+def table_uri(lake: str, application: str, *table: str) -> str:
+    """The location of an application's table in a lake: an absolute path, or a URI. Raises ConfigError if invalid."""
+    return "/".join((lake_root(lake), application, *table))
+
+
+def local_folder(root: str) -> Path | None:
+    """The local folder of a location: a path, or the path of a `file:` URI; None for any other URI.
+
+    >>> str(local_folder("file:///lake/my%20app")), local_folder("s3://lake/app")
+    ('/lake/my app', None)
+    """
+    if "://" not in root:
+        return Path(root)
+    parts = urlsplit(root)
+    if parts.scheme != "file":
+        return None
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"lake {root!r}: a file URI begins with file:///, and {parts.netloc!r} stands for a machine")
+    return Path(url2pathname(parts.path))
 
 
 def require_location(lake: str | None) -> str | None:

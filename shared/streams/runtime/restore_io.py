@@ -24,7 +24,8 @@ from penstock.shared.common.errors import (
     OffsetOutOfRange,
     SchemaMismatch,
 )
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot
+from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -400,7 +401,7 @@ class Restoring:
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found
 
-    async def _newest_snapshot(self) -> tuple[int, delta_tables.PartitionSnapshot] | None:
+    async def _newest_snapshot(self) -> tuple[int, state_snapshot.PartitionSnapshot] | None:
         """Return the table's version and this partition's coverage in it; None if no snapshot covers it."""
         settings = self._settings
         own = self.at.partition
@@ -408,7 +409,7 @@ class Restoring:
             return None
         options = settings.lake_options or None
         found = await asyncio.to_thread(
-            delta_tables.read_snapshot, settings.lake, settings.application_id, [own], options
+            state_snapshot.read_snapshot, settings.lake, settings.application_id, [own], options
         )
         return None if found is None or own not in found.partitions else (found.version, found.partitions[own])
 
@@ -424,7 +425,7 @@ class Restoring:
             raise ChangelogHole(
                 f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
                 f"{self.topic_id}: it was deleted and created again. To start afresh, move the application's tables "
-                f"({delta_tables.table_uri(settings.lake, settings.application_id)}) to another place"
+                f"({table_uri(settings.lake, settings.application_id)}) to another place"
             )
         progress = decode_progress(snapshot.progress)
         report = self.report
@@ -452,7 +453,7 @@ class Restoring:
         local = self.task.local
         assert settings.lake is not None
         columns = [column.name for column in schema.state_columns()]
-        slices = delta_tables.read_windows(
+        slices = state_snapshot.read_window_changes(
             settings.lake,
             settings.application_id,
             self.at.partition,

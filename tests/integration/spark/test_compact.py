@@ -30,7 +30,7 @@ from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot, table_figures
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.settings import StreamsSettings
@@ -55,12 +55,12 @@ def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
 def live_in_lake(root: Path, simulation: Any) -> list[Any]:
     """The rows that a restore loads: (partition, key, start, end, state columns); later changes replace earlier
     ones."""
-    snapshot = delta_tables.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
+    snapshot = state_snapshot.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
     assert snapshot is not None
     found = dict[Any, Any]()
     for task in simulation.tasks:
         columns = [c.name for c in task.store.state_columns()]
-        for batch in delta_tables.read_windows(
+        for batch in state_snapshot.read_window_changes(
             str(root), simulation.name, task.partition, "banks", snapshot.version, columns
         ):
             assert batch.schema.names == ["key", "start_ms", "end_ms", "live", *columns]
@@ -148,7 +148,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
     plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
-    tables = delta_tables.describe_tables(str(tmp_path), simulation.name)
+    tables = table_figures.describe_tables(str(tmp_path), simulation.name)
     assert tables["live_rows"] == len(live_in_tasks(simulation))
     assert tables["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
 
@@ -446,7 +446,7 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     assert before.bytes is not None
     assert after.bytes is not None
     assert before.bytes > 1_000 > after.bytes
-    assert after.snapshot_ms == delta_tables.describe_tables(str(tmp_path), simulation.name)["compacted_at_ms"]
+    assert after.snapshot_ms == table_figures.describe_tables(str(tmp_path), simulation.name)["compacted_at_ms"]
     assert after.snapshot_ms is not None
 
 

@@ -14,7 +14,7 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import state_snapshot
 from penstock.shared.common.records import TopicPartition
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, wait_or_raise
 
@@ -36,7 +36,7 @@ async def test_a_restore_reads_the_newer_version_if_its_files_are_removed(
         settings = given.model_copy(
             update={"optimize_files_max": 1, "delete_covered": True, "retention_hours": 0, "vacuum_every": 1}
         )
-        read_windows, versions, reports = delta_tables.read_windows, list[int](), list[CompactionReport]()
+        read_windows, versions, reports = state_snapshot.read_window_changes, list[int](), list[CompactionReport]()
 
         def compact() -> None:
             reports.append(CompactionJob(spark, settings, print).run())
@@ -54,7 +54,7 @@ async def test_a_restore_reads_the_newer_version_if_its_files_are_removed(
         await asyncio.to_thread(compact)
         await chain.send(100)
         await work(chain, tmp_path)
-        monkeypatch.setattr(delta_tables, "read_windows", read_after_compaction)
+        monkeypatch.setattr(state_snapshot, "read_window_changes", read_after_compaction)
         await chain.send(100)
         await work(chain, tmp_path)
         assert len(versions) == 2

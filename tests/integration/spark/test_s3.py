@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import delta_tables, state_snapshot, table_figures
+from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO
 
@@ -85,17 +86,17 @@ def test_a_lake_on_s3(
         assert done.returncode == 0, done.stderr
     options = aws(endpoint)
     where = ("s3://lake/penstock", simulation.name)
-    snapshot = delta_tables.read_snapshot(*where, [0], options)
+    snapshot = state_snapshot.read_snapshot(*where, [0], options)
     assert snapshot is not None
     columns = [c.name for c in task.store.state_columns()]
     found = dict[Any, int]()
-    for batch in delta_tables.read_windows(*where, 0, "banks", snapshot.version, columns, options):
+    for batch in state_snapshot.read_window_changes(*where, 0, "banks", snapshot.version, columns, options):
         for row in batch.to_pylist():
             found.pop((row["key"], row["start_ms"]), None)
             if row["live"]:
                 found[row["key"], row["start_ms"]] = row["end_ms"]
     assert found == {window: end for window, (end, _) in task.written.items()}
-    assert delta_tables.describe_tables(*where, options)["closed_rows"] == {"banks": len(task.closed)}
+    assert table_figures.describe_tables(*where, options)["closed_rows"] == {"banks": len(task.closed)}
     audit = penstock("audit", *there)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
@@ -132,7 +133,7 @@ async def test_files_on_s3(
         done = await asyncio.to_thread(penstock, "batch", *there, *given, "--files", f"{scheme}://lake/files")
         assert done.returncode == 0, done.stderr
         options = aws(endpoint) if lake_.startswith("s3") else None
-        tables = delta_tables.describe_tables(lake_, application, options)
+        tables = table_figures.describe_tables(lake_, application, options)
         assert (tables["closed_rows"], tables["live_rows"]) == ({"s": 2}, 2)
 
     async with Producer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as producer:
@@ -148,6 +149,6 @@ LIVE = "SELECT end_ms FROM t WHERE row = 'window' AND live"
 
 
 def state_table(lake: str, application: str, options: dict[str, str] | None) -> DeltaTable:
-    table = delta_tables.open_table(delta_tables.table_uri(lake, application, "state"), options)
+    table = delta_tables.open_table(table_uri(lake, application, "state"), options)
     assert table is not None
     return table

@@ -18,7 +18,7 @@ from penstock.services.aggregator.compaction_supervisor import (
 )
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.shared.common.lake.delta_tables import Compaction
+from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
 
 SECRETS = {

@@ -15,7 +15,7 @@ from penstock.services.aggregator.stored_windows import (
     merged,
     results,
 )
-from penstock.shared.common.lake.delta_tables import ClosedWindow
+from penstock.shared.common.lake.window_queries import ClosedWindow
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import LATEST, Latest

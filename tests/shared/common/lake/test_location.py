@@ -9,8 +9,7 @@ import pytest
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.lake.delta_tables import table_uri
-from penstock.shared.common.lake.location import lake_root
+from penstock.shared.common.lake.location import lake_root, table_uri
 
 
 def test_a_folder_is_the_same_by_its_path_and_its_uri(tmp_path: Path) -> None:

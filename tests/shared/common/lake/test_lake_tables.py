@@ -15,8 +15,17 @@ from deltalake import ColumnProperties, WriterProperties, write_deltalake
 from penstock.services.spark.table_columns import CLOSED, LATE, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake import compaction_history, state_snapshot
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.common.lake.compaction_history import Compaction, read_compactions
+from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot, read_snapshot, read_window_changes
+from penstock.shared.common.lake.table_figures import describe_tables
+from penstock.shared.common.lake.window_queries import (
+    ClosedWindow,
+    find_closed_windows,
+    find_live_windows,
+    window_position,
+)
 from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
@@ -42,7 +51,7 @@ def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
 def replayed(root: Path, partition: int, version: int, store: str = STORE) -> dict[Window, tuple[int, int]]:
     """The live windows after all rows are replayed: end and `n` by key and start."""
     found: dict[Window, tuple[int, int]] = {}
-    for batch in delta_tables.read_windows(str(root), "app", partition, store, version, ["n_n"]):
+    for batch in read_window_changes(str(root), "app", partition, store, version, ["n_n"]):
         for row in batch.to_pylist():
             window = row["key"], row["start_ms"]
             if row["live"]:
@@ -54,10 +63,10 @@ def replayed(root: Path, partition: int, version: int, store: str = STORE) -> di
 
 def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
     """An application that was never compacted has no snapshot and an empty description."""
-    assert delta_tables.read_snapshot(str(tmp_path), "app", [0]) is None
-    assert delta_tables.describe_tables(str(tmp_path), "app")["state_version"] == -1
-    assert delta_tables.compactions(str(tmp_path), "app", 5) == []
-    assert delta_tables.find_closed(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
+    assert read_snapshot(str(tmp_path), "app", [0]) is None
+    assert describe_tables(str(tmp_path), "app")["state_version"] == -1
+    assert read_compactions(str(tmp_path), "app", 5) == []
+    assert find_closed_windows(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
 
 
 def test_tables_have_the_reserved_columns() -> None:
@@ -71,10 +80,10 @@ def test_tables_have_the_reserved_columns() -> None:
 def test_a_snapshot_is_read_at_its_version(tmp_path: Path) -> None:
     """Windows are read at the snapshot's version, whatever was committed since."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
-    snapshot = delta_tables.read_snapshot(str(tmp_path), "app", [0, 7])
-    assert snapshot == delta_tables.Snapshot(0, {0: delta_tables.PartitionSnapshot(0, 10, 2, b"{}", "topic")})
+    snapshot = read_snapshot(str(tmp_path), "app", [0, 7])
+    assert snapshot == Snapshot(0, {0: PartitionSnapshot(0, 10, 2, b"{}", "topic")})
     write(tmp_path, 20, [(0, b"later")])
-    (batch,) = delta_tables.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's_hll", "n_n"])
+    (batch,) = read_window_changes(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's_hll", "n_n"])
     assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "live": True, "it's_hll": b"a", "n_n": 0}]
     types = [pa.binary(), pa.int64(), pa.int64(), pa.bool_(), pa.binary(), pa.int64()]
     assert [field.type for field in batch.schema] == types
@@ -86,12 +95,12 @@ def test_the_progress_with_the_highest_offset_is_used(tmp_path: Path) -> None:
     write_state(tmp_path, "app", STORES, rows)
     write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
     expected = {
-        0: delta_tables.PartitionSnapshot(0, 30, 4, b'{"a": 3}', "topic"),
-        1: delta_tables.PartitionSnapshot(1, 8, 2, b"{}", None),
+        0: PartitionSnapshot(0, 30, 4, b'{"a": 3}', "topic"),
+        1: PartitionSnapshot(1, 8, 2, b"{}", None),
     }
-    assert delta_tables.read_snapshot(str(tmp_path), "app", [0, 1]) == delta_tables.Snapshot(1, expected)
+    assert read_snapshot(str(tmp_path), "app", [0, 1]) == Snapshot(1, expected)
     write_state(tmp_path, "app", STORES, []).optimize.compact()
-    found = delta_tables.read_snapshot(str(tmp_path), "app", [1, 0, 5])
+    found = read_snapshot(str(tmp_path), "app", [1, 0, 5])
     assert found is not None
     assert found.partitions == expected
 
@@ -105,7 +114,7 @@ def test_replayed_rows_are_the_live_windows(
     """Replayed rows with tombstones and superseded rows are the live windows, for several stores and partitions, with
     and without an OPTIMIZE and statistics.
     """
-    monkeypatch.setattr(delta_tables, "SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(state_snapshot, "SLICE_ROWS", slice_rows)
     random_ = random.Random(slice_rows)
     of_columns = ColumnProperties(statistics_enabled=statistics)
     properties = WriterProperties(max_row_group_size=4, default_column_properties=of_columns)
@@ -135,12 +144,10 @@ def test_replayed_rows_are_the_live_windows(
             table.optimize.compact(writer_properties=properties)
     for partition, windows in expected.items():
         assert replayed(tmp_path, partition, table.version()) == windows
-        rows_read = delta_tables.find_windows(
-            str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), 99
-        )
+        rows_read = find_live_windows(str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), 99)
         own = [row for row in rows_read if row["partition"] == partition]
         assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n_n"]) for r in own} == windows
-    assert delta_tables.describe_tables(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
+    assert describe_tables(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
 
 
 def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
@@ -164,9 +171,9 @@ def test_columns_that_were_added_later_are_null(tmp_path: Path) -> None:
     write_state(tmp_path, "app", [COUNTED], [live(0, "s", b"k", 1, 2, 3, {"n_n": 4})])
     wider = (store_of("s", {"n": Count(), "x": Sum("x")}), store_of("t", AGGREGATIONS))
     table = write_state(tmp_path, "app", wider, [live(0, "s", b"l", 1, 2, 5, {"n_n": 6, "x_sum": 1.5})])
-    batches = delta_tables.read_windows(str(tmp_path), "app", 0, "s", table.version(), ["n_n", "x_sum"])
+    batches = read_window_changes(str(tmp_path), "app", 0, "s", table.version(), ["n_n", "x_sum"])
     assert [(row["n_n"], row["x_sum"]) for batch in batches for row in batch.to_pylist()] == [(4, None), (6, 1.5)]
-    assert list(delta_tables.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["n_n"])) == []
+    assert list(read_window_changes(str(tmp_path), "app", 0, "t", table.version(), ["n_n"])) == []
 
 
 def test_state_columns_may_have_the_names_of_table_columns(tmp_path: Path) -> None:
@@ -176,15 +183,15 @@ def test_state_columns_may_have_the_names_of_table_columns(tmp_path: Path) -> No
     store = msgspec.structs.replace(store_of("t", {}), aggregations=own)
     state = {"start_ms": 4, "end_ms": 5}
     table = write_state(tmp_path, "app", [store], [live(0, "t", b"k", 1, 2, 3, state)])
-    (batch,) = delta_tables.read_windows(str(tmp_path), "app", 0, "t", table.version(), [*state])
+    (batch,) = read_window_changes(str(tmp_path), "app", 0, "t", table.version(), [*state])
     assert [column.to_pylist() for column in batch.columns] == [[b"k"], [1], [2], [True], [4], [5]]
-    (row,) = delta_tables.find_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), 9)
+    (row,) = find_live_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), 9)
     assert row["state"] == {**state, "changelog_offset": None}
 
 
 def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
     """The compactions of jobs are listed, newest first, without rewrites, upkeep and other appends."""
-    assert delta_tables.compactions(str(tmp_path), "app", 1) == []
+    assert read_compactions(str(tmp_path), "app", 1) == []
     statistics = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
     write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", statistics=statistics)
     write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
@@ -192,32 +199,32 @@ def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
     write_deltalake(table, table_of([progress(1, 1)], state_schema(STORES)), mode="append")
     write_deltalake(table, table_of([progress(1, 2)], state_schema(STORES)), mode="append")
     assert table.optimize.compact()["numFilesRemoved"] > 0
-    second, first = delta_tables.compactions(str(tmp_path), "app", 5)
-    assert first == delta_tables.Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)
-    assert second == delta_tables.Compaction(1, second.ended_at_ms, "two", None, None, None, None)
-    assert delta_tables.compactions(str(tmp_path), "app", 1) == [second]
+    second, first = read_compactions(str(tmp_path), "app", 5)
+    assert first == Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)
+    assert second == Compaction(1, second.ended_at_ms, "two", None, None, None, None)
+    assert read_compactions(str(tmp_path), "app", 1) == [second]
     assert second.ended_at_ms >= first.ended_at_ms
-    assert delta_tables.describe_tables(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
+    assert describe_tables(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
 
 
 def test_a_compaction_before_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction is found before any number of other versions."""
-    monkeypatch.setattr(delta_tables, "HISTORY_VERSIONS", (1, 2, 8))
+    monkeypatch.setattr(compaction_history, "HISTORY_VERSIONS", (1, 2, 8))
     write_state(tmp_path, "app", STORES, [progress(p, 1) for p in range(4)], job="one")
     for partition in range(4):
         write_state(tmp_path, "app", STORES, [progress(partition, 1)], kind="rewrite", partition=partition)
-    assert [one.job for one in delta_tables.compactions(str(tmp_path), "app", 1)] == ["one"]
+    assert [one.job for one in read_compactions(str(tmp_path), "app", 1)] == ["one"]
 
 
 def test_unknown_stores_and_columns(tmp_path: Path) -> None:
     """An unknown store has no windows, and an unknown column or a table of another kind is an error with its name."""
     write(tmp_path, 10, [(0, b"a")])
-    assert list(delta_tables.read_windows(str(tmp_path), "app", 0, "new", 0, ["n_n"])) == []
+    assert list(read_window_changes(str(tmp_path), "app", 0, "new", 0, ["n_n"])) == []
     with pytest.raises(NotASnapshot, match="sum"):
-        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n", "sum"]))
+        list(read_window_changes(str(tmp_path), "app", 0, STORE, 0, ["n_n", "sum"]))
     write_deltalake(str(tmp_path / "other" / "state"), pa.table({"x": [1]}))
     with pytest.raises(NotASnapshot, match="no column row"):
-        delta_tables.read_snapshot(str(tmp_path), "other", [0])
+        read_snapshot(str(tmp_path), "other", [0])
 
 
 @pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
@@ -228,7 +235,7 @@ def test_an_invalid_progress_is_an_error(tmp_path: Path, odd: dict[str, Any]) ->
     null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
     write_deltalake(str(tmp_path / "app" / "state"), table.cast(null))
     with pytest.raises(NotASnapshot, match="partition 3"):
-        delta_tables.read_snapshot(str(tmp_path), "app", [3])
+        read_snapshot(str(tmp_path), "app", [3])
 
 
 def test_a_row_without_an_offset_is_an_error(tmp_path: Path) -> None:
@@ -236,14 +243,14 @@ def test_a_row_without_an_offset_is_an_error(tmp_path: Path) -> None:
     row: dict[str, Any] = {**live(0, STORE, b"a", 1, 2, 3, {"n_n": 1}), "changelog_offset": None}
     write_state(tmp_path, "app", STORES, [row])
     with pytest.raises(NotASnapshot, match="without a changelog offset"):
-        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
+        list(read_window_changes(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
 def test_a_column_that_is_no_store_is_an_error(tmp_path: Path) -> None:
     """A column of a store's name that contains no states is an error."""
     write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
     with pytest.raises(NotASnapshot, match="column 'n'"):
-        list(delta_tables.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
+        list(read_window_changes(str(tmp_path), "app", 0, "n", 0, ["x"]))
 
 
 @pytest.mark.parametrize(
@@ -252,11 +259,11 @@ def test_a_column_that_is_no_store_is_an_error(tmp_path: Path) -> None:
 def test_an_invalid_path_is_an_error(path: str, message: str) -> None:
     """A path that cannot be a folder is a ConfigError with its value."""
     with pytest.raises(ConfigError, match=f"^lake .*{message}"):
-        delta_tables.read_snapshot(path, "app", [0])
+        read_snapshot(path, "app", [0])
 
 
-def ended(root: str, application: str) -> list[delta_tables.Compaction]:
-    return delta_tables.compactions(root, application, 1)
+def ended(root: str, application: str) -> list[Compaction]:
+    return read_compactions(root, application, 1)
 
 
 def test_a_damaged_log_is_unavailable(tmp_path: Path) -> None:
@@ -265,7 +272,11 @@ def test_a_damaged_log_is_unavailable(tmp_path: Path) -> None:
     (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
     for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
         log.write_text(text)
-        for read in (ended, delta_tables.describe_tables, lambda root, app: delta_tables.read_snapshot(root, app, [0])):
+        for read in (
+            ended,
+            describe_tables,
+            lambda root, app: read_snapshot(root, app, [0]),
+        ):
             with pytest.raises(LakeUnavailable, match="cannot be read"):
                 read(str(tmp_path), "app")
 
@@ -274,11 +285,11 @@ def test_a_removed_version_is_unavailable(tmp_path: Path) -> None:
     """A version or file that was removed is LakeUnavailable, so a restore can read the newer snapshot."""
     write(tmp_path, 10, [(0, b"a")])
     with pytest.raises(LakeUnavailable, match="at version 9"):
-        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n_n"]))
+        list(read_window_changes(str(tmp_path), "app", 0, STORE, 9, ["n_n"]))
     for file in (tmp_path / "app" / "state").rglob("*.parquet"):
         file.unlink()
     with pytest.raises(LakeUnavailable):
-        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
+        list(read_window_changes(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
 def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
@@ -286,7 +297,7 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     write(tmp_path, 10, [(0, b"a"), (1, b"b"), (1, b"c")])
 
     def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
-        rows = delta_tables.find_windows(str(tmp_path), "app", STORE, 0, keys, reach, rows_max)
+        rows = find_live_windows(str(tmp_path), "app", STORE, 0, keys, reach, rows_max)
         assert all((row["start_ms"], row["state"]["it's_hll"]) == (5, row["key"]) for row in rows)
         return sorted(row["key"] for row in rows)
 
@@ -303,7 +314,7 @@ def test_live_windows_have_their_newest_bounds(tmp_path: Path) -> None:
     rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), tombstone(0, STORE, b"b", 5, 8)]
     write_state(tmp_path, "app", STORES, rows)
     for reach in ((0, 9), (20, 90)):
-        (row,) = delta_tables.find_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, 9)
+        (row,) = find_live_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, 9)
         assert (row["key"], row["end_ms"], row["state"]["n_n"]) == (b"a", 50, 2)
 
 
@@ -311,8 +322,8 @@ def test_live_windows_after_a_position(tmp_path: Path) -> None:
     """Windows after a position are returned in order."""
     write(tmp_path, 10, [(0, b"a"), (0, b"\xff"), (1, b"b"), (1, b"c")])
     seen, after = [], None
-    while rows := delta_tables.find_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), 1, None, after):
-        after = delta_tables.window_position(rows[0])
+    while rows := find_live_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), 1, None, after):
+        after = window_position(rows[0])
         seen.append(rows[0]["key"])
     assert seen == [b"a", b"\xff", b"b", b"c"]
 
@@ -331,7 +342,7 @@ def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     close(tmp_path, [("a", 30), ("b", 20), ("c", 10), ("b", 5), ("b", 9_000)])
 
     def found(first: str | None, last: str | None, rows_max: int, reach: tuple[int, int] = (0, 100)) -> list[int]:
-        rows = delta_tables.find_closed(str(tmp_path), "app", "s", (first, last), reach, rows_max)
+        rows = find_closed_windows(str(tmp_path), "app", "s", (first, last), reach, rows_max)
         return [row.start_ms for row in rows]
 
     assert found("b", "c", 9) == [5, 10, 20]
@@ -340,8 +351,8 @@ def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     assert found("b", "b", 1) == [5]
     assert found("b", "b", 9, (1_006, 8_999)) == [20]
     assert found("b", "b", 9, (-(2**62), 2**62)) == [5, 20, 9_000]
-    (row,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("c", "c"), (0, 100))
-    assert row == delta_tables.ClosedWindow(0, 10, 1_010, "c", 2, "topic", {"n": 2})
+    (row,) = find_closed_windows(str(tmp_path), "app", "s", ("c", "c"), (0, 100))
+    assert row == ClosedWindow(0, 10, 1_010, "c", 2, "topic", {"n": 2})
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
@@ -354,11 +365,9 @@ def test_closed_windows_after_a_position(tmp_path: Path, as_bytes: bool) -> None
     for rows_max in (1, 2, 99):
         seen: list[tuple[Any, int]] = []
         after = None
-        while rows := delta_tables.find_closed(
-            str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after
-        ):
+        while rows := find_closed_windows(str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after):
             seen += [(row.key, row.start_ms) for row in rows]
-            after = delta_tables.window_position(rows[-1])
+            after = window_position(rows[-1])
         assert seen == sorted(keyed, key=lambda one: (one[1], one[0]))
 
 
@@ -367,11 +376,11 @@ def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
     far_ms = 1_700_000_000_000_000
     row = {"key": "k", "window_start": far_ms, "window_end": far_ms, "n": 1, "closed_at": None}
     write_closed(tmp_path, "app", COUNTED, [row])
-    (found,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, far_ms))
+    (found,) = find_closed_windows(str(tmp_path), "app", "s", ("k", "k"), (0, far_ms))
     assert (found.end_ms, found.results) == (far_ms, {"n": 1})
     before = WindowPosition(far_ms - 1, far_ms - 1, 0, b"k")
-    for after, count in ((before, 1), (delta_tables.window_position(found), 0)):
-        rows = delta_tables.find_closed(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
+    for after, count in ((before, 1), (window_position(found), 0)):
+        rows = find_closed_windows(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
         assert len(rows) == count
 
 
@@ -379,7 +388,7 @@ def test_results_may_have_the_names_of_other_tables_columns(tmp_path: Path) -> N
     """A name of a column of `state` is free in `closed`."""
     row = {"key": "k", "window_start": 1, "window_end": 2, "start_ms": 3, "live": json.dumps([1])}
     write_closed(tmp_path, "app", store_of("s", {"start_ms": Count(), "live": CollectList("x")}), [row])
-    (found,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, 9))
+    (found,) = find_closed_windows(str(tmp_path), "app", "s", ("k", "k"), (0, 9))
     assert (found.start_ms, found.results) == (1, {"start_ms": 3, "live": "[1]"})
 
 
@@ -388,6 +397,6 @@ def test_describe_counts_windows(tmp_path: Path) -> None:
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     write_state(tmp_path, "app", STORES, [tombstone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
     write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
-    description = delta_tables.describe_tables(str(tmp_path), "app")
+    description = describe_tables(str(tmp_path), "app")
     assert (description["live_rows"], description["closed_rows"]) == (1, {STORE: 0, "other": 1})
     assert (description["state_version"], description["closed_versions"]) == (1, {STORE: -1, "other": 0})

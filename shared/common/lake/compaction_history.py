@@ -1,0 +1,93 @@
+"""The compactions of an application in the lake, from the history of its Delta table `state`.
+
+Everything here blocks: call it with `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from deltalake import DeltaTable
+
+from penstock.shared.common.errors import LakeUnavailable
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line, open_table
+from penstock.shared.common.lake.location import table_uri
+
+COMPACTION, APPEND = "compaction", "WRITE"
+"""The kind of a compaction's commit of `state`, and its operation."""
+HISTORY_VERSIONS = (20, 400, 8_000)
+"""The newest versions that are searched for compactions; more if all of those are rewrites and table maintenance."""
+
+
+class Compaction(NamedTuple):
+    """A compaction as its commit describes it. None is a value that the commit lacks."""
+
+    version: int
+    ended_at_ms: int
+    job: str | None
+    started_at_ms: int | None
+    seconds: float | None
+    rows: int | None
+    entries: int | None
+
+
+class _CompactionMetadata(msgspec.Struct):
+    """The metadata that a job writes into the commits of `state`."""
+
+    kind: str
+    job: str | None = None
+    started_at_ms: int | None = None
+    seconds: float | None = None
+    rows: int | None = None
+    entries: int | None = None
+
+
+def read_compactions(
+    lake: str, application: str, limit: int, storage_options: Mapping[str, str] | None = None
+) -> list[Compaction]:
+    """Read the last compactions of an application, newest first, as far as the table's history goes back.
+
+    At most `limit` are returned. There may be fewer if many other versions lie between them. Raises LakeUnavailable.
+    """
+    state = open_table(table_uri(lake, application, "state"), storage_options)
+    return [] if state is None else compactions_of_table(state, limit)
+
+
+def compactions_of_table(state: DeltaTable, limit: int) -> list[Compaction]:
+    """The last compactions of a table `state`, newest first. Raises LakeUnavailable."""
+    found: list[Compaction] = []
+    for versions in HISTORY_VERSIONS:
+        try:
+            history = state.history(limit=max(versions, limit))
+        except DELTA_ERRORS as e:
+            raise LakeUnavailable(f"{state.table_uri} cannot be read: {one_line(e)}") from e
+        found = [one for entry in history if (one := _parse_compaction(entry)) is not None]
+        if found or len(history) < versions:
+            break
+    return found[:limit]
+
+
+def _parse_compaction(entry: Mapping[str, Any]) -> Compaction | None:
+    """Parse a commit in the history of `state` as a compaction.
+
+    Returns None for a rewrite, table maintenance and another program's commit.
+    """
+    if entry.get("operation") != APPEND:
+        return None
+    try:
+        metadata = msgspec.json.decode(entry.get("userMetadata") or "", type=_CompactionMetadata)
+    except msgspec.MsgspecError:
+        return None
+    if metadata.kind != COMPACTION:
+        return None
+    return Compaction(
+        version=int(entry["version"]),
+        ended_at_ms=int(entry["timestamp"]),
+        job=metadata.job,
+        started_at_ms=metadata.started_at_ms,
+        seconds=metadata.seconds,
+        rows=metadata.rows,
+        entries=metadata.entries,
+    )

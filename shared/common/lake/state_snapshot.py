@@ -1,0 +1,153 @@
+"""Reads the snapshots of an application's live windows from the lake: versions of its Delta table `state`.
+
+`<lake>/<application>/state` has one row a change of a live window, and one row a compaction and changelog partition
+(its covered offset). Among the rows with the same (partition, store, key, start) the one with the highest changelog
+offset counts. If that row is a tombstone, the window is no longer live. To read a consistent snapshot, read the covered
+offsets first, then the windows at exactly that version.
+
+Everything here blocks: call it with `asyncio.to_thread`.
+"""
+
+# ruff: noqa: S608 - SQL is the only interface, and every name and text in it is quoted
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.schema import StructType
+
+from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
+from penstock.shared.common.lake.delta_tables import (
+    fields_of_table,
+    open_table,
+    query,
+    quote_column_name,
+    require_columns,
+    rows,
+    text_literal,
+)
+from penstock.shared.common.lake.location import table_uri
+
+PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
+WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")
+WINDOWS = "row = 'window'"
+"""The condition for the rows of `state` that are changes of windows."""
+SLICE_ROWS = 250_000
+"""Rows of `state` that are read and sorted at once. A restore holds two slices: it reads one and applies the other."""
+
+
+class PartitionSnapshot(NamedTuple):
+    """How far the snapshot covers one changelog partition. `covered_offset` is the NEXT offset to read."""
+
+    partition: int
+    covered_offset: int
+    epoch: int
+    progress: bytes
+    topic_id: str | None
+
+
+class Snapshot(NamedTuple):
+    """One version of an application's `state`, and the progress of the requested partitions that it covers."""
+
+    version: int
+    partitions: dict[int, PartitionSnapshot]
+
+
+def read_snapshot(
+    lake: str, application: str, partitions: Collection[int], storage_options: Mapping[str, str] | None = None
+) -> Snapshot | None:
+    """Read the newest snapshot of `state`; None if there is no table yet. Raises LakeUnavailable or NotASnapshot."""
+    table = open_table(table_uri(lake, application, "state"), storage_options)
+    if table is None:
+        return None
+    require_columns(table, ("row", *PROGRESS_COLUMNS))
+    covered: dict[int, PartitionSnapshot] = {}
+    if chosen := [int(p) for p in partitions]:
+        where = f"row = 'progress' AND partition IN ({', '.join(map(str, chosen))})"
+        order = "PARTITION BY partition ORDER BY changelog_offset DESC NULLS FIRST"
+        columns = ", ".join(map(quote_column_name, PROGRESS_COLUMNS))
+        numbered = f"SELECT {columns}, row_number() OVER ({order}) AS nth FROM t WHERE {where}"
+        newest = rows(table, f"SELECT {columns} FROM ({numbered}) WHERE nth = 1")
+        covered = {row["partition"]: _parse_partition_snapshot(table, row) for row in newest}
+    return Snapshot(int(table.version()), dict(sorted(covered.items())))
+
+
+def _parse_partition_snapshot(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
+    offset = row["changelog_offset"]
+    epoch = row["epoch"]
+    progress = row["progress"]
+    topic_id = row["topic_id"]
+    numbers = isinstance(offset, int) and isinstance(epoch, int)
+    if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
+        raise NotASnapshot(
+            f"{table.table_uri} is not a snapshot: the progress of partition {row['partition']} is not readable"
+        )
+    return PartitionSnapshot(row["partition"], offset, epoch, progress.encode(), topic_id)
+
+
+def read_window_changes(
+    lake: str,
+    application: str,
+    partition: int,
+    store: str,
+    version: int,
+    columns: Sequence[str],
+    storage_options: Mapping[str, str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read one partition's changes of a store's windows in a snapshot (a version of `state`), by changelog offset.
+
+    Each batch is one slice of about SLICE_ROWS rows. Replay them in that order: the last change of each window is its
+    live state. Columns: key (binary), start_ms, end_ms (int64), live (bool), then the state's fields `columns`, in that
+    order (int64, float64 or binary). A field is null if the row is a tombstone, or was written before the store had
+    that aggregation. A store that the snapshot does not know yet has no windows. Raises LakeUnavailable or
+    NotASnapshot.
+
+    Rows can stand in any order in the files, because other programs may rewrite the files. The steps are:
+
+    1. Read the offsets alone.
+    2. Cut them into slices that fit in memory.
+    3. Read slice by slice, and sort each. Files and row groups without rows of a slice are skipped by their statistics,
+       if they have any.
+    """
+    table = open_table(table_uri(lake, application, "state"), storage_options, version)
+    if table is None:
+        raise LakeUnavailable(f"there is no table {table_uri(lake, application, 'state')} (any more)")
+    fields = fields_of_table(table)
+    if store not in fields:
+        return
+    if not isinstance(fields[store].type, StructType):
+        raise NotASnapshot(f"{table.table_uri}: the column {store!r} holds no states")
+    known = {f.name for f in fields[store].type.fields}
+    if missing := [c for c in columns if c not in known]:
+        raise NotASnapshot(f"{table.table_uri}: store {store!r} has no column {', '.join(missing)}")
+    state = [f"{quote_column_name(store)}[{text_literal(c)}] AS {quote_column_name(f'state {c}')}" for c in columns]
+    where = f"{WINDOWS} AND partition = {int(partition)} AND store = {text_literal(store)}"
+    for low, high in _offset_slices(table, where):
+        within = f"{where} AND changelog_offset >= {low} AND changelog_offset <= {high}"
+        sql = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"
+        yield from _sort_by_offset(query(table, sql), (*WINDOW_COLUMNS, *columns))
+
+
+def _offset_slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
+    """Cut the changelog offsets of a snapshot's rows into ranges of about SLICE_ROWS rows, both ends inclusive."""
+    column = query(table, f"SELECT changelog_offset FROM t WHERE {where}").column(0)
+    if column.null_count:
+        raise NotASnapshot(f"{table.table_uri} is not a snapshot: there are windows without a changelog offset")
+    if not len(column):
+        return []
+    offsets = np.sort(column.to_numpy())
+    lows = np.unique(offsets[::SLICE_ROWS])
+    return list(zip(lows.tolist(), [*(lows[1:] - 1).tolist(), int(offsets[-1])], strict=True))
+
+
+def _sort_by_offset(found: pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
+    """Sort rows of a snapshot by their changelog offset: the last column, which is dropped."""
+    found = found.combine_chunks()
+    offsets = found.column(found.num_columns - 1).to_numpy()
+    if (offsets[1:] < offsets[:-1]).any():
+        found = found.take(pa.array(np.argsort(offsets, kind="stable")))
+    chosen = found.remove_column(found.num_columns - 1).rename_columns(list(names))
+    return list(chosen.combine_chunks().to_batches())

@@ -1,0 +1,35 @@
+"""The figures of an application's Delta tables in the lake. Everything here blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.shared.common.lake.column_names import STATE_COLUMNS
+from penstock.shared.common.lake.compaction_history import compactions_of_table
+from penstock.shared.common.lake.delta_tables import count_rows, fields_of_table, open_table
+from penstock.shared.common.lake.location import table_uri
+from penstock.shared.common.lake.state_snapshot import WINDOWS
+from penstock.shared.common.lake.window_queries import newest_rows_query
+
+
+def describe_tables(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the figures of an application's lake tables.
+
+    They are live rows, closed rows by store, table versions, and the end of the newest compaction.
+
+    `compacted_at_ms` is None and `state_version` is -1 if nothing was compacted yet. Raises LakeUnavailable.
+    """
+    state = open_table(table_uri(lake, application, "state"), storage_options)
+    fields: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
+    fields["compacted_at_ms"] = None
+    if state is None:
+        return fields
+    fields["state_version"] = int(state.version())
+    fields["live_rows"] = count_rows(state, f"{newest_rows_query(WINDOWS)} AND live")
+    fields["compacted_at_ms"] = next((one.ended_at_ms for one in compactions_of_table(state, 1)), None)
+    for store in sorted(fields_of_table(state).keys() - {*STATE_COLUMNS}):
+        closed = open_table(table_uri(lake, application, "closed", store), storage_options)
+        fields["closed_rows"][store] = 0 if closed is None else count_rows(closed, "t")
+        fields["closed_versions"][store] = -1 if closed is None else int(closed.version())
+    return fields
