@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from penstock.shared.clients.admin import TopicDescription
 from penstock.shared.common.errors import ChangelogHole, OffsetOutOfRange
-from penstock.shared.common.lake import state_snapshot
-from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot
+from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot, read_snapshot
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, locate_corrupt_entry
@@ -70,7 +69,7 @@ async def _read_snapshot(location: ChangelogLocation, topic: TopicDescription) -
     if location.lake is None:
         return None
     snapshot = await asyncio.to_thread(
-        state_snapshot.read_snapshot,
+        read_snapshot,
         location.lake,
         location.application,
         [each.partition for each in topic.partitions],

@@ -244,7 +244,7 @@ def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Replay files and return the exit status."""
+    """Run the oracle: replay files of recorded cases, and return the exit status."""
     parser = argparse.ArgumentParser("oracle")
     parser.add_argument("--batch", type=_batch_size, metavar="N", help="records that are taken at once")
     parser.add_argument("--store", choices=("in_memory", "rocksdb"), default="in_memory")

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.shared.clients.protocol.record_batches import new_batch_builder, seal_batch
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
 from tests.shared.testing.fake_broker.frames import decode_response, encode_request
 
 CONFIGS = {
@@ -62,16 +62,18 @@ class Wire:
     async def frame(self, api: Api, version: int, body: Message) -> bytes:
         """Return the bytes of the answer."""
         self._correlation_id += 1
-        data = encode_request(SPOKEN[api], version, self._correlation_id, "contract", body)
+        data = encode_request(SUPPORTED_APIS[api], version, self._correlation_id, "contract", body)
         self._writer.write(struct.pack(">i", len(data)) + data)
         size = struct.unpack(">i", await self._reader.readexactly(4))[0]
         return await self._reader.readexactly(size)
 
     async def request(self, api: Api, version: int | None = None, **body: Any) -> Message:
         """Return the decoded answer, by default in the newest version."""
-        version = SPOKEN[api].max_version if version is None else version
+        version = SUPPORTED_APIS[api].max_version if version is None else version
         for _ in range(200):
-            _, answer, _ = decode_response(SPOKEN[api], version, await self.frame(api, version, Message(**body)))
+            _, answer, _ = decode_response(
+                SUPPORTED_APIS[api], version, await self.frame(api, version, Message(**body))
+            )
             if error_of(answer) not in PASSING:
                 return answer
             await asyncio.sleep(0.02)

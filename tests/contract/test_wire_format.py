@@ -6,7 +6,7 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, encode_response
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, encode_response
 from tests.contract.conftest import Wire, batch, connected, created, error_of
 from tests.shared.testing.fake_broker.frames import decode_response
 
@@ -86,14 +86,14 @@ async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: s
     """In every version Kafka accepts our request, and its answer is decoded completely and
     encoded to the same bytes.
     """
-    spoken = SPOKEN[api]
+    supported = SUPPORTED_APIS[api]
     async with connected(kafka) as wire:
         await created(wire, name)
-        for version in range(spoken.min_version, spoken.max_version + 1):
+        for version in range(supported.min_version, supported.max_version + 1):
             answer = await wire.frame(api, version, await body_of(wire, api, name, version))
-            correlation_id, body, end = decode_response(spoken, version, answer)
+            correlation_id, body, end = decode_response(supported, version, answer)
             assert end == len(answer), version
-            assert encode_response(spoken, version, correlation_id, body) == answer, version
+            assert encode_response(supported, version, correlation_id, body) == answer, version
             assert error_of(body) not in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_SERVER_ERROR), (version, body)
 
 
@@ -101,7 +101,7 @@ async def test_every_version_is_one_of_kafkas(kafka: EmbeddedKafka) -> None:
     """The fake broker supports no version that Apache Kafka does not."""
     async with connected(kafka) as wire:
         theirs = {row.api_key: row for row in (await wire.request(Api.API_VERSIONS, 0)).api_keys}
-    for api, spoken in SPOKEN.items():
-        assert theirs[api].min_version <= spoken.min_version <= spoken.max_version <= theirs[api].max_version, (
-            spoken.api
+    for api, supported in SUPPORTED_APIS.items():
+        assert theirs[api].min_version <= supported.min_version <= supported.max_version <= theirs[api].max_version, (
+            supported.api
         )

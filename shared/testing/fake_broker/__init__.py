@@ -5,10 +5,10 @@ epochs, generations and transactions as Kafka does. A test can make any request 
 """
 
 from penstock.shared.testing.fake_broker.cluster import FakeCluster
-from penstock.shared.testing.fake_broker.cluster_state import Request
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.control import Action, Close, Control, Delay, Drop, Fail, Hook, Respond
+from penstock.shared.testing.fake_broker.faults import Action, Close, Control, Delay, Drop, Fail, Hook, Respond
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 
 __all__ = [
     "Action",

@@ -70,7 +70,7 @@ class BrokerBatch:
 
 
 def next_sequence(sequence: int, step: int = 1) -> int:
-    """The sequence number `step` records later; it wraps around to zero.
+    """The sequence number of the record `step` records later in the broker's batches; it wraps around to zero.
 
     >>> next_sequence(2**31 - 1)
     0

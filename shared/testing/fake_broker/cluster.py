@@ -17,7 +17,7 @@ from penstock.shared.common.topic_names import is_topic_name
 from penstock.shared.testing.fake_broker.broker_batches import records
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.configs import wrong_topic_config
-from penstock.shared.testing.fake_broker.control import Action, Control, Hook
+from penstock.shared.testing.fake_broker.faults import Action, Control, Hook
 from penstock.shared.testing.fake_broker.node_server import NodeServer
 from penstock.shared.testing.fake_broker.protocol import Api
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition

@@ -1,8 +1,7 @@
 """The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
 
 There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's nodes do if
-another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` in `kafka_apis` lists
-them.
+another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` lists them.
 """
 
 from __future__ import annotations
@@ -11,56 +10,14 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.configs import BROKER_CONFIGS
 from penstock.shared.testing.fake_broker.group_coordinator import Groups
-from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
-from penstock.shared.testing.fake_broker.timers import Later, Timers
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.timers import Timers
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 from penstock.shared.testing.fake_broker.transaction_coordinator import Transactions
-
-
-@dataclass
-class Request:
-    """A decoded request: its sender, its node, and its body, whose fields are attributes.
-
-    `body` has the fields of Kafka's message definition in snake_case, with one name for one concept: topics are in
-    `body.topics`, each with a `name` and its `partitions`, and a partition's number is `partition`.
-    """
-
-    api: Api
-    version: int
-    node: int
-    client_id: str
-    client_host: str
-    body: Message
-    now_ms: int
-
-    def partitions(self) -> list[TopicPartition]:
-        """The partitions of the request, in its order."""
-        return [TopicPartition(topic.name, number_of(row)) for topic, row in self.rows()]
-
-    def rows(self) -> Iterator[tuple[Message, Any]]:
-        """Each topic with each of its partitions, as they are in the body."""
-        for topic in getattr(self.body, "topics", None) or ():
-            for row in getattr(topic, "partitions", None) or ():
-                yield topic, row
-
-
-def number_of(row: Any) -> int:
-    """A partition's number, from a request with structs of partitions or with plain numbers."""
-    return int(row if isinstance(row, int) else row.partition)
-
-
-class CloseConnection:
-    """Returned by a handler if a broker answers by closing the connection."""
-
-
-Answer = Message | Later | CloseConnection | None
-"""None if the client expects no response."""
 
 
 @dataclass

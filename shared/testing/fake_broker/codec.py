@@ -68,8 +68,8 @@ class FieldSchema:
     children: list[FieldSchema] = field(default_factory=list)
 
 
-def parse(text: str) -> list[FieldSchema]:
-    """The fields of a table, with children in their parents."""
+def parse_fields(text: str) -> list[FieldSchema]:
+    """The fields that a codec's table of text names, with children in their parents."""
     root: list[FieldSchema] = []
     open_at: list[tuple[int, list[FieldSchema]]] = [(0, root)]
     for line in text.strip("\n").splitlines():
@@ -103,7 +103,7 @@ class MessageSchema:
     """The table of one message. Readers and writers are made for a version when it is first used."""
 
     def __init__(self, text: str, flexible: int = FLEXIBLE_NEVER) -> None:
-        self.fields = parse(text)
+        self.fields = parse_fields(text)
         self._flexible = flexible
         self._made: dict[int, tuple[Read, Write]] = {}
 

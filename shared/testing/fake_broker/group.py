@@ -16,9 +16,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from penstock.shared.testing.fake_broker.answers import DelayedAnswer
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.timers import Later, Timer, Timers
+from penstock.shared.testing.fake_broker.timers import Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4
 """From this version on, a member joins with the id that it received in the response to its first try."""
@@ -53,8 +54,8 @@ class BrokerGroupMember:
     protocols: list[tuple[str, bytes]]
     seen_ms: int
     assignment: bytes = b""
-    joining: Later | None = None
-    syncing: Later | None = None
+    joining: DelayedAnswer | None = None
+    syncing: DelayedAnswer | None = None
 
     def metadata(self, protocol: str) -> bytes:
         return next((data for name, data in self.protocols if name == protocol), b"")
@@ -77,7 +78,7 @@ class BrokerGroup:
     _deadline: Timer | None = field(default=None, repr=False)
     _is_delayed: bool = field(default=False, repr=False)
 
-    def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | Later:
+    def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedAnswer:
         """Take part in the next generation. The response is sent when it starts."""
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (
@@ -117,7 +118,7 @@ class BrokerGroup:
         body: Message,
         protocols: list[tuple[str, bytes]],
         now_ms: int,
-    ) -> Message | Later:
+    ) -> Message | DelayedAnswer:
         self.pending.discard(member_id)
         member = self.members.get(member_id)
         rebalance_ms = body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
@@ -141,12 +142,12 @@ class BrokerGroup:
         )
         if not news and unchanged:
             return self._join_response(member)
-        member.joining = member.joining or Later()
+        member.joining = member.joining or DelayedAnswer()
         answer = member.joining
         self._prepare_rebalance(now_ms)
         return answer
 
-    def sync(self, version: int, body: Message, now_ms: int) -> Message | Later:
+    def sync(self, version: int, body: Message, now_ms: int) -> Message | DelayedAnswer:
         """The member's assignment, as soon as the leader has sent it."""
         if version >= PROTOCOL_NAMED_SINCE and None in (body.protocol_type, body.protocol_name):
             return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -161,7 +162,7 @@ class BrokerGroup:
             return Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
         if self.state is BrokerGroupState.STABLE:
             return self._sync_response(member)
-        member.syncing = member.syncing or Later()
+        member.syncing = member.syncing or DelayedAnswer()
         answer = member.syncing
         if member.member_id == self.leader:
             self._cancel_deadline()
@@ -173,7 +174,7 @@ class BrokerGroup:
                 syncing = one.syncing
                 one.syncing = None
                 if syncing is not None:
-                    syncing.resolve(self._sync_response(one))
+                    syncing.complete(self._sync_response(one))
         return answer
 
     def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
@@ -232,7 +233,7 @@ class BrokerGroup:
         """A static member that restarted replaces its old member id. The old id is fenced."""
         for waiting in (old.joining, old.syncing):
             if waiting is not None:
-                waiting.resolve(self._error_response(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
+                waiting.complete(self._error_response(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
         new = replace(old, member_id=member_id, joining=None, syncing=None)
         self.members = {one.member_id: one for one in (new if one is old else one for one in self.members.values())}
         if self.leader == old.member_id:
@@ -280,7 +281,7 @@ class BrokerGroup:
         member = self.members.pop(member_id)
         for waiting in (member.joining, member.syncing):
             if waiting is not None:
-                waiting.resolve(self._error_response(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
+                waiting.complete(self._error_response(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
         if self.state is BrokerGroupState.PREPARING:
             self._complete_join_if_all_joined(now_ms)
         else:
@@ -296,7 +297,7 @@ class BrokerGroup:
                 syncing = member.syncing
                 member.syncing = None
                 if syncing is not None:
-                    syncing.resolve(Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+                    syncing.complete(Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
             self._cancel_deadline()
             limit_ms = max((one.rebalance_timeout_ms for one in self.members.values()), default=0)
             self._is_delayed = was_empty and self.initial_delay_ms > 0
@@ -334,7 +335,7 @@ class BrokerGroup:
             member.joining = None
             member.seen_ms = now_ms
             assert joining is not None, "those that have not joined are gone"
-            joining.resolve(self._join_response(member))
+            joining.complete(self._join_response(member))
 
     def _remove_members_without_sync(self, now_ms: int) -> None:
         """Remove members that joined but never sent a sync."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.answers import Answer
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import BrokerGroupState
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
-from penstock.shared.testing.fake_broker.handle_logs import by_partition
+from penstock.shared.testing.fake_broker.handle_logs import answer_partitions
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 
 MEMBERS_LISTED_SINCE = 3
 OFFSET_METADATA_TOO_LARGE = 12
@@ -110,7 +112,7 @@ def offset_commit(state: ClusterState, request: Request) -> Answer:
         else:
             state.groups.get(body.group_id)
     into = state.groups.offsets[body.group_id].committed if code is ErrorCode.NONE else {}
-    return Message(topics=by_partition(request, lambda tp, row: commit_one(state, code, into, tp, row)))
+    return Message(topics=answer_partitions(request, lambda tp, row: commit_one(state, code, into, tp, row)))
 
 
 def offset_fetch(state: ClusterState, request: Request) -> Answer:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.answers import Answer, CloseConnection, DelayedAnswer
 from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, InvalidBatch, parse
-from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Request
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.partition_log import TimedOffset
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.timers import Later
+from penstock.shared.testing.fake_broker.request import Request
 from penstock.shared.testing.fake_broker.topics import BrokerTopic, Partition
 
 ACKS_NONE = 0
@@ -27,8 +28,8 @@ CURRENT_LEADER_SINCE = {0: 10, 1: 12}
 """From this version on, a Produce (0) or Fetch (1) response names the leader if the node is not the leader."""
 
 
-def by_partition(request: Request, answer: Callable[[TopicPartition, Any], Message]) -> list[Message]:
-    """A response's topics, made of one answer for each partition of the request."""
+def answer_partitions(request: Request, answer: Callable[[TopicPartition, Any], Message]) -> list[Message]:
+    """The topics of a response from logs: one answer for each partition of the request."""
     return [
         Message(
             name=topic.name, partitions=[answer(TopicPartition(topic.name, p.partition), p) for p in topic.partitions]
@@ -63,7 +64,7 @@ def produce(state: ClusterState, request: Request) -> Answer:
             return Message(partition=tp.partition, error_code=partition, current_leader=leader)
         return _append_to_log(state, partition, row.records, request)
 
-    topics = by_partition(request, append_batch)
+    topics = answer_partitions(request, append_batch)
     if acks == ACKS_NONE:
         failed = any(partition.error_code for topic in topics for partition in topic.partitions)
         return CloseConnection() if failed else None
@@ -98,7 +99,7 @@ def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None
 
 
 def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, request: Request) -> None:
-    """Raise InvalidBatch if this topic does not accept the batch."""
+    """Raise InvalidBatch if the topic of a Produce request does not accept the batch."""
     acks = request.body.acks
     now_ms = request.now_ms
     # Since Kafka 4, min.insync.replicas never exceeds the number of replicas.
@@ -116,7 +117,7 @@ def _check_batch(partition: Partition, topic: BrokerTopic, batch: BrokerBatch, r
 
 
 def _check_transaction(state: ClusterState, partition: Partition, batch: BrokerBatch, request: Request) -> None:
-    """Raise InvalidBatch if the batch is not in an open transaction of its producer."""
+    """Raise InvalidBatch if the batch of a Produce request is not in an open transaction of its producer."""
     if request.body.transactional_id is None:
         raise InvalidBatch(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id")
     if partition.log.in_transaction(batch.producer_id):
@@ -133,14 +134,14 @@ def fetch(state: ClusterState, request: Request) -> Answer:
     body = request.body
     if body.max_wait_ms <= 0 or _has_min_bytes(state, request):
         return _fetch_response(state, request)
-    later = Later()
+    later = DelayedAnswer()
     watched = [p for p in (state.partition(tp) for tp in request.partitions()) if p is not None]
 
     def finish_fetch(_: int) -> None:
         for partition in watched:
             partition.unwatch(finish_fetch_if_enough)
         timer.cancel()
-        later.resolve(_fetch_response(state, request))
+        later.complete(_fetch_response(state, request))
 
     def finish_fetch_if_enough() -> None:
         if _has_min_bytes(state, request):
@@ -201,7 +202,7 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
             records=found.data,
         )
 
-    return Message(topics=by_partition(request, fetch_partition))
+    return Message(topics=answer_partitions(request, fetch_partition))
 
 
 def _diverging_epoch_response(partition: Partition, row: Message) -> Message | None:
@@ -257,7 +258,7 @@ def list_offsets(state: ClusterState, request: Request) -> Answer:
             partition=tp.partition, error_code=0, timestamp=found.timestamp, offset=found.offset, leader_epoch=epoch
         )
 
-    return Message(topics=by_partition(request, find_offset))
+    return Message(topics=answer_partitions(request, find_offset))
 
 
 def delete_records(state: ClusterState, request: Request) -> Answer:
@@ -273,4 +274,4 @@ def delete_records(state: ClusterState, request: Request) -> Answer:
         log.delete_records(log.high_watermark if row.offset == DELETE_TO_END else row.offset)
         return Message(partition=tp.partition, error_code=ErrorCode.NONE, low_watermark=log.start_offset)
 
-    return Message(topics=by_partition(request, delete_records_of_partition))
+    return Message(topics=answer_partitions(request, delete_records_of_partition))

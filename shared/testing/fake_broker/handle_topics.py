@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.shared.common.topic_names import is_topic_name
-from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.answers import Answer
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import NO_UUID, Message
 from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 
 TOPIC_RESOURCE = 2
@@ -174,7 +176,7 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 
 
 def describe_configs(state: ClusterState, request: Request) -> Answer:
-    """Every config of a topic, with its value in force. Brokers return none of their configs."""
+    """Handle a request for topics' configs: all of them, with the values in force. Brokers return none of their own."""
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
 

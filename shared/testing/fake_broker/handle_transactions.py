@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.answers import Answer
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_groups import commit_one
-from penstock.shared.testing.fake_broker.handle_logs import by_partition
+from penstock.shared.testing.fake_broker.handle_logs import answer_partitions
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 from penstock.shared.testing.fake_broker.transaction_coordinator import BrokerTransaction
 
 OPERATION_NOT_ATTEMPTED = 55
@@ -122,7 +124,7 @@ def txn_offset_commit(state: ClusterState, request: Request) -> Answer:
         else:
             state.groups.get(body.group_id)
     into: dict[TopicPartition, Committed] = {}
-    topics = by_partition(request, lambda tp, row: commit_one(state, code, into, tp, row))
+    topics = answer_partitions(request, lambda tp, row: commit_one(state, code, into, tp, row))
     if into:
         state.groups.offsets[body.group_id].pending.setdefault(body.producer_id, {}).update(into)
     return Message(topics=topics)

@@ -11,9 +11,10 @@ import struct
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
 
-from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Node, Request
+from penstock.shared.testing.fake_broker.answers import Answer, CloseConnection, DelayedAnswer
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
-from penstock.shared.testing.fake_broker.control import (
+from penstock.shared.testing.fake_broker.faults import (
     Action,
     Close,
     Control,
@@ -21,13 +22,20 @@ from penstock.shared.testing.fake_broker.control import (
     Drop,
     Fail,
     Respond,
-    failed,
-    merged,
-    without,
+    failed_response,
+    merge_failures,
+    without_partitions,
 )
-from penstock.shared.testing.fake_broker.kafka_apis import HANDLERS, versions_spoken
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode, Header, decode_header, encode_response
-from penstock.shared.testing.fake_broker.timers import Later
+from penstock.shared.testing.fake_broker.handlers import HANDLERS, supported_versions
+from penstock.shared.testing.fake_broker.protocol import (
+    SUPPORTED_APIS,
+    Api,
+    ErrorCode,
+    Header,
+    decode_header,
+    encode_response,
+)
+from penstock.shared.testing.fake_broker.request import Request
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""
@@ -164,22 +172,22 @@ class NodeServer:
         return answer
 
     async def _fail_request(self, request: Request, action: Fail) -> Message | None:
-        failures = failed(request, action.code, action.partitions)
+        failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
             answer = None
         else:
-            handled_request = request if action.handled else without(request, action.partitions or ())
+            handled_request = request if action.handled else without_partitions(request, action.partitions or ())
             answer = await self._handle_request(handled_request)
         if request.api is Api.PRODUCE and request.body.acks == 0:
             if action.partitions is None:
                 raise HangUp
             return None
-        return failures if answer is None or not hasattr(answer, "topics") else merged(answer, failures)
+        return failures if answer is None or not hasattr(answer, "topics") else merge_failures(answer, failures)
 
     async def _handle_request(self, request: Request) -> Message | None:
         answer: Answer = HANDLERS[request.api](self._state, request)
         self._after(None)
-        if isinstance(answer, Later):
+        if isinstance(answer, DelayedAnswer):
             waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
             answer.then(lambda body: None if waiting.done() else waiting.set_result(body))
             answer = await waiting
@@ -245,26 +253,26 @@ class _Connection:
         raise HangUp
 
     async def _answer_frame(self, frame: bytes, header: Header) -> bytes | None:
-        spoken = header.spoken
-        if spoken is None:
+        supported = header.supported_api
+        if supported is None:
             if header.api_key != Api.API_VERSIONS:
                 raise HangUp
-            body = versions_spoken(ErrorCode.UNSUPPORTED_VERSION)
-            return encode_response(SPOKEN[Api.API_VERSIONS], 0, header.correlation_id, body)
-        if not self._is_known and spoken.api not in BEFORE_SASL:
+            body = supported_versions(ErrorCode.UNSUPPORTED_VERSION)
+            return encode_response(SUPPORTED_APIS[Api.API_VERSIONS], 0, header.correlation_id, body)
+        if not self._is_known and supported.api not in BEFORE_SASL:
             raise HangUp
-        decoded, _ = spoken.request.decode(frame, header.version, header.body_at)
+        decoded, _ = supported.request.decode(frame, header.version, header.body_at)
         request = self._server.request(header, decoded, self._client_host)
         action = await self._server.decide(request)
         if self._writer.is_closing():
             raise HangUp
-        if spoken.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
+        if supported.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
             answer: Message | None = self._authenticate(request)
         else:
             answer = await self._server.answer(request, action)
         if answer is None:
             return None
-        return encode_response(spoken, header.version, header.correlation_id, answer)
+        return encode_response(supported, header.version, header.correlation_id, answer)
 
     def _authenticate(self, request: Request) -> Message:
         if request.api is Api.SASL_HANDSHAKE:

@@ -1,4 +1,4 @@
-"""The APIs and versions that the fake broker speaks, the frames of requests, and Kafka's error codes.
+"""The APIs and versions that the fake broker supports, the frames of requests, and Kafka's error codes.
 
 A frame is a header and a body. The header is the API's key, its version, a correlation id that the response repeats,
 and the client's id. Headers of flexible versions end in tagged fields. The response to ApiVersions is the exception: a
@@ -128,8 +128,8 @@ class ErrorCode(IntEnum):
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """One API: its versions, and the tables of its request and response."""
+class SupportedApi:
+    """An API that the fake broker supports: its versions, and the tables of its request and response."""
 
     api: Api
     min_version: int
@@ -139,45 +139,45 @@ class Spoken:
     response: MessageSchema
 
     def is_flexible(self, version: int) -> bool:
-        """Returns whether a version of the API is flexible (KIP-482): it has tagged fields."""
+        """Whether the protocol of a version of the API is flexible (KIP-482): it has tagged fields."""
         return version >= self.flexible
 
 
-def _spoken_api(api: Api, low: int, high: int, flexible: int, texts: tuple[str, str]) -> Spoken:
-    return Spoken(api, low, high, flexible, MessageSchema(texts[0], flexible), MessageSchema(texts[1], flexible))
+def _supported_api(api: Api, low: int, high: int, flexible: int, texts: tuple[str, str]) -> SupportedApi:
+    return SupportedApi(api, low, high, flexible, MessageSchema(texts[0], flexible), MessageSchema(texts[1], flexible))
 
 
-SPOKEN: dict[int, Spoken] = {
-    spoken.api: spoken
-    for spoken in (
-        _spoken_api(Api.PRODUCE, 3, 11, 9, schemas.PRODUCE),
-        _spoken_api(Api.FETCH, 4, 12, 12, schemas.FETCH),
-        _spoken_api(Api.LIST_OFFSETS, 1, 7, 6, schemas.LIST_OFFSETS),
-        _spoken_api(Api.METADATA, 0, 12, 9, schemas.METADATA),
-        _spoken_api(Api.OFFSET_COMMIT, 2, 8, 8, schemas.OFFSET_COMMIT),
-        _spoken_api(Api.OFFSET_FETCH, 1, 7, 6, schemas.OFFSET_FETCH),
-        _spoken_api(Api.FIND_COORDINATOR, 0, 3, 3, schemas.FIND_COORDINATOR),
-        _spoken_api(Api.JOIN_GROUP, 2, 9, 6, schemas.JOIN_GROUP),
-        _spoken_api(Api.HEARTBEAT, 0, 4, 4, schemas.HEARTBEAT),
-        _spoken_api(Api.LEAVE_GROUP, 0, 5, 4, schemas.LEAVE_GROUP),
-        _spoken_api(Api.SYNC_GROUP, 0, 5, 4, schemas.SYNC_GROUP),
-        _spoken_api(Api.DESCRIBE_GROUPS, 0, 5, 5, schemas.DESCRIBE_GROUPS),
-        _spoken_api(Api.LIST_GROUPS, 0, 4, 3, schemas.LIST_GROUPS),
-        _spoken_api(Api.SASL_HANDSHAKE, 0, 1, FLEXIBLE_NEVER, schemas.SASL_HANDSHAKE),
-        _spoken_api(Api.API_VERSIONS, 0, 3, 3, schemas.API_VERSIONS),
-        _spoken_api(Api.CREATE_TOPICS, 2, 7, 5, schemas.CREATE_TOPICS),
-        _spoken_api(Api.DELETE_TOPICS, 1, 5, 4, schemas.DELETE_TOPICS),
-        _spoken_api(Api.DELETE_RECORDS, 0, 2, 2, schemas.DELETE_RECORDS),
-        _spoken_api(Api.INIT_PRODUCER_ID, 0, 4, 2, schemas.INIT_PRODUCER_ID),
-        _spoken_api(Api.ADD_PARTITIONS_TO_TXN, 0, 3, 3, schemas.ADD_PARTITIONS_TO_TXN),
-        _spoken_api(Api.ADD_OFFSETS_TO_TXN, 0, 3, 3, schemas.ADD_OFFSETS_TO_TXN),
-        _spoken_api(Api.END_TXN, 0, 3, 3, schemas.END_TXN),
-        _spoken_api(Api.TXN_OFFSET_COMMIT, 0, 3, 3, schemas.TXN_OFFSET_COMMIT),
-        _spoken_api(Api.DESCRIBE_CONFIGS, 1, 4, 4, schemas.DESCRIBE_CONFIGS),
-        _spoken_api(Api.SASL_AUTHENTICATE, 0, 2, 2, schemas.SASL_AUTHENTICATE),
-        _spoken_api(Api.CREATE_PARTITIONS, 0, 3, 2, schemas.CREATE_PARTITIONS),
-        _spoken_api(Api.DELETE_GROUPS, 0, 2, 2, schemas.DELETE_GROUPS),
-        _spoken_api(Api.INCREMENTAL_ALTER_CONFIGS, 0, 1, 1, schemas.INCREMENTAL_ALTER_CONFIGS),
+SUPPORTED_APIS: dict[int, SupportedApi] = {
+    supported.api: supported
+    for supported in (
+        _supported_api(Api.PRODUCE, 3, 11, 9, schemas.PRODUCE),
+        _supported_api(Api.FETCH, 4, 12, 12, schemas.FETCH),
+        _supported_api(Api.LIST_OFFSETS, 1, 7, 6, schemas.LIST_OFFSETS),
+        _supported_api(Api.METADATA, 0, 12, 9, schemas.METADATA),
+        _supported_api(Api.OFFSET_COMMIT, 2, 8, 8, schemas.OFFSET_COMMIT),
+        _supported_api(Api.OFFSET_FETCH, 1, 7, 6, schemas.OFFSET_FETCH),
+        _supported_api(Api.FIND_COORDINATOR, 0, 3, 3, schemas.FIND_COORDINATOR),
+        _supported_api(Api.JOIN_GROUP, 2, 9, 6, schemas.JOIN_GROUP),
+        _supported_api(Api.HEARTBEAT, 0, 4, 4, schemas.HEARTBEAT),
+        _supported_api(Api.LEAVE_GROUP, 0, 5, 4, schemas.LEAVE_GROUP),
+        _supported_api(Api.SYNC_GROUP, 0, 5, 4, schemas.SYNC_GROUP),
+        _supported_api(Api.DESCRIBE_GROUPS, 0, 5, 5, schemas.DESCRIBE_GROUPS),
+        _supported_api(Api.LIST_GROUPS, 0, 4, 3, schemas.LIST_GROUPS),
+        _supported_api(Api.SASL_HANDSHAKE, 0, 1, FLEXIBLE_NEVER, schemas.SASL_HANDSHAKE),
+        _supported_api(Api.API_VERSIONS, 0, 3, 3, schemas.API_VERSIONS),
+        _supported_api(Api.CREATE_TOPICS, 2, 7, 5, schemas.CREATE_TOPICS),
+        _supported_api(Api.DELETE_TOPICS, 1, 5, 4, schemas.DELETE_TOPICS),
+        _supported_api(Api.DELETE_RECORDS, 0, 2, 2, schemas.DELETE_RECORDS),
+        _supported_api(Api.INIT_PRODUCER_ID, 0, 4, 2, schemas.INIT_PRODUCER_ID),
+        _supported_api(Api.ADD_PARTITIONS_TO_TXN, 0, 3, 3, schemas.ADD_PARTITIONS_TO_TXN),
+        _supported_api(Api.ADD_OFFSETS_TO_TXN, 0, 3, 3, schemas.ADD_OFFSETS_TO_TXN),
+        _supported_api(Api.END_TXN, 0, 3, 3, schemas.END_TXN),
+        _supported_api(Api.TXN_OFFSET_COMMIT, 0, 3, 3, schemas.TXN_OFFSET_COMMIT),
+        _supported_api(Api.DESCRIBE_CONFIGS, 1, 4, 4, schemas.DESCRIBE_CONFIGS),
+        _supported_api(Api.SASL_AUTHENTICATE, 0, 2, 2, schemas.SASL_AUTHENTICATE),
+        _supported_api(Api.CREATE_PARTITIONS, 0, 3, 2, schemas.CREATE_PARTITIONS),
+        _supported_api(Api.DELETE_GROUPS, 0, 2, 2, schemas.DELETE_GROUPS),
+        _supported_api(Api.INCREMENTAL_ALTER_CONFIGS, 0, 1, 1, schemas.INCREMENTAL_ALTER_CONFIGS),
     )
 }
 
@@ -193,10 +193,12 @@ class Header:
     body_at: int
 
     @property
-    def spoken(self) -> Spoken | None:
-        """The API; None if it or the version is not supported."""
-        spoken = SPOKEN.get(self.api_key)
-        return spoken if spoken is not None and spoken.min_version <= self.version <= spoken.max_version else None
+    def supported_api(self) -> SupportedApi | None:
+        """The API of the request; None if it or the version is not supported."""
+        supported = SUPPORTED_APIS.get(self.api_key)
+        if supported is None or not supported.min_version <= self.version <= supported.max_version:
+            return None
+        return supported
 
 
 def decode_header(frame: bytes) -> Header:
@@ -206,8 +208,8 @@ def decode_header(frame: bytes) -> Header:
         length = _LENGTH.unpack_from(frame, 8)[0]
         at = 10 + max(length, 0)
         client_id = frame[10:at].decode() if length >= 0 else None
-        spoken = SPOKEN.get(key)
-        if spoken is not None and spoken.is_flexible(version):
+        supported = SUPPORTED_APIS.get(key)
+        if supported is not None and supported.is_flexible(version):
             count, at = read_varint(frame, at)
             for _ in range(count):
                 _, at = read_varint(frame, at)
@@ -218,7 +220,7 @@ def decode_header(frame: bytes) -> Header:
     return Header(key, version, correlation_id, client_id, at)
 
 
-def encode_response(spoken: Spoken, version: int, correlation_id: int, body: Message) -> bytes:
+def encode_response(supported: SupportedApi, version: int, correlation_id: int, body: Message) -> bytes:
     """The frame of a response, without the length in front."""
-    tags = b"\0" if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else b""
-    return _CORRELATION.pack(correlation_id) + tags + spoken.response.encode(body, version)
+    tags = b"\0" if supported.is_flexible(version) and supported.api is not Api.API_VERSIONS else b""
+    return _CORRELATION.pack(correlation_id) + tags + supported.response.encode(body, version)

@@ -1,44 +1,10 @@
-"""Answers that are not yet available, and timers, without an event loop.
-
-A handler returns a `Later` instead of an answer if a broker would wait: for data, or for a group's other members. The
-connection adds a callback for the answer. Time passes only by calls of `Timers.run`.
-"""
+"""Timers without an event loop: time passes only by calls of `Timers.run`."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any
-
-
-class Later:
-    """A future answer. Only the first `resolve` counts."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self.value: Any = None
-        self._then: list[Callable[[Any], None]] = []
-
-    def __repr__(self) -> str:
-        return f"Later({self.value!r})" if self.is_done else "Later()"
-
-    def resolve(self, value: Any) -> None:
-        """Set the answer."""
-        if not self.is_done:
-            self.is_done = True
-            self.value = value
-            then = self._then
-            self._then = []
-            for call in then:
-                call(value)
-
-    def then(self, call: Callable[[Any], None]) -> None:
-        """Call `call` with the answer, at once if it is available."""
-        if self.is_done:
-            call(self.value)
-        else:
-            self._then.append(call)
 
 
 class Timer:

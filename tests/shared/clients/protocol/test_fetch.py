@@ -11,7 +11,7 @@ import pytest
 from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from penstock.shared.common.errors import UnsupportedVersion
 from penstock.shared.testing.fake_broker import Api, Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
 
 VERSION = 12
 
@@ -34,7 +34,7 @@ def test_a_request() -> None:
     topics = [("a", [(0, 7, -1, 100), (1, 1 << 40, 5, 200)]), ("ü", [(2, 0, -1, 300)])]
     made = FetchRequest(500, 2, 1 << 20, True, topics).prepare({1: (4, 17)})
     assert (made.API_KEY, made.API_VERSION) == (1, VERSION)
-    body, end = SPOKEN[Api.FETCH].request.decode(made.encode(), VERSION, 0)
+    body, end = SUPPORTED_APIS[Api.FETCH].request.decode(made.encode(), VERSION, 0)
     assert end == len(made.encode())
     assert (body.replica_id, body.max_wait_ms, body.min_bytes, body.max_bytes) == (-1, 500, 2, 1 << 20)
     assert (body.isolation_level, body.session_id, body.session_epoch, body.rack_id) == (1, 0, -1, "")
@@ -75,7 +75,7 @@ def test_a_response() -> None:
         Message(partition=3, error_code=0, diverging_epoch=Message(epoch=2, end_offset=44), records=None),
     ]
     topics = [Message(name="ü", partitions=rows)]
-    body = SPOKEN[Api.FETCH].response.encode(
+    body = SUPPORTED_APIS[Api.FETCH].response.encode(
         Message(throttle_time_ms=11, error_code=0, session_id=0, topics=topics), VERSION
     )
     response = both_ways(body)
@@ -95,7 +95,7 @@ def test_small_record_sets_are_copied_out_of_a_response() -> None:
     """Records that fill most of a response are a view of it. A small part is copied, so that it does not keep the
     response in memory."""
     rows = [Message(partition=i, error_code=0, records=b"r" * size) for i, size in enumerate((1_000, 10))]
-    body = SPOKEN[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
+    body = SUPPORTED_APIS[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
     answers = FetchResponse.decode_frame(frame(body)).answers
     assert [type(answers["t", i].records) for i in (0, 1)] == [memoryview, bytes]
 
@@ -103,7 +103,7 @@ def test_small_record_sets_are_copied_out_of_a_response() -> None:
 def test_a_response_that_ends_early() -> None:
     """A response that is shorter than its length fields require is an error."""
     rows = [Message(partition=0, error_code=0, records=b"r" * 100)]
-    body = SPOKEN[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
+    body = SUPPORTED_APIS[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
     for end in range(0, len(body) - 1, 7):
         with pytest.raises((ValueError, IndexError, struct.error)):
             FetchResponse.decode_frame(frame(body[:end]))

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node, Request
+from penstock.shared.testing.fake_broker.answers import DelayedAnswer
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.kafka_apis import HANDLERS
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
-from penstock.shared.testing.fake_broker.timers import Later
+from penstock.shared.testing.fake_broker.handlers import HANDLERS
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 from tests.shared.testing.fake_broker.test_broker_batches import built
 
 T0 = TopicPartition("t", 0)
@@ -28,12 +29,12 @@ def send_request(
     state: ClusterState, api: Api, node: int = 1, version: int | None = None, now_ms: int = 0, **body: Any
 ) -> Any:
     """A node's answer; request and answer are encoded and decoded."""
-    spoken = SPOKEN[api]
-    version = spoken.max_version if version is None else version
-    body_read, _ = spoken.request.decode(spoken.request.encode(Message(**body), version), version)
+    supported = SUPPORTED_APIS[api]
+    version = supported.max_version if version is None else version
+    body_read, _ = supported.request.decode(supported.request.encode(Message(**body), version), version)
     answer = HANDLERS[api](state, Request(api, version, node, "client", "/host", body_read, now_ms))
     if isinstance(answer, Message):
-        return spoken.response.decode(spoken.response.encode(answer, version), version)[0]
+        return supported.response.decode(supported.response.encode(answer, version), version)[0]
     return answer
 
 
@@ -193,7 +194,7 @@ def test_a_waiting_fetch_is_woken() -> None:
         state = cluster()
         state.create_topic("t", 1, 1, {})
         later = fetch(state, 1, wait_ms=100)
-        assert isinstance(later, Later)
+        assert isinstance(later, DelayedAnswer)
         state.timers.run(99)
         assert not later.is_done
         if wake == "data":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.shared.testing.fake_broker.answers import DelayedAnswer
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import BrokerGroup, BrokerGroupState
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.timers import Later, Timers
+from penstock.shared.testing.fake_broker.timers import Timers
 
 CLIENT = ("client", "/127.0.0.1")
 VERSION = 3
@@ -42,8 +43,8 @@ def identity(member: Message, **more: Any) -> Message:
     )
 
 
-def done(answer: Message | Later) -> Message:
-    assert isinstance(answer, Later)
+def done(answer: Message | DelayedAnswer) -> Message:
+    assert isinstance(answer, DelayedAnswer)
     assert answer.is_done
     return answer.value  # type: ignore[no-any-return]
 
@@ -62,7 +63,7 @@ def test_a_member_that_does_not_rejoin_is_removed() -> None:
     group = BrokerGroup("g", timers)
     old = stable(group)
     new = group.join(VERSION, CLIENT, joining(rebalance_ms=3_000), 100)
-    assert isinstance(new, Later)
+    assert isinstance(new, DelayedAnswer)
     for now in range(200, 5_100, 300):
         assert group.heartbeat(identity(old), now) is ErrorCode.REBALANCE_IN_PROGRESS
         timers.run(now)
@@ -81,7 +82,7 @@ def test_a_joining_member_needs_no_heartbeat() -> None:
     for now in range(0, 3_000, 100):
         group.heartbeat(identity(old), now)
         timers.run(now)
-    assert isinstance(new, Later)
+    assert isinstance(new, DelayedAnswer)
     assert not new.is_done
     assert len(group.members) == 2
 
@@ -102,7 +103,7 @@ def test_a_first_member_waits_for_others() -> None:
     group = BrokerGroup("g", timers, initial_delay_ms=100)
     answers = [group.join(VERSION, CLIENT, joining(), now) for now in (0, 50)]
     timers.run(99)
-    assert not any(isinstance(answer, Later) and answer.is_done for answer in answers)
+    assert not any(isinstance(answer, DelayedAnswer) and answer.is_done for answer in answers)
     timers.run(100)
     assert [done(answer).generation_id for answer in answers] == [1, 1]
 
@@ -119,7 +120,7 @@ def test_a_follower_that_rejoins_stays() -> None:
     again = group.join(VERSION, CLIENT, joining(follower.member_id), 0)
     assert isinstance(again, Message)
     assert (again.generation_id, group.state) == (2, BrokerGroupState.STABLE)
-    assert isinstance(group.join(VERSION, CLIENT, joining(leader.member_id), 0), Later)
+    assert isinstance(group.join(VERSION, CLIENT, joining(leader.member_id), 0), DelayedAnswer)
     assert group.state is BrokerGroupState.PREPARING
 
 
@@ -130,7 +131,7 @@ def test_a_rebalance_ends_waiting_syncs() -> None:
     second = group.join(VERSION, CLIENT, joining(), 0)
     group.join(VERSION, CLIENT, joining(leader.member_id), 0)
     waiting = group.sync(VERSION, identity(done(second)), 0)
-    assert isinstance(waiting, Later)
+    assert isinstance(waiting, DelayedAnswer)
     group.join(VERSION, CLIENT, joining(), 0)
     assert done(waiting).error_code is ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -154,7 +155,7 @@ def test_an_unused_member_id_expires() -> None:
     assert isinstance(rejected, Message)
     assert rejected.error_code is ErrorCode.MEMBER_ID_REQUIRED
     again = group.join(VERSION, CLIENT, joining(leader.member_id), 0)
-    assert isinstance(again, Later)
+    assert isinstance(again, DelayedAnswer)
     assert not again.is_done
     timers.run(1_000)
     assert done(again).generation_id == 2

@@ -24,7 +24,7 @@ from penstock.shared.testing.fake_broker import (
     Request,
     Respond,
 )
-from penstock.shared.testing.fake_broker.protocol import SPOKEN
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
 from tests.shared.testing.fake_broker.frames import decode_response, encode_request
 from tests.shared.testing.fake_broker.test_broker_batches import built
 
@@ -43,9 +43,9 @@ class Wire:
         self.writer.write(struct.pack(">i", len(frame)) + frame)
 
     def send(self, api: Api, correlation_id: int = 1, version: int | None = None, **body: Any) -> None:
-        spoken = SPOKEN[api]
-        version = spoken.max_version if version is None else version
-        self.write(encode_request(spoken, version, correlation_id, "wire", Message(**body)))
+        supported = SUPPORTED_APIS[api]
+        version = supported.max_version if version is None else version
+        self.write(encode_request(supported, version, correlation_id, "wire", Message(**body)))
 
     async def read(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
@@ -53,14 +53,14 @@ class Wire:
             return await self.reader.readexactly(size)
 
     async def request(self, api: Api, version: int | None = None, **body: Any) -> Any:
-        version = SPOKEN[api].max_version if version is None else version
+        version = SUPPORTED_APIS[api].max_version if version is None else version
         self.send(api, version=version, **body)
-        return decode_response(SPOKEN[api], version, await self.read())[1]
+        return decode_response(SUPPORTED_APIS[api], version, await self.read())[1]
 
     async def produce(self, *partitions: int, acks: int = -1) -> dict[int, str]:
         """Send one record to each partition and return the error names by partition."""
         self.send_records(*partitions, acks=acks)
-        answer = decode_response(SPOKEN[Api.PRODUCE], 11, await self.read())[1]
+        answer = decode_response(SUPPORTED_APIS[Api.PRODUCE], 11, await self.read())[1]
         return {row.partition: ErrorCode(row.error_code).name for row in answer.topics[0].partitions}
 
     def send_records(self, *partitions: int, acks: int = -1) -> None:
@@ -328,7 +328,7 @@ async def test_a_pause_holds_answers_too(cluster: FakeCluster, wire: Wire) -> No
 
 async def test_invalid_requests_close_the_connection(cluster: FakeCluster) -> None:
     """Unknown APIs and versions, and invalid frames, close the connection."""
-    nonsense = encode_request(SPOKEN[Api.METADATA], 12, 1, "wire", Message())[:-1] + b"\xff"
+    nonsense = encode_request(SUPPORTED_APIS[Api.METADATA], 12, 1, "wire", Message())[:-1] + b"\xff"
     for frame in (b"\x03\xe7\0\0\0\0\0\1\xff\xff", b"\0\3\0\x63\0\0\0\1\xff\xff\0", nonsense, b"\0"):
         async with connected(cluster) as wire:
             wire.write(frame)
@@ -342,9 +342,9 @@ async def test_invalid_requests_close_the_connection(cluster: FakeCluster) -> No
 async def test_unknown_api_versions_are_answered_in_version_0(wire: Wire) -> None:
     """An ApiVersions request in an unknown version is answered in version 0 with the supported ones."""
     wire.write(b"\0\x12\0\x63\0\0\0\1\xff\xff\0")
-    _, answer, _ = decode_response(SPOKEN[Api.API_VERSIONS], 0, await wire.read())
+    _, answer, _ = decode_response(SUPPORTED_APIS[Api.API_VERSIONS], 0, await wire.read())
     assert ErrorCode(answer.error_code) is ErrorCode.UNSUPPORTED_VERSION
-    assert {row.api_key for row in answer.api_keys} == set(SPOKEN)
+    assert {row.api_key for row in answer.api_keys} == set(SUPPORTED_APIS)
 
 
 async def test_passwords_are_checked() -> None:

@@ -19,7 +19,7 @@ from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.requests import ApiVersion, Uuid
 from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
 from penstock.shared.testing.fake_broker.protocol import (
-    SPOKEN,
+    SUPPORTED_APIS,
     Api,
     decode_header,
     encode_response,
@@ -41,8 +41,12 @@ def structs() -> Iterator[Any]:
         if isinstance(one, ApiVersion):
             found["penstock", one.key, one.version] = one.struct
     for (client, key, version), one in sorted(found.items(), key=lambda item: item[0]):
-        spoken = SPOKEN.get(key)
-        if spoken is not None and spoken.min_version <= version <= spoken.max_version and not is_misnumbered(one):
+        supported = SUPPORTED_APIS.get(key)
+        if (
+            supported is not None
+            and supported.min_version <= version <= supported.max_version
+            and not is_misnumbered(one)
+        ):
             yield pytest.param(one, id=f"{client}-{Api(key).name.lower()}-v{version}")
 
 
@@ -78,13 +82,13 @@ def same(theirs: Any, ours: Any) -> bool:
 @pytest.mark.parametrize("struct", [*structs()])
 def test_requests_are_decoded(struct: Any) -> None:
     """A request of a client library is decoded completely, with every value."""
-    spoken = SPOKEN[struct.API_KEY]
+    supported = SUPPORTED_APIS[struct.API_KEY]
     values = sample(struct.SCHEMA)
     data = struct(*values).encode()
-    body, end = spoken.request.decode(data, struct.API_VERSION)
+    body, end = supported.request.decode(data, struct.API_VERSION)
     assert end == len(data)
     assert same(values, body)
-    assert spoken.request.encode(body, struct.API_VERSION) == data
+    assert supported.request.encode(body, struct.API_VERSION) == data
 
 
 @pytest.mark.parametrize("struct", [p for p in structs() if p.values[0] is not DescribeGroupsRequest_v3])
@@ -93,36 +97,36 @@ def test_answers_are_decoded(struct: Any) -> None:
 
     (aiokafka would decode the answer to DescribeGroups v3 with the table of v2.)
     """
-    spoken, schema = SPOKEN[struct.API_KEY], struct.RESPONSE_TYPE.SCHEMA
+    supported, schema = SUPPORTED_APIS[struct.API_KEY], struct.RESPONSE_TYPE.SCHEMA
     theirs = schema.encode(sample(schema))
-    body, end = spoken.response.decode(theirs, struct.API_VERSION)
+    body, end = supported.response.decode(theirs, struct.API_VERSION)
     assert end == len(theirs)
     assert same(sample(schema), body)
-    stream = BytesIO(spoken.response.encode(body, struct.API_VERSION))
+    stream = BytesIO(supported.response.encode(body, struct.API_VERSION))
     assert schema.decode(stream) == sample(schema)
     assert stream.read() == b""
 
 
-@pytest.mark.parametrize("spoken", [*SPOKEN.values()], ids=lambda spoken: spoken.api.name.lower())
-def test_frames_round_trip(spoken: Any) -> None:
+@pytest.mark.parametrize("supported", [*SUPPORTED_APIS.values()], ids=lambda supported: supported.api.name.lower())
+def test_frames_round_trip(supported: Any) -> None:
     """Header and body round-trip in every version."""
-    for version in range(spoken.min_version, spoken.max_version + 1):
-        header = decode_header(frame := encode_request(spoken, version, 7, "me", Message()))
+    for version in range(supported.min_version, supported.max_version + 1):
+        header = decode_header(frame := encode_request(supported, version, 7, "me", Message()))
         assert (header.api_key, header.version, header.correlation_id, header.client_id) == (
-            spoken.api,
+            supported.api,
             version,
             7,
             "me",
         )
-        assert header.spoken is spoken
-        assert spoken.request.decode(frame, version, header.body_at)[1] == len(frame)
-        answer = encode_response(spoken, version, 7, Message())
-        assert decode_response(spoken, version, answer)[0::2] == (7, len(answer))
+        assert header.supported_api is supported
+        assert supported.request.decode(frame, version, header.body_at)[1] == len(frame)
+        answer = encode_response(supported, version, 7, Message())
+        assert decode_response(supported, version, answer)[0::2] == (7, len(answer))
 
 
 def test_headers_of_unsupported_versions() -> None:
     """The header of an unsupported API or version is decoded."""
-    assert decode_header(b"\x00\x63\x00\x00\x00\x00\x00\x07\xff\xff").spoken is None
+    assert decode_header(b"\x00\x63\x00\x00\x00\x00\x00\x07\xff\xff").supported_api is None
     assert decode_header(b"\x03\xe7\x00\x00\x00\x00\x00\x07\x00\x01a").client_id == "a"
 
 

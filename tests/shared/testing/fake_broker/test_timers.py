@@ -1,22 +1,11 @@
-"""Answers that arrive later, and timers."""
+"""Timers without an event loop."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.testing.fake_broker.timers import Later, Timers
-
-
-def test_an_answer_comes_once() -> None:
-    """Only the first answer counts, for callbacks added before and after it."""
-    later, seen = Later(), []
-    later.then(seen.append)
-    later.resolve(1)
-    later.resolve(2)
-    later.then(seen.append)
-    assert seen == [1, 1]
-    assert repr(later) == "Later(1)"
+from penstock.shared.testing.fake_broker.timers import Timers
 
 
 @given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 30)))

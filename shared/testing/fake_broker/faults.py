@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.cluster_state import Request, number_of
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
+from penstock.shared.testing.fake_broker.request import Request, partition_number
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class Control:
             self.remove()
 
 
-def failed(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
-    """The response with the error `code` for all of the request, or for those partitions only."""
+def failed_response(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
+    """The response of a `Fail`: the error `code` for all of the request, or for those partitions only."""
     body = request.body
     answer = Message()
-    fields = {one.name: one for one in SPOKEN[request.api].response.fields}
+    fields = {one.name: one for one in SUPPORTED_APIS[request.api].response.fields}
     if "topics" in fields:
         named = {one.name for one in fields["topics"].children}
         if "partitions" in named and request.api is not Api.METADATA:
@@ -136,7 +136,7 @@ def failed(request: Request, code: int, partitions: Collection[TopicPartition] |
 
 def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> Iterator[Message]:
     for topic in request.body.topics or ():
-        numbers = [number_of(row) for row in topic.partitions]
+        numbers = [partition_number(row) for row in topic.partitions]
         rows = [
             Message(partition=number, error_code=code)
             for number in numbers
@@ -146,11 +146,11 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
             yield Message(name=topic.name, partitions=rows)
 
 
-def without(request: Request, partitions: Collection[TopicPartition]) -> Request:
-    """The request without some partitions, so that it does not wait for them."""
+def without_partitions(request: Request, partitions: Collection[TopicPartition]) -> Request:
+    """The request without the partitions that fail, so that it does not wait for them."""
 
     def kept_partition_rows(topic: Message) -> list[Any]:
-        return [row for row in topic.partitions if TopicPartition(topic.name, number_of(row)) not in partitions]
+        return [row for row in topic.partitions if TopicPartition(topic.name, partition_number(row)) not in partitions]
 
     topics = [
         Message(**{**vars(topic), "partitions": kept_partition_rows(topic)}) for topic in request.body.topics or ()
@@ -163,8 +163,8 @@ def without(request: Request, partitions: Collection[TopicPartition]) -> Request
     )
 
 
-def merged(answer: Message, failures: Message) -> Message:
-    """A response in which the failed partitions are replaced.
+def merge_failures(answer: Message, failures: Message) -> Message:
+    """The broker's response in which the partitions that fail are replaced.
 
     If the batch is already in the log (DUPLICATE_SEQUENCE_NUMBER), the response still contains its offset.
     """

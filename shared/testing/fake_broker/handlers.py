@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from penstock.shared.testing.fake_broker import handle_groups, handle_logs, handle_topics, handle_transactions
-from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.answers import Answer
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 
 SOFTWARE_NAMED_SINCE = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
@@ -21,14 +23,14 @@ def api_versions(_: ClusterState, request: Request) -> Answer:
     named = (request.body.client_software_name, request.body.client_software_version)
     if request.version >= SOFTWARE_NAMED_SINCE and not all(map(_SOFTWARE.fullmatch, named)):
         return Message(error_code=ErrorCode.INVALID_REQUEST)
-    return versions_spoken(ErrorCode.NONE)
+    return supported_versions(ErrorCode.NONE)
 
 
-def versions_spoken(code: ErrorCode) -> Message:
+def supported_versions(code: ErrorCode) -> Message:
     """The APIs and their versions, as a response with this error code."""
     rows = [
         Message(api_key=int(one.api), min_version=one.min_version, max_version=one.max_version)
-        for one in SPOKEN.values()
+        for one in SUPPORTED_APIS.values()
     ]
     return Message(error_code=code, api_keys=rows)
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.cluster_state import Request
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.control import Close, Control, failed, merged, without
-from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.testing.fake_broker.faults import (
+    Close,
+    Control,
+    failed_response,
+    merge_failures,
+    without_partitions,
+)
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
+from penstock.shared.testing.fake_broker.request import Request
 
 
 def request(api: Api, node: int = 1, **body: object) -> Request:
-    spoken = SPOKEN[api]
-    version = spoken.max_version
-    decoded, _ = spoken.request.decode(spoken.request.encode(Message(**body), version), version)
+    supported = SUPPORTED_APIS[api]
+    version = supported.max_version
+    decoded, _ = supported.request.decode(supported.request.encode(Message(**body), version), version)
     return Request(api, version, node, "client", "/host", decoded, 0)
 
 
@@ -66,11 +72,12 @@ PARTITIONED = [
 def test_partitions_fail_alone(api: Api) -> None:
     """Failures of some partitions are merged into the answer for the others."""
     sent, wanted = about(api), {TopicPartition("t", 1), TopicPartition("u", 0)}
-    rest = without(sent, wanted)
+    rest = without_partitions(sent, wanted)
     assert rest.partitions() == [TopicPartition("t", 0)]
     assert len(sent.partitions()) == 3
-    answer = merged(
-        Message(topics=[Message(name="t", partitions=[Message(partition=0, error_code=0)])]), failed(sent, 7, wanted)
+    answer = merge_failures(
+        Message(topics=[Message(name="t", partitions=[Message(partition=0, error_code=0)])]),
+        failed_response(sent, 7, wanted),
     )
     codes = {(t.name, p.partition): p.error_code for t in answer.topics for p in t.partitions}
     assert codes == {("t", 0): 0, ("t", 1): 7, ("u", 0): 7}
@@ -91,10 +98,10 @@ def test_every_api_can_fail(api: Api) -> None:
         Api.INCREMENTAL_ALTER_CONFIGS: {"resources": [Message(resource_type=2, resource_name="t")]},
     }
     sent = about(api) if api in PARTITIONED else request(api, **bodies.get(api, {}))
-    answer = failed(sent, ErrorCode.BROKER_NOT_AVAILABLE)
-    spoken = SPOKEN[api]
-    for version in range(spoken.min_version, spoken.max_version + 1):
-        read, _ = spoken.response.decode(spoken.response.encode(answer, version), version)
+    answer = failed_response(sent, ErrorCode.BROKER_NOT_AVAILABLE)
+    supported = SUPPORTED_APIS[api]
+    for version in range(supported.min_version, supported.max_version + 1):
+        read, _ = supported.response.decode(supported.response.encode(answer, version), version)
         rows = [*(getattr(read, "topics", None) or ()), *(getattr(read, "groups", None) or ())]
         rows += getattr(read, "resources", None) or ()
         rows += [p for t in getattr(read, "topics", None) or () for p in getattr(t, "partitions", None) or ()]
