@@ -54,12 +54,12 @@ def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def flag(path: Sequence[str]) -> str:
-    """The flag of a setting."""
+    """The name of a setting's flag."""
     return f"--{'.'.join(path).replace('_', '-')}"
 
 
 def variable(path: Sequence[str]) -> str:
-    """The environment variable of a setting."""
+    """The name of a setting's environment variable."""
     return f"{ENV_PREFIX}{DELIMITER.join(path).upper()}"
 
 
