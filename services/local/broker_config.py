@@ -1,4 +1,4 @@
-"""The embedded broker's jars and configuration: from settings to the text of its files and its command line.
+"""The embedded broker's jars, class archive and configuration: from settings to the properties and log4j's file.
 
 One node is both broker and controller (KRaft). Replication factors are one, internal topics have few partitions, and
 memory is bounded, since the machine also runs everything else. All paths are relative to the data folder, the broker's
@@ -13,8 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.java.class_archive import archive_options, archive_path
+from penstock.shared.common.java.class_archive import archive_path
 from penstock.shared.common.java.installed_java import Java
 from penstock.shared.common.java.jars import read_jar_set
 from penstock.shared.common.settings import Port, PositiveMs, Section
@@ -130,32 +129,6 @@ def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int])
     }
 
 
-def render_properties(properties: Mapping[str, str]) -> str:
-    """Return a Java properties file, ASCII only.
-
-    >>> render_properties({"a b": "1:2"}), render_properties({"name": "ä\\n"})
-    ('a\\\\ b=1\\\\:2\\n', 'name=\\\\u00e4\\\\n\\n')
-    """
-    return "".join(
-        f"{_escape_java_property(name)}={_escape_java_property(value)}\n" for name, value in properties.items()
-    )
-
-
-def _escape_java_property(text: str) -> str:
-    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    units = text.encode("utf-16-be", "surrogatepass")
-    out = []
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        character = chr(high << 8 | low)
-        if character in named:
-            out.append(named[character])
-        elif character in " :=#!\\":
-            out.append(f"\\{character}")
-        else:
-            out.append(character if 32 < ord(character) < 127 else f"\\u{ord(character):04x}")
-    return "".join(out)
-
-
 def log4j_config() -> str:
     """Return log4j's file: one log of at most 30 MiB, one line for each event, stack traces cut to 12 frames."""
     return f"""<?xml version="1.0" encoding="UTF-8"?>
@@ -176,35 +149,6 @@ def log4j_config() -> str:
 """
 
 
-def server_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> list[str]:
-    """Return the command line that runs the broker in its data folder."""
-    return [
-        str(java.executable),
-        f"-Xmx{settings.heap_mb}m",
-        "-XX:+ExitOnOutOfMemoryError",
-        "-Djava.awt.headless=true",
-        *settings.jvm_options,
-        *_common_java_arguments(java, jars),
-        "kafka.Kafka",
-        PROPERTIES_FILE,
-    ]
-
-
-def format_command(java: Java, jars: Path, cluster_id: str) -> list[str]:
-    """Return the command line that formats the storage in the data folder."""
-    # A short-lived JVM starts sooner with the first compiler alone.
-    quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", PROPERTIES_FILE]
-    return [str(java.executable), *quick, *_common_java_arguments(java, jars), *arguments]
-
-
-def kafka_archive(java: Java, jars: Path) -> Path:
-    """Return the path of the class archive for this Java and the jars in this folder, whether or not it exists."""
+def broker_archive_path(java: Java, jars: Path) -> Path:
+    """Return the path of the broker's class archive for this Java and these jars, whether or not it exists."""
     return archive_path(jars.parent, jars.name, java, sorted(jars.glob("*.jar")))
-
-
-def _common_java_arguments(java: Java, jars: Path) -> list[str]:
-    if ":" in str(jars):
-        raise ConfigError(f"{jars}: a path with a colon cannot be on Java's class path; set XDG_CACHE_HOME to another")
-    archive = archive_options(kafka_archive(java, jars))
-    return [*archive, "-cp", f"{jars}/*", f"-Dlog4j2.configurationFile={LOG4J_FILE}"]

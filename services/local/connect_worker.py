@@ -24,7 +24,7 @@ STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
 
 
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
-    """Return the worker's properties.
+    """Return the properties of the Connect worker, by Kafka Connect's names.
 
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'
@@ -50,15 +50,15 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
     }
 
 
-def make_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
-    """Return the worker. Raises ConfigError if its settings are invalid."""
+def make_connect_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
+    """Return the Connect worker of a local set-up. Raises ConfigError if its settings are invalid."""
     config = DistributedConfig(worker_properties(settings), Plugins.installed().converter_class)
     return ConnectDaemon(CommandLine("distributed", config, {}, settings.log))
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM. Returns the exit status."""
-    return daemon.serve(PROGRAM, ConnectWorkerSettings, make_worker, arguments)
+    """Run the Connect worker of a local set-up until SIGTERM. Returns the exit status."""
+    return daemon.serve(PROGRAM, ConnectWorkerSettings, make_connect_worker, arguments)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,10 @@ from penstock.services.local.broker_failure import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, check_no_kafka_runs_in
 from penstock.shared.common.child_process import ChildProcess, tail
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
+from penstock.shared.common.java.class_archive import archive_options
 from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import fetch_jars
+from penstock.shared.common.java.properties_file import render_properties
 from penstock.shared.common.log import get_logger
 
 PROBE_API_KEY = 18  # ApiVersions
@@ -182,7 +184,7 @@ class EmbeddedKafka:
             self._write_files(taken)
             if not self._is_storage_formatted():
                 await self._format_storage(java, jars)
-            child = await self._launch_java(config.server_command(java, jars, self.settings), config.CONSOLE_LOG)
+            child = await self._launch_java(broker_command(java, jars, self.settings), config.CONSOLE_LOG)
             self._child = child
             if await self._wait_for_broker_answer(child, taken[config.CLIENT_LISTENER]):
                 self._ports = taken
@@ -202,7 +204,7 @@ class EmbeddedKafka:
         return chosen
 
     def _write_files(self, taken: Mapping[str, int]) -> None:
-        properties = config.render_properties(config.broker_properties(self.settings, taken))
+        properties = render_properties(config.broker_properties(self.settings, taken))
         # Each run's log starts empty, so its lines are from this run.
         broker_log = self.data_dir / config.BROKER_LOG
         try:
@@ -227,7 +229,7 @@ class EmbeddedKafka:
         return False
 
     async def _format_storage(self, java: Java, jars: Path) -> None:
-        child = await self._launch_java(config.format_command(java, jars, new_cluster_id()), config.FORMAT_LOG)
+        child = await self._launch_java(format_storage_command(java, jars, new_cluster_id()), config.FORMAT_LOG)
         try:
             async with asyncio.timeout(self.settings.start_timeout_ms / 1000):
                 await child.wait()
@@ -294,8 +296,40 @@ class EmbeddedKafka:
             )
 
 
+def broker_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> list[str]:
+    """Return the command line that runs the embedded broker in its data folder."""
+    return [
+        str(java.executable),
+        f"-Xmx{settings.heap_mb}m",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-Djava.awt.headless=true",
+        *settings.jvm_options,
+        *_common_java_arguments(java, jars),
+        "kafka.Kafka",
+        config.PROPERTIES_FILE,
+    ]
+
+
+def format_storage_command(java: Java, jars: Path, cluster_id: str) -> list[str]:
+    """Return the command line that formats the embedded broker's storage in its data folder."""
+    # A short-lived JVM starts sooner with the first compiler alone.
+    quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", config.PROPERTIES_FILE]
+    return [str(java.executable), *quick, *_common_java_arguments(java, jars), *arguments]
+
+
+def _common_java_arguments(java: Java, jars: Path) -> list[str]:
+    if ":" in str(jars):
+        raise ConfigError(f"{jars}: a path with a colon cannot be on Java's class path; set XDG_CACHE_HOME to another")
+    archive = archive_options(config.broker_archive_path(java, jars))
+    return [*archive, "-cp", f"{jars}/*", f"-Dlog4j2.configurationFile={config.LOG4J_FILE}"]
+
+
 def new_cluster_id() -> str:
-    """Return sixteen random bytes in Kafka's form: URL-safe base64 without padding, never starting with a dash."""
+    """Return a new cluster id, with which an embedded Kafka formats its storage.
+
+    It is sixteen random bytes in Kafka's form: URL-safe base64 without padding, never starting with a dash.
+    """
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):

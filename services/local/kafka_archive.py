@@ -6,7 +6,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings, kafka_archive
+from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings, broker_archive_path
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
@@ -27,7 +27,7 @@ async def make_archive() -> Path | None:
     """
     java = find_java()
     jars = await fetch_jars(KAFKA_JARS)
-    archive = kafka_archive(java, jars)
+    archive = broker_archive_path(java, jars)
     if archive.is_file():
         return archive
     with recording(archive) as options, tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:

@@ -36,9 +36,9 @@ async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> 
         await work
 
 
-class _Parser(argparse.ArgumentParser):
+class _KafkaCommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Print one line, without the usage before it, and exit."""
+        """Print an invalid argument of `penstock kafka` as one line, without the usage before it, and exit."""
         self.exit(ExitStatus.WRONG_SETTING, f"{self.prog}: {message}\n")
 
 
@@ -50,7 +50,7 @@ def _parse_port(text: str) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run `penstock kafka`. Returns the exit status. A failure is one message on standard error."""
-    parser = _Parser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
+    parser = _KafkaCommandParser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
     parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: %(default)s")
     parser.add_argument(
         "--port", type=_parse_port, default=0, help="port; 0: a free one, printed when the broker is up"

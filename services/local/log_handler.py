@@ -11,7 +11,7 @@ VALUE_CHARACTERS_MAX = 500
 
 
 async def log_record(record: ConsumerRecord) -> None:
-    """Log topic, partition, offset, key and value."""
+    """Handle a record by a log line with its topic, partition, offset, key and value; the default of `penstock up`."""
     log.info(
         "record",
         topic=record.topic,

@@ -1,9 +1,9 @@
-"""An example event for a topology, made from the type of its source and the ingest's pointers.
+"""A sample event for a topology, made from the type of its source and the ingest's pointers.
 
 >>> class Click(msgspec.Struct):
 ...     ms: float
 ...     page: str
->>> example_event(("/user",), "/at", Click)
+>>> sample_event(("/user",), "/at", Click)
 '{"ms":1.5,"page":"text","user":"ann","at":"2024-05-01T10:00:00Z"}'
 """
 
@@ -38,17 +38,18 @@ _SAMPLES: Mapping[type, Any] = {
 }
 
 
-def example_event(
+def sample_event(
     key: tuple[str, ...],
     time: str | None,
     value_type: Any = dict,
     time_unit: TimeUnit = "ms",
     fields: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return one event as JSON. The pointers' fields have a key and a time, as text unless the type needs a number.
+    """Return a sample event as JSON. The fields at the pointers have a key and a time.
 
-    A numeric time is in `time_unit`. An event of an untyped source has `fields` as well. If no sample of `value_type`
-    can be made (for example because it constrains its values), the event has only the pointers' fields.
+    They are text unless the type needs a number; a numeric time is in `time_unit`. An event of an untyped source has
+    `fields` as well. If no sample of `value_type` can be made (for example because it constrains its values), the event
+    has only the pointers' fields.
     """
     event: dict[str, Any] = {}
     samples = (fields,) if value_type is dict and fields else (_sample_of_type(inspect.type_info(value_type)), None)
@@ -64,14 +65,14 @@ def example_event(
     return msgspec.json.encode(event).decode()
 
 
-def source_type(topology: Topology, topic: str) -> Any:
-    """Return the type that the values of a source topic are decoded as; `dict` if it is unknown."""
+def sample_event_type(topology: Topology, topic: str) -> Any:
+    """Return the type of a sample event: the one that values of the source topic are decoded as, or `dict`."""
     sources = (node for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic)
     return next((node.value_type for node in sources if node.value_type is not None), dict)
 
 
-def aggregated_fields(topology: Topology, topic: str) -> dict[str, Any]:
-    """Return the fields that a topic's first aggregates read, each with a value that its aggregation accepts."""
+def sample_event_fields(topology: Topology, topic: str) -> dict[str, Any]:
+    """Return a sample event's fields: those that the topic's first aggregates read, with values that they accept."""
     names = [node.name for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic]
     fields: dict[str, Any] = {}
     while names:

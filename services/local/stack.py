@@ -54,7 +54,7 @@ def failing_checks(health: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """How to run one service: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables."""
+    """How a stack runs one service: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables."""
 
     name: str
     settings: Mapping[str, str]
@@ -66,11 +66,11 @@ class ServiceSpec:
 
     @property
     def stop_timeout_ms(self) -> int:
-        """The time after a request to stop at which the service is killed."""
+        """The time after a request to stop at which a stack kills the service."""
         return self.shutdown_timeout_ms + KILL_GRACE_MS
 
     def command(self) -> list[str]:
-        """Return the command line that starts the service."""
+        """Return the command line with which a stack starts the service."""
         return [
             sys.executable,
             "-m",
@@ -80,7 +80,7 @@ class ServiceSpec:
 
 
 class Service:
-    """One service as a child. Its port stays the same when it is restarted."""
+    """One service of a stack, as a child process. Its port stays the same when it is restarted."""
 
     def __init__(self, spec: ServiceSpec, port: int, log_file: Path, inherited: Mapping[str, str]) -> None:
         self.spec = spec

@@ -24,7 +24,7 @@ from penstock.services import daemon
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.local import ports
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.sample_event import aggregated_fields, example_event, source_type
+from penstock.services.local.sample_event import sample_event, sample_event_fields, sample_event_type
 from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.services.supervision import keep_running
@@ -40,7 +40,7 @@ PROGRAM = "penstock up"
 
 
 class Up:
-    """Kafka and the services; see `penstock.services.daemon`."""
+    """The daemon of `penstock up`: Kafka and the services; see `penstock.services.daemon`."""
 
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
         self._settings = settings
@@ -177,9 +177,9 @@ class Up:
         lake = self._folder / "lake"
         application = aggregates.streams.application_id
         servers = self._broker.bootstrap_servers
-        value_type = source_type(topology, settings.topic)
-        fields = aggregated_fields(topology, settings.topic)
-        event = shlex.quote(example_event(settings.key, settings.time, value_type, settings.time_unit, fields))
+        value_type = sample_event_type(topology, settings.topic)
+        fields = sample_event_fields(topology, settings.topic)
+        event = shlex.quote(sample_event(settings.key, settings.time, value_type, settings.time_unit, fields))
         audit = ["--application", application, "--lake", str(lake), "--kafka.bootstrap-servers", servers]
         rows = {
             "dashboard": gateway.url,
@@ -188,7 +188,7 @@ class Up:
             "topology": f"{settings.topology}, as application {application}",
             "results": f"topic {settings.topics}, handled by {settings.handler}, which logs to {logs / 'consumer.log'}",
             "lake": f"{lake / application}, {when_compacted(aggregates.compaction)}",
-            "audit": f"{command_name()} audit {shlex.join(audit)}",
+            "audit": f"{penstock_command()} audit {shlex.join(audit)}",
             "connectors": f"{gateway.url}/connectors" if connect else "",
             "Connect": f"{connect.url}: the worker's complete REST API, for clients of Kafka Connect"
             if connect
@@ -203,7 +203,7 @@ class Up:
 
 
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
-    """Raise ConfigError with the required topics that neither exist nor will be created.
+    """Raise ConfigError with the topics that `penstock up` needs, and that neither exist nor will be created.
 
     `known` are the topics that Kafka has. `up` creates only its own topic, and the aggregator creates the topics that
     its topology writes to. The aggregator waits for the topics that it reads, and the consumer for those it handles.
@@ -230,7 +230,7 @@ def _describe_topics(names: Sequence[str]) -> str:
 
 
 def when_compacted(compaction: CompactionSettings) -> str:
-    """Return when compactions write the lake.
+    """Return the text of `penstock up` about when compactions write the lake.
 
     >>> when_compacted(CompactionSettings(interval_ms=90_000))
     'a compaction every 90 s (compaction.interval_ms=90000), the first after 90 s'
@@ -244,14 +244,14 @@ def when_compacted(compaction: CompactionSettings) -> str:
     return f"a compaction every {seconds} (compaction.interval_ms={interval_ms}), the first after {seconds}"
 
 
-def command_name() -> str:
-    """Return how to call `penstock` from any folder: its name if it is on the PATH, else its path."""
+def penstock_command() -> str:
+    """Return the command `penstock` as `up` prints it: its name if it is on the PATH, else its path."""
     own = Path(sys.executable).parent / "penstock"
     return "penstock" if shutil.which("penstock") or not own.exists() else shlex.quote(str(own))
 
 
 def ingest_topics(settings: UpSettings) -> dict[str, dict[str, Any]]:
-    """Return the ingest's settings of the one topic that accepts events.
+    """Return the ingest's settings for `penstock up`, where one topic accepts events.
 
     >>> ingest_topics(UpSettings(topic="clicks", key=("/user",), time="/at", time_unit="s"))
     {'clicks': {'key': ('/user',), 'time': '/at', 'time_unit': 's'}}
@@ -260,7 +260,7 @@ def ingest_topics(settings: UpSettings) -> dict[str, dict[str, Any]]:
 
 
 def stop_timeout_ms(settings: UpSettings) -> int:
-    """Return the time limit of a whole shutdown: each service's own limit, concurrently, then Kafka's.
+    """Return the time limit of the shutdown of `penstock up`: each service's own limit, concurrently, then Kafka's.
 
     >>> from penstock.services.local.broker_config import EmbeddedKafkaSettings
     >>> stop_timeout_ms(UpSettings(shutdown_timeout_ms=10_000, broker=EmbeddedKafkaSettings(stop_timeout_ms=4_000)))
@@ -270,5 +270,5 @@ def stop_timeout_ms(settings: UpSettings) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until Ctrl-C or SIGTERM. Returns the exit status."""
+    """Run `penstock up` until Ctrl-C or SIGTERM. Returns the exit status."""
     return daemon.serve(PROGRAM, UpSettings, Up, arguments, limit_ms=stop_timeout_ms)

@@ -46,6 +46,7 @@ from penstock.shared.common.java.class_archive import (
 )
 from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
+from penstock.shared.common.java.properties_file import render_properties
 
 # Excludes the jars that pyspark ships: a second copy in another version would hide pyspark's own.
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
@@ -72,7 +73,6 @@ SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"  # which pyspark hands to Spark's launcher
 SCRATCH_PREFIX = "penstock-spark-"
 SCRATCH_LOCK = "in-use"
 _DEFAULT_SUBMIT_ARGS = "pyspark-shell"
-_PROPERTY_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
@@ -288,15 +288,6 @@ def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str
 # --- Spark's properties file ---
 
 
-def java_properties(conf: Mapping[str, str]) -> str:
-    """Return the configuration as the text of a Java properties file.
-
-    >>> java_properties({"spark.hadoop.fs.s3a.secret.key": "a=b\\\\c", "x y": " ü"})
-    'spark.hadoop.fs.s3a.secret.key=a=b\\\\\\\\c\\nx\\\\ y=\\\\ \\\\u00fc\\n'
-    """
-    return "".join(f"{_property_key(name)}={_property_value(text)}\n" for name, text in conf.items())
-
-
 @contextmanager
 def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
     """Within the context, a JVM that is started reads `conf` from a file in `folder` that only its owner can read.
@@ -306,7 +297,7 @@ def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
     before = os.environ.get(SUBMIT_ARGS)
     file = Path(folder) / "spark.properties"
     file.touch(0o600)
-    file.write_text(java_properties(conf), encoding="ascii")
+    file.write_text(render_properties(conf), encoding="ascii")
     arguments = before or _DEFAULT_SUBMIT_ARGS
     os.environ[SUBMIT_ARGS] = f"--load-spark-defaults --properties-file {shlex.quote(str(file))} {arguments}"
     try:
@@ -316,24 +307,6 @@ def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
             del os.environ[SUBMIT_ARGS]
         else:
             os.environ[SUBMIT_ARGS] = before
-
-
-def _property_key(name: str) -> str:
-    return re.sub(r"([ :=#!])", r"\\\1", _property_text(name))
-
-
-def _property_value(text: str) -> str:
-    return re.sub(r"^ ", r"\\ ", _property_text(text))
-
-
-def _property_text(text: str) -> str:
-    """Escapes control characters and backslashes; characters beyond ASCII become UTF-16 escapes."""
-    return "".join(_PROPERTY_ESCAPES.get(c, c) if c.isascii() else _utf16_escapes(c) for c in text)
-
-
-def _utf16_escapes(character: str) -> str:
-    raw = character.encode("utf-16-be")
-    return "".join(f"\\u{raw[i]:02x}{raw[i + 1]:02x}" for i in range(0, len(raw), 2))
 
 
 # --- the job's scratch folder ---

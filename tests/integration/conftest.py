@@ -18,10 +18,11 @@ import pytest
 
 from penstock.services.local import broker_config as config
 from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka, new_cluster_id
+from penstock.services.local.embedded_kafka import EmbeddedKafka, format_storage_command, new_cluster_id
 from penstock.services.local.stack import Stack
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
+from penstock.shared.common.java.properties_file import render_properties
 from tests.integration.environments import Environments
 from tests.integration.s3_server import s3_server
 
@@ -42,11 +43,11 @@ def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: Embedded
     folder = tmp_path_factory.mktemp("formatted")
     # placeholders: each start writes its own ports over them
     taken = {config.CLIENT_LISTENER: 1, config.CONTROLLER_LISTENER: 2}
-    properties = config.render_properties(config.broker_properties(kafka_settings, taken))
+    properties = render_properties(config.broker_properties(kafka_settings, taken))
     (folder / config.PROPERTIES_FILE).write_text(properties, encoding="ascii")
     (folder / config.LOG4J_FILE).write_text(config.log4j_config(), encoding="ascii")
     java = find_java()
-    command = config.format_command(java, asyncio.run(fetch_jars(KAFKA_JARS)), new_cluster_id())
+    command = format_storage_command(java, asyncio.run(fetch_jars(KAFKA_JARS)), new_cluster_id())
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

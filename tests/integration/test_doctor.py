@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from penstock.services.local.doctor.main import examine_kafka
+from penstock.services.local.doctor.examinations import examine_kafka
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.producer import Producer

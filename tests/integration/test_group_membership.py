@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.broker_config import KAFKA_JARS, QUICK_START, kafka_archive
+from penstock.services.local.broker_config import KAFKA_JARS, QUICK_START, broker_archive_path
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
@@ -254,7 +254,7 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
         java.executable,
         "-Xmx128m",
         *QUICK_START,
-        *archive_options(kafka_archive(java, jars)),
+        *archive_options(broker_archive_path(java, jars)),
         "-cp",
         f"{jars}/*",
         source,

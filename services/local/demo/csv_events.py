@@ -56,22 +56,22 @@ TOPIC, RESULTS = "events", "sessions"
 DEFAULT_GAP, DEFAULT_GRACE = "30m", "15m"
 
 
-def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "") -> Topology:
-    """Return sessions per key with their number of events. Rows marked as rejected become dead letters.
+def csv_topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "") -> Topology:
+    """Return the topology for a CSV file: sessions per key with their number of events.
 
-    `suffix` is appended to the output topics.
+    Rows that are marked as rejected become dead letters. `suffix` is appended to the output topics.
     """
     builder = StreamsBuilder()
     late = f"{TOPIC}-late{suffix}"
     dead_letters = f"{TOPIC}-dlq{suffix}"
-    events = builder.stream(TOPIC, value=accepted, late=late, dead_letters=dead_letters)
+    events = builder.stream(TOPIC, value=deserialize_csv_row, late=late, dead_letters=dead_letters)
     windows = events.group_by_key().session_window(duration_ms(gap), duration_ms(grace))
     windows.aggregate(RESULTS, events=Count()).on_close().to(RESULTS + suffix)
     return builder.build()
 
 
-def accepted(topic: str, data: bytes | None) -> Any:
-    """Deserialize a row. Raises SerializationError with the reason for a row marked as rejected."""
+def deserialize_csv_row(topic: str, data: bytes | None) -> Any:
+    """Deserialize the event of a CSV row. Raises SerializationError with its reason if it is marked as rejected."""
     row = json_deserializer(topic, data)
     if isinstance(row, dict) and REFUSED_FIELD in row:
         raise SerializationError(str(row[REFUSED_FIELD]))
@@ -200,7 +200,7 @@ def _plan_of_csv_replay(key: str, gap: str, grace: str) -> PipelinePlan:
         except ConfigError as e:
             raise ConfigError(f"{option}: {e}") from None
     try:
-        topology(gap, grace)
+        csv_topology(gap, grace)
     except ConfigError as e:
         raise ConfigError(f"--gap {gap} --grace {grace}: {e}") from None
     return PipelinePlan(
@@ -209,7 +209,7 @@ def _plan_of_csv_replay(key: str, gap: str, grace: str) -> PipelinePlan:
         application="event-sessions",
         key=("/" + key.replace("~", "~0").replace("/", "~1"),),
         time=f"/{TIME_FIELD}",
-        topology="penstock.services.local.demo.csv_events:topology",
+        topology="penstock.services.local.demo.csv_events:csv_topology",
         options={"gap": gap, "grace": grace},
         handler="penstock.services.local.demo.handler:store",
         unfit="row without a key or a time",

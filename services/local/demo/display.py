@@ -10,13 +10,12 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -37,7 +36,7 @@ class Figures:
     compacting: bool = False
 
     def line(self) -> str:
-        """All in one line."""
+        """Return all figures as one line of the display."""
         parts = [
             f"acknowledged {self.acknowledged:,}",
             f"processed {self.processed:,}",
@@ -113,7 +112,7 @@ class Display:
 
 
 def day_time(ms: int | None) -> str:
-    """Return epoch ms as a minute in UTC.
+    """Return a time, in ms since the epoch, as the demo displays it: as a minute in UTC, or `-` if it is unknown.
 
     >>> day_time(1357035300000), day_time(None), day_time(-1)
     ('2013-01-01 10:15', '-', '-')
@@ -124,30 +123,9 @@ def day_time(ms: int | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun, as the demo displays it.
 
     >>> counted(1, "record"), counted(0, "record"), counted(2_500, "dead letter")
     ('1 record', '0 records', '2,500 dead letters')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def longest_table(sessions: list[dict[str, Any]], name: str) -> Table | Text:
-    """Return the longest sessions as a table: key, start, length, results; a text if there are none."""
-    if not sessions:
-        return Text(f"Longest {name}: none, since none has closed yet")
-    table = Table(title=f"Longest {name}", title_justify="left")
-    results = [column for column in sessions[0] if column not in ("key", "start", "end")]
-    table.add_column("key")
-    table.add_column("from (UTC)", no_wrap=True)
-    for column in ("hours", *(c.replace("_", " ") for c in results)):
-        table.add_column(column, justify="right")
-    for session in sessions:
-        hours = (session["end"] - session["start"]) / 3_600_000
-        values = [_format_figure(session[column]) for column in results]
-        table.add_row(str(session["key"]), day_time(session["start"]), f"{hours:.1f}", *values)
-    return table
-
-
-def _format_figure(value: Any) -> str:
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

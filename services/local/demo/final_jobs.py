@@ -36,7 +36,10 @@ SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them 
 
 
 class FinalJobs(msgspec.Struct, frozen=True):
-    """The jobs' arguments. `records` is the number that the audit must find; `options` are the topology's."""
+    """The arguments of the demo's last Spark jobs.
+
+    `records` is the number that the audit must find; `options` are the topology's.
+    """
 
     application: str
     lake: str
@@ -64,7 +67,10 @@ class Comparison(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Return the audit's exit status, or AUDIT_FAILED if a job failed. Prints each job's result as a line of JSON."""
+    """Run the demo's last Spark jobs and print each job's result as a line of JSON.
+
+    Returns the audit's exit status, or AUDIT_FAILED if a job failed.
+    """
     jobs = msgspec.json.decode(arguments[0], type=FinalJobs)
     try:
         report = run(jobs)
@@ -78,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(jobs: FinalJobs) -> AuditReport:
-    """Run all jobs in order. Returns the audit's report. Raises the jobs' errors."""
+    """Run the demo's last Spark jobs in order. Returns the audit's report. Raises the jobs' errors."""
     common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
     own = ["--application", jobs.application, *common]
     options = msgspec.json.encode({**jobs.options, "suffix": SUFFIX}).decode()
@@ -114,7 +120,10 @@ def _run_compaction(spark: Any, settings: CompactSettings) -> None:
 
 
 def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
-    """Compare the output of the aggregator and the batch: bounds, results, times of closing, late records."""
+    """Compare the outputs of the demo's aggregator and of its batch.
+
+    The outputs are windows with their bounds, results and times of closing, and late records.
+    """
     live, batch = (
         windows_and_late_records(spark, jobs.lake, application, jobs.store)
         for application in (jobs.application, jobs.batch)
@@ -124,7 +133,10 @@ def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
 
 
 def windows_and_late_records(spark: Any, lake: str, application: str, store: str) -> Any:
-    """Return an application's closed and open windows and its late records, without their changelog coordinates."""
+    """Return what is compared of the demo's aggregator or batch: its closed and open windows and its late records.
+
+    Their changelog coordinates are left out.
+    """
     from penstock.services.spark.reading import closed, late, live
 
     columns = ("state", "partition", "changelog_offset", "topic_id")

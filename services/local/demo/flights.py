@@ -56,9 +56,10 @@ class Departure(msgspec.Struct):
 
 
 def topology(suffix: str = "") -> Topology:
-    """Return departure banks: a carrier's departures from an airport without a pause of 30 minutes between them.
+    """Return the topology of the flights, which makes departure banks.
 
-    `suffix` is appended to the output topics.
+    A bank is a carrier's departures from an airport without a pause of 30 minutes between them. `suffix` is appended to
+    the output topics.
     """
     builder = StreamsBuilder()
     late = PLAN.late + suffix

@@ -44,6 +44,13 @@ async def store(record: ConsumerRecord) -> None:
         _append_line(Path(os.environ[FILE_VARIABLE]), msgspec.json.encode(session) + b"\n")
 
 
+def count_notable_sessions(path: Path) -> int:
+    """Return the number of different notable sessions in the file that the handler writes."""
+    if not path.exists():
+        return 0
+    return len(set(path.read_bytes().splitlines()))
+
+
 def _append_line(path: Path, line: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:

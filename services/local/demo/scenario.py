@@ -16,47 +16,36 @@ starts no compaction, since it would come too early to cover everything. One job
 from __future__ import annotations
 
 import asyncio
-import heapq
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.demo.data_folder import KAFKA
 from penstock.services.local.demo.display import Display, counted
-from penstock.services.local.demo.events import DemoEvents, PipelinePlan
+from penstock.services.local.demo.events import DemoEvents
 from penstock.services.local.demo.final_jobs import FinalJobs, last_object, run_in_child
-from penstock.services.local.demo.handler import FILE_VARIABLE
+from penstock.services.local.demo.handler import count_notable_sessions
+from penstock.services.local.demo.output_topics import read_dead_letter_reasons, read_published_sessions
 from penstock.services.local.demo.replay import EventReplay, ReplayCounts
+from penstock.services.local.demo.service_specs import (
+    SPARK_CONF,
+    aggregator_spec,
+    consumer_group_id,
+    consumer_spec,
+    gateway_spec,
+)
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.local.stack import Service, ServiceSpec, Stack
+from penstock.services.local.stack import Service, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.dead_letters.dead_letter import MESSAGE
 from penstock.shared.common.errors import FatalError, KafkaTimeout
 from penstock.shared.common.lake import state_snapshot, table_figures
-from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
-
-COMPACTION_INTERVAL_MS = 5_000
-COMMIT_INTERVAL_MS = 200
-CONSUMER_COMMIT_INTERVAL_MS = 500  # the demo waits for the consumer's last commit
-# On two cores and a heap of 1 GB the parallel collectors cost a short job a tenth of its CPU time.
-SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
-
-RESULTS_POLL_MS = 500
-RESULTS_POLL_RECORDS = 10_000
-DEAD_LETTERS_READ_MAX = 100_000  # enough to find the few different reasons
-RESULTS_CONSUMER = ConsumerSettings(
-    isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none"
-)
 
 PARTITIONS = 4
 LONGEST = 10
@@ -218,11 +207,11 @@ class Scenario:
         """Read the published results, and wait until the consumer has handled all of them."""
         plan = self._plan
         outcome = self._outcome
-        published = await published_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
+        published = await read_published_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
         outcome.longest = published.longest
 
         async def all_is_handled() -> bool:
-            committed = await self._admin.group_offsets(consumer_group(plan))
+            committed = await self._admin.group_offsets(consumer_group_id(plan))
             return all(tp in committed and committed[tp].offset >= end for tp, end in published.ends.items())
 
         await self._wait_until("the consumer's last commit", all_is_handled)
@@ -275,8 +264,8 @@ class Scenario:
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
         outcome.lake = await asyncio.to_thread(table_figures.describe_tables, str(self._lake), plan.application)
-        outcome.reasons = await dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
-        outcome.notable = count_notable(self._notable)
+        outcome.reasons = await read_dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
+        outcome.notable = count_notable_sessions(self._notable)
 
     # --- watching ---
 
@@ -311,7 +300,7 @@ class Scenario:
         figures.open = sum(t.get("open_sessions", 0) for t in tasks) if tasks else None
         figures.stream_time_ms = max((t.get("stream_time_ms", -1) for t in tasks), default=None)
         self._show_totals(tasks)
-        figures.notable = count_notable(self._notable)
+        figures.notable = count_notable_sessions(self._notable)
         figures.compactions = sum(run["status"] == "done" for run in self._compactions)
         figures.compacting = any(run["status"] == "running" for run in self._compactions[-1:])
         self._display.update()
@@ -394,119 +383,3 @@ async def _measure_seconds(work: Awaitable[object]) -> float:
     started = time.monotonic()
     await work
     return time.monotonic() - started
-
-
-@dataclass(slots=True)
-class Published:
-    """A results topic: its longest sessions, longest first, and the offset after each partition's last record.
-
-    The marker of the last transaction may follow the last record. No consumer commits it.
-    """
-
-    longest: list[dict[str, Any]]
-    ends: dict[TopicPartition, int]
-
-
-async def published_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> Published:
-    """Read a results topic to its end. Keeps the `most` longest sessions."""
-    at = [TopicPartition(topic, p) for p in range(partitions)]
-    heap: list[tuple[int, int, dict[str, Any]]] = []
-    seen = 0
-    last = {}
-    async with Consumer(kafka, RESULTS_CONSUMER) as consumer:
-        consumer.assign(at)
-        ends = await consumer.end_offsets(at)
-        while any([await consumer.position(p) < ends[p] for p in at]):
-            for tp, columns in (await consumer.poll(RESULTS_POLL_MS, RESULTS_POLL_RECORDS)).items():
-                if len(columns):
-                    last[tp] = columns.offsets[-1] + 1
-                for value in columns.values:
-                    session = msgspec.json.decode(value or b"{}")
-                    seen += 1
-                    item = (session["end"] - session["start"], -seen, session)
-                    (heapq.heappush if len(heap) < most else heapq.heappushpop)(heap, item)
-    return Published([session for _, _, session in sorted(heap, reverse=True)], last)
-
-
-async def dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:
-    """Return the different reasons in the first dead letters of a topic, at most `most`."""
-    at = [TopicPartition(topic, p) for p in range(partitions)]
-    reasons: dict[str, None] = {}
-    left = DEAD_LETTERS_READ_MAX
-    async with Consumer(kafka, RESULTS_CONSUMER) as consumer:
-        consumer.assign(at)
-        ends = await consumer.end_offsets(at)
-        while len(reasons) < most and left > 0 and any([await consumer.position(p) < ends[p] for p in at]):
-            for columns in (await consumer.poll(RESULTS_POLL_MS, RESULTS_POLL_RECORDS)).values():
-                left -= len(columns)
-                for headers in columns.headers or ():
-                    reasons.setdefault((dict(headers).get(MESSAGE) or b"").decode(errors="replace"))
-    return list(reasons)[:most]
-
-
-def count_notable(path: Path) -> int:
-    """Return the number of different sessions that the handler kept."""
-    if not path.exists():
-        return 0
-    return len(set(path.read_bytes().splitlines()))
-
-
-def _encode_json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def aggregator_spec(plan: PipelinePlan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
-    """Return the aggregator under exactly_once. It `compacts` every five seconds of wall-clock time, or not at all."""
-    return ServiceSpec(
-        "aggregator",
-        {
-            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
-            "TOPOLOGY": plan.topology,
-            "TOPOLOGY_OPTIONS": _encode_json(plan.options),
-            "STREAMS__APPLICATION_ID": plan.application,
-            "STREAMS__COMMIT_INTERVAL_MS": str(COMMIT_INTERVAL_MS),
-            "STREAMS__LAKE": str(lake),
-            "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
-            "COMPACTION__ENABLED": "true" if compacts else "false",
-            "COMPACTION__INTERVAL_MS": str(COMPACTION_INTERVAL_MS),
-            "COMPACTION__SPARK_CONF": _encode_json(SPARK_CONF),
-        },
-    )
-
-
-def consumer_group(plan: PipelinePlan) -> str:
-    """Return the group id of the consumer of results."""
-    return f"notable-{plan.results}"
-
-
-def consumer_spec(plan: PipelinePlan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
-    """Return the consumer, which keeps the notable sessions in a file."""
-    return ServiceSpec(
-        "consumer",
-        {
-            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
-            "TOPICS": plan.results,
-            "GROUP_ID": consumer_group(plan),
-            "HANDLER": plan.handler,
-            "COMMIT_INTERVAL_MS": str(CONSUMER_COMMIT_INTERVAL_MS),
-            "CONSUMER__ISOLATION_LEVEL": "read_committed",
-            "CONSUMER__AUTO_OFFSET_RESET": "earliest",
-        },
-        environment={FILE_VARIABLE: str(notable)},
-    )
-
-
-def gateway_spec(plan: PipelinePlan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
-    """Return the gateway, which receives the events and serves the dashboard."""
-    # A user's own file may have events from before 2000; demo.csv_events checks the unit of its times.
-    topics = {plan.topic: {"key": plan.key, "time": plan.time, "min_event_time": "1970-01-01"}}
-    return ServiceSpec(
-        "gateway",
-        {
-            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
-            "INGEST__TOPICS": _encode_json(topics),
-            "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
-            "SERVICES": _encode_json(others),
-        },
-        module="penstock.services.local.gateway",
-    )

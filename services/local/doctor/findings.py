@@ -87,7 +87,7 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         return found
 
     def add_finding(level: Level, message: str, **configs: str) -> None:
-        fix = alter_command(bootstrap_servers, topic.name, {k.replace("_", "."): v for k, v in configs.items()})
+        fix = alter_topic_command(bootstrap_servers, topic.name, {k.replace("_", "."): v for k, v in configs.items()})
         found.append(Finding(level, f"topic {topic.name}", message, fix))
 
     # With LogAppendTime there are no event times, so the other rules do not apply.
@@ -129,7 +129,7 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
     ours = topic.named or topic.name.removesuffix(CHANGELOG_SUFFIX) in set(groups)
     shown = ", ".join(f"{name}={topic.configs.get(name)}" for name in wrong)
     message = f"{shown}: Kafka deletes state from it" + ("" if ours else ", if it is a changelog of Penstock's")
-    fix = alter_command(bootstrap_servers, topic.name, {name: CHANGELOG_CONFIGS[name] for name in wrong})
+    fix = alter_topic_command(bootstrap_servers, topic.name, {name: CHANGELOG_CONFIGS[name] for name in wrong})
     return [Finding("problem" if ours else "warning", f"changelog {topic.name}", message, fix)]
 
 
@@ -141,14 +141,14 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
         if not source.named:
             return []
         configs = {"max.message.bytes": str(needed)}
-        fix = create_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
+        fix = create_topic_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
         message = "it does not exist; the aggregator and the consumer create it at start-up if they may"
         return [Finding("warning", f"dead-letter topic {name}", message, fix)]
     width = int(letters.configs.get("max.message.bytes") or 0)
     if width >= needed:
         return []
     message = f"max.message.bytes={width}: the largest records of {source.name} do not fit with a dead letter's headers"
-    fix = alter_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
+    fix = alter_topic_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
     return [Finding("problem" if source.named else "warning", f"dead-letter topic {name}", message, fix)]
 
 
@@ -159,7 +159,7 @@ def all_topic_findings(
     found: list[Finding] = []
     groups = set(groups)
     for name in missing:
-        fix = create_command(bootstrap_servers, event_time_topic(name, 4), {})
+        fix = create_topic_command(bootstrap_servers, event_time_topic(name, 4), {})
         found.append(Finding("problem", f"topic {name}", "it does not exist", fix))
     for name, topic in sorted(topics.items()):
         if topic.leaderless:
@@ -188,8 +188,8 @@ def disk_finding(folder: str, free_bytes: int) -> Finding:
     return Finding(level, about, message, f"du -xh -d 2 {folder} | sort -h | tail (and remove what is not needed)")
 
 
-def alter_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]) -> str:
-    """Return the command that sets a topic's configs."""
+def alter_topic_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]) -> str:
+    """Return the `kafka-configs.sh` command that fixes a finding by setting a topic's configs."""
     given = ",".join(f"{name}={value}" for name, value in configs.items())
     return (
         f"kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
@@ -197,8 +197,8 @@ def alter_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]
     )
 
 
-def create_command(bootstrap_servers: str, topic: NewTopic, configs: Mapping[str, str]) -> str:
-    """Return the command that creates a topic."""
+def create_topic_command(bootstrap_servers: str, topic: NewTopic, configs: Mapping[str, str]) -> str:
+    """Return the `kafka-topics.sh` command that fixes a finding by creating a topic."""
     given = "".join(f" --config {name}={value}" for name, value in {**topic.configs, **configs}.items())
     return (
         f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic {topic.name} "

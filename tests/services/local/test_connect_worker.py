@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from penstock.services.local.connect_worker import make_worker, worker_properties
+from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
@@ -31,4 +31,4 @@ def test_a_worker_has_the_services_settings() -> None:
 async def test_an_invalid_setting_is_an_error_before_the_start() -> None:
     """An invalid setting is a ConfigError with its name before anything starts."""
     with pytest.raises(ConfigError, match=r"offset\.flush\.interval\.ms"):
-        make_worker(ConnectWorkerSettings(connect={"offset.flush.interval.ms": "soon"}))
+        make_connect_worker(ConnectWorkerSettings(connect={"offset.flush.interval.ms": "soon"}))

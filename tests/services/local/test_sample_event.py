@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from penstock.services.local.sample_event import KEY, TIME, TIME_MS, aggregated_fields, example_event, source_type
+from penstock.services.local.sample_event import (
+    KEY,
+    TIME,
+    TIME_MS,
+    sample_event,
+    sample_event_fields,
+    sample_event_type,
+)
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 
@@ -46,9 +53,9 @@ class Strict(msgspec.Struct):
 
 
 @pytest.mark.parametrize("value_type", [dict, Order, Measured, Any])
-def test_an_example_is_decodable(value_type: Any) -> None:
-    """The source's type decodes the example, which has key and time at the pointers."""
-    event = msgspec.json.decode(example_event(("/user/id",), "/when", value_type))
+def test_a_sample_is_decodable(value_type: Any) -> None:
+    """The source's type decodes the sample, which has key and time at the pointers."""
+    event = msgspec.json.decode(sample_event(("/user/id",), "/when", value_type))
     assert event["user"]["id"] == KEY
     assert event["when"] == TIME
     msgspec.json.decode(msgspec.json.encode(event), type=value_type)
@@ -56,15 +63,15 @@ def test_an_example_is_decodable(value_type: Any) -> None:
 
 def test_a_pointer_at_a_number_keeps_a_number() -> None:
     """A time that the type declares as an integer is in the topic's unit, and a numeric key stays a number."""
-    event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured))
+    event = msgspec.json.decode(sample_event(("/sensor",), "/at", Measured))
     assert event == {"at": TIME_MS, "sensor": 1}
-    event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured, "s"))
+    event = msgspec.json.decode(sample_event(("/sensor",), "/at", Measured, "s"))
     assert event["at"] * 1_000 == TIME_MS
 
 
-def test_an_example_of_a_constrained_type_has_only_key_and_time() -> None:
-    """An example for a type with constraints has only the fields that the ingest needs."""
-    assert msgspec.json.decode(example_event(("/user",), None, Strict)) == {"user": KEY}
+def test_a_sample_of_a_constrained_type_has_only_key_and_time() -> None:
+    """A sample for a type with constraints has only the fields that the ingest needs."""
+    assert msgspec.json.decode(sample_event(("/user",), None, Strict)) == {"user": KEY}
 
 
 def test_the_type_is_that_of_the_source() -> None:
@@ -73,8 +80,8 @@ def test_the_type_is_that_of_the_source() -> None:
     orders = builder.stream("orders", value=Order).group_by_key().session_window(1_000)
     orders.aggregate("s", n=Count()).on_close().to("sums")
     topology = builder.build()
-    assert source_type(topology, "orders") is Order
-    assert source_type(topology, "others") is dict
+    assert sample_event_type(topology, "orders") is Order
+    assert sample_event_type(topology, "others") is dict
 
 
 def test_an_untyped_source_has_the_fields_of_its_aggregations() -> None:
@@ -84,8 +91,8 @@ def test_an_untyped_source_has_the_fields_of_its_aggregations() -> None:
     visits = clicks.aggregate("visits", n=Count(), ms=Mean("ms"), pages=CountDistinct("page")).on_close()
     users = visits.key_by(lambda record: record.key.key, name="users")
     users.group_by_key().session_window(9_000).aggregate("days", ms=Mean("start")).on_close().to("days")
-    fields = aggregated_fields(builder.build(), "clicks")
+    fields = sample_event_fields(builder.build(), "clicks")
     assert fields == {"ms": 1, "page": "text"}
-    event = msgspec.json.decode(example_event(("/user",), "/at", fields=fields))
+    event = msgspec.json.decode(sample_event(("/user",), "/at", fields=fields))
     assert event == {"ms": 1, "page": "text", "user": KEY, "at": TIME}
-    assert aggregated_fields(builder.build(), "others") == {}
+    assert sample_event_fields(builder.build(), "others") == {}

@@ -17,10 +17,10 @@ from penstock.services.local.demo.csv_events import (
     CsvRow,
     NoTime,
     better_unit,
+    csv_topology,
     formats_that_fit,
     read_rows,
     time_parser,
-    topology,
 )
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -83,7 +83,7 @@ def test_an_invalid_row_becomes_a_dead_letter_with_its_reason(tmp_path: Path) ->
     """The topology makes an invalid row a dead letter with the row's reason, and aggregates the others."""
     text = "user,at\nann,2024-05-01T10:00:00Z\nann,never\nann,2024-05-01T12:00:00Z\n"
     events = CsvEvents(write(tmp_path, "csv", text), "user", "at", gap="5m", grace="0s")
-    driver = TopologyTestDriver(topology(**events.plan.options), errors=ErrorHandlers())
+    driver = TopologyTestDriver(csv_topology(**events.plan.options), errors=ErrorHandlers())
     for line in events.lines():
         row = msgspec.json.decode(line)
         driver.pipe(events.plan.topic, key=row["user"].encode(), value=line, timestamp=row[TIME_FIELD])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.demo.handler import FILE_VARIABLE, store
-from penstock.services.local.demo.scenario import count_notable
+from penstock.services.local.demo.handler import FILE_VARIABLE, count_notable_sessions, store
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ConsumerRecord
 
@@ -20,12 +19,12 @@ async def test_only_notable_sessions_are_kept(tmp_path: Path, monkeypatch: pytes
     """A notable session is a line in the configured file, and handling it twice does not change the count."""
     path = tmp_path / "notable.jsonl"
     monkeypatch.setenv(FILE_VARIABLE, str(path))
-    assert count_notable(path) == 0
+    assert count_notable_sessions(path) == 0
     await store(record(b'{"key":"a","start":0,"end":9,"flights":3,"mean_delay":4.5}'))
     for _ in range(2):
         await store(record(b'{"key":"b","start":0,"end":9,"flights":3,"mean_delay":95.0}'))
     await store(record(b'{"key":"c","start":0,"end":9,"events":77}'))
-    assert count_notable(path) == 2
+    assert count_notable_sessions(path) == 2
     assert len(path.read_bytes().splitlines()) == 3
 
 

@@ -1,0 +1,122 @@
+"""The summary of a demo: printed for people, and as the JSON object of `penstock demo --json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from penstock.services.local.demo.display import counted, day_time
+from penstock.services.local.demo.events import DemoEvents
+from penstock.services.local.demo.scenario import DemoOutcome
+
+
+def json_summary(outcome: DemoOutcome) -> dict[str, Any]:
+    """Return the object that `penstock demo --json` prints."""
+    audit = outcome.audit
+    counts = outcome.counts
+    return {
+        "events_sent": counts.sent,
+        "events_acked": counts.acknowledged,
+        "events_refused": counts.rejected,
+        "sessions_closed": audit["windows_closed"],
+        "sessions_open": audit["windows_open"],
+        "late_records": audit["late"],
+        "dead_letters": audit["dead_letters"],
+        "dead_letters_expected": outcome.unfit,
+        "dead_letters_ok": outcome.dead_letters_ok,
+        "skipped_records": audit["skipped"],
+        "restore_ms": outcome.restore_ms,
+        "restored_windows": outcome.restored("windows"),
+        "restored_changelog_windows": outcome.restored("changelog_windows"),
+        "restored_changelog_records": outcome.restored("changelog_records"),
+        "compactions": outcome.compactions,
+        "delta_rows": outcome.lake["live_rows"] + sum(outcome.lake["closed_rows"].values()),
+        "notable": outcome.notable,
+        "events_per_second": round(counts.acknowledged / outcome.replay_seconds) if outcome.replay_seconds else 0,
+        **outcome.batch,
+        "batch_ok": outcome.batch_ok,
+        "audit": audit,
+        "audit_ok": outcome.audit_ok,
+        "seconds": round(outcome.seconds, 1),
+    }
+
+
+def print_summary(console: Console, source: DemoEvents, outcome: DemoOutcome, folder: Path) -> None:
+    """Print the longest sessions and the summary of the demo's outcome."""
+    console.print()
+    console.print(longest_table(outcome.longest, source.plan.results))
+    console.print()
+    for rejection in outcome.counts.errors:
+        console.print(
+            f"  rejected by the ingest: {rejection}", highlight=False, markup=False, style="yellow", soft_wrap=True
+        )
+    for name, text in _summary_lines(json_summary(outcome), source, outcome, folder).items():
+        console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
+
+
+def _summary_lines(figures: dict[str, Any], source: DemoEvents, outcome: DemoOutcome, folder: Path) -> dict[str, str]:
+    """Return the lines of the printed summary by name, as rich's markup."""
+    plan = source.plan
+    rejected = figures["events_refused"]
+    skipped = figures["skipped_records"]
+    lines = {
+        "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"
+        + (f", [yellow]{rejected:,} rejected by the ingest[/yellow]" if rejected else "")
+        + f" ({figures['events_per_second']:,} a second from HTTP through the aggregator)",
+        "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
+        "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",
+        "dead letters": f"{counted(figures['dead_letters'], 'record')}, in topic {plan.dead_letters}"
+        + _dead_letters_verdict(figures, plan.unfit)
+        + "".join(f"\n{'':<15}such as: {escape(reason)}" for reason in outcome.reasons),
+        "skipped": f"{counted(skipped, 'record')} without a key",
+        "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in {folder / 'notable.jsonl'}",
+        "crash": f"restored in {figures['restore_ms']:,} ms from {counted(figures['restored_windows'], 'window')}"
+        f" in Delta and {counted(figures['restored_changelog_windows'], 'change')} in the changelog",
+        "lake": f"{counted(figures['delta_rows'], 'row')}, folded by {counted(figures['compactions'], 'compaction')},"
+        f" in {folder / 'lake'}",
+        "batch": f"{counted(figures['batch_rows'], 'row')} of the same events, windows and late records, "
+        + ("all as the aggregator's" if figures["batch_ok"] else "[red]WRONG[/red]: not as the aggregator's"),
+        "audit": "[green]passed[/green]: every event is in exactly one group, every session follows the rule"
+        if outcome.audit_ok
+        else f"[red]FAILED[/red]: see {folder / 'logs' / 'final-jobs.log'}",
+        "time": f"{figures['seconds']:.0f} s",
+    }
+    if not skipped:
+        del lines["skipped"]
+    if not figures["notable"]:
+        lines["notable"] = "none"
+    return lines
+
+
+def _dead_letters_verdict(figures: dict[str, Any], noun: str) -> str:
+    """Return what the summary says about whether the dead letters are the expected ones, as rich's markup."""
+    sent = counted(figures["dead_letters_expected"], noun)
+    if not figures["dead_letters_ok"]:
+        return f": [red]WRONG[/red], {sent} {'was' if sent.startswith('1 ') else 'were'} sent"
+    return f", one for each {noun} sent" if figures["dead_letters_expected"] else ""
+
+
+def longest_table(sessions: list[dict[str, Any]], name: str) -> Table | Text:
+    """Return the longest sessions as a table: key, start, length, results; a text if there are none."""
+    if not sessions:
+        return Text(f"Longest {name}: none, since none has closed yet")
+    table = Table(title=f"Longest {name}", title_justify="left")
+    results = [column for column in sessions[0] if column not in ("key", "start", "end")]
+    table.add_column("key")
+    table.add_column("from (UTC)", no_wrap=True)
+    for column in ("hours", *(c.replace("_", " ") for c in results)):
+        table.add_column(column, justify="right")
+    for session in sessions:
+        hours = (session["end"] - session["start"]) / 3_600_000
+        values = [_format_figure(session[column]) for column in results]
+        table.add_row(str(session["key"]), day_time(session["start"]), f"{hours:.1f}", *values)
+    return table
+
+
+def _format_figure(value: Any) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,130 @@
+"""The examinations of `penstock doctor`: they collect facts about Kafka and this machine, and return the findings."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from penstock.services.local.broker_config import KAFKA_JARS
+from penstock.services.local.doctor.findings import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
+from penstock.shared.clients.admin import Admin, TopicDescription
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import JarSet, cache_root, missing_jars
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import dead_letter_topic
+
+
+async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
+    """Examine Kafka and the named topics; without names all topics except Kafka's own.
+
+    An examination that fails is a finding, not an error.
+    """
+    about = f"Kafka at {kafka.bootstrap_servers}"
+    try:
+        async with Admin(kafka, timeout_ms=kafka.request_timeout_ms) as admin:
+            brokers = (await admin.cluster()).brokers
+            if lacking := await admin.unsupported_requests():
+                remedy = "an upgrade of the brokers to Kafka 2.8 or newer"
+                return [Finding("problem", about, f"it does not support {', '.join(lacking)}", remedy)]
+            reached = Finding("ok", about, f"{len(brokers)} brokers, which support all required requests")
+            return [reached, *await _examine_topics(admin, kafka, set(topics), now_ms)]
+    except PenstockError as e:
+        remedy = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
+        return [Finding("problem", about, f"{type(e).__name__}: {e}", remedy)]
+
+
+async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], now_ms: int) -> list[Finding]:
+    existing = set(await admin.list_topics())
+    wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
+    described = await admin.describe_topics(sorted(wanted))
+    configs = {name: await admin.describe_configs(name) for name in sorted(wanted)}
+    facts = await _collect_topic_facts(admin, described, configs, named, now_ms)
+    groups = [group.group_id for group in await admin.list_groups()]
+    findings = all_topic_findings(facts, sorted(named - existing), groups, kafka.bootstrap_servers)
+    shown = "topics" if named else "topics (all)"
+    return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep their records")]
+
+
+async def _collect_topic_facts(
+    admin: Admin,
+    described: Mapping[str, TopicDescription],
+    configs: Mapping[str, Mapping[str, str | None]],
+    named: set[str],
+    now_ms: int,
+) -> dict[str, TopicFacts]:
+    bare = {
+        name: TopicFacts(
+            name,
+            len(topic.partitions),
+            configs[name],
+            leaderless=tuple(p.partition for p in topic.partitions if p.leader is None),
+            named=name in named,
+        )
+        for name, topic in described.items()
+    }
+    partitions = {
+        name: [TopicPartition(name, p.partition) for p in topic.partitions if p.leader is not None]
+        for name, topic in described.items()
+    }
+    first = await admin.list_offsets({tp: "earliest" for tps in partitions.values() for tp in tps})
+    older: dict[str, dict[str, int]] = {name: {} for name in bare}
+    for config in AGE_CONFIGS:
+        limits = {name: topic.ms(config) for name, topic in bare.items()}
+        cut = {tp: now_ms - ms for name, ms in limits.items() if ms is not None for tp in partitions[name]}
+        # The first offset with a record that is young enough: all records before it are older.
+        for tp, offset in (await admin.list_offsets({tp: max(0, at) for tp, at in cut.items()})).items():
+            older[tp.topic][config] = older[tp.topic].get(config, 0) + max(0, offset - first[tp])
+    return {
+        name: TopicFacts(
+            name,
+            topic.partitions,
+            topic.configs,
+            older[name],
+            sum(first[tp] for tp in partitions[name]),
+            topic.leaderless,
+            topic.named,
+        )
+        for name, topic in bare.items()
+    }
+
+
+def examine_machine(data_dir: Path) -> list[Finding]:
+    """Examine Java, the jars that Kafka and Spark need, and the free space for the cache and for `data_dir`."""
+    findings = [_examine_java(), _examine_jars(KAFKA_JARS, "penstock jars kafka")]
+    try:
+        from penstock.services.spark.spark_session import SPARK_JARS  # imports pyspark, which takes a second
+    except ModuleNotFoundError:
+        findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
+    else:
+        findings.append(_examine_jars(SPARK_JARS, "penstock jars spark"))
+    disks = {
+        str(folder): shutil.disk_usage(folder).free
+        for folder in map(_nearest_existing_folder, (cache_root(), data_dir))
+    }
+    return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in disks.items())]
+
+
+def _examine_java() -> Finding:
+    try:
+        java = find_java()
+    except ConfigError as e:  # which names the command
+        return Finding("problem", "Java", str(e))
+    return Finding("ok", "Java", f"{java.executable} is version {java.version}")
+
+
+def _examine_jars(wanted: JarSet, command: str) -> Finding:
+    folder = cache_root() / wanted.folder
+    if missing := len(missing_jars(wanted)):
+        why = f"{missing} of {len(wanted.jars)} jars are not in {folder}: the first start downloads them"
+        return Finding("warning", wanted.title, why, command)
+    return Finding("ok", wanted.title, f"its jars are in {folder}")
+
+
+def _nearest_existing_folder(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
