@@ -51,7 +51,10 @@ _NOISE = re.compile(r"^\s+at |^\s*\.\.\. \d+ more")
 
 
 def is_trouble(line: str) -> bool:
-    """Return whether a line reports a failure: an event at ERROR or FATAL, or text of an exception or of the JVM."""
+    """Return whether a line of a broker's output reports a failure.
+
+    It is an event at ERROR or FATAL, or text of an exception or of the JVM.
+    """
     event = _LOG_LINE.match(line)
     return event.group(1) in ("ERROR", "FATAL") if event else bool(_TROUBLE.search(line))
 
@@ -66,14 +69,14 @@ def find_cause(lines: Sequence[str]) -> Cause | None:
 
 
 def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
-    """Return the lines that report a failure; the last lines if none does."""
+    """Return the lines of a broker's output that report a failure; the last lines if none does."""
     readable = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
     troubled = list(dict.fromkeys(line for line in readable if is_trouble(line)))
     return (troubled or readable)[-count:]
 
 
 def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
-    """Return the known cause in words, then the broker's own lines. A full disk counts even if no line reports it."""
+    """Return why a broker failed in words, then its own lines. A full disk counts even if no line reports it."""
     cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
     output = meaningful(lines)
     reason = cause.value.format(folder=folder) if cause else "the reason is unknown"

@@ -21,9 +21,10 @@ READ_TIMEOUT_MS = 60_000
 
 
 async def make_archive() -> Path | None:
-    """Return the class archive of this user's Java and make it if it is missing. Returns None if that fails.
+    """Return the embedded Kafka's class archive, made if it is missing. Returns None if that fails.
 
-    The archive has the classes of a broker that creates a topic, and serves a producer and a consumer group.
+    The archive is for this user's Java. It has the classes of a broker that creates a topic, and serves a producer and
+    a consumer group.
     """
     java = find_java()
     jars = await fetch_jars(KAFKA_JARS)
@@ -39,9 +40,10 @@ async def make_archive() -> Path | None:
 
 
 async def _use_classes(address: str) -> None:
-    """Do a little of what clients do: create a topic, produce a record, and read and commit it in a group.
+    """Make the broker load the archive's classes, by a little of what clients do.
 
-    Raises KafkaTimeout if the record does not arrive within READ_TIMEOUT_MS.
+    Create a topic, produce a record, and read and commit it in a group. Raises KafkaTimeout if the record does not
+    arrive within READ_TIMEOUT_MS.
     """
     async with Admin(address) as admin:
         await admin.create_topics([NewTopic(TOPIC, 1)])

@@ -31,14 +31,14 @@ class SparkFailed(FatalError):
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """A task's error: the names of its classes, its own first, and its message."""
+    """The error of a Spark task: the names of its classes, its own first, and its message."""
 
     names: tuple[str, ...]
     message: str
 
     @classmethod
     def of(cls, error: PenstockError) -> TaskFailure:
-        """Return the failure for an error.
+        """Return the failure of a Spark task for the error that it raised.
 
         OffsetOutOfRange becomes ChangelogHole: changelog records were deleted while they were read.
         """
@@ -46,7 +46,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
         return cls(tuple(one.__name__ for one in kind.__mro__), str(error))
 
     def to_error(self, prefix: str = "") -> PenstockError:
-        """Return the error, of the first of its classes that `errors` has. Each of those takes a text."""
+        """Return the task's error, of the first of its classes that `errors` has. Each of those takes a text."""
         kinds = (getattr(errors, name, None) for name in self.names)
         kind: type[PenstockError] = next(kind for kind in kinds if kind is not None)
         return kind(f"{prefix}{self.message}")

@@ -19,10 +19,8 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING
 
 from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.audit.settings import AuditSettings
@@ -33,15 +31,17 @@ from penstock.shared.common.log import configure
 from penstock.shared.common.time_text import duration_ms
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit.audit import AuditReport
+    from penstock.services.spark.audit.report import AuditReport
 
 FENCED = 3
-STOP_POLL_S = 0.5  # how soon jobs are cancelled after SIGTERM
 AUDIT_DIFFERENCES, AUDIT_FAILED = 1, 3
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Compact in consecutive runs, at most `runs_max`, until no records are left. Returns the exit status."""
+    """Run `penstock compact`: consecutive compactions, at most `runs_max`, until no records are left.
+
+    Returns the exit status.
+    """
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
@@ -77,14 +77,14 @@ def compact_main(arguments: list[str]) -> int:
 
 
 def batch_main(arguments: list[str]) -> int:
-    """Run one batch, or with `every` consecutive batches until SIGTERM. Returns the exit status."""
+    """Run `penstock batch`: one batch, or with `every` consecutive batches until SIGTERM. Returns the exit status."""
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
         return _print_to_stderr(str(e), ExitStatus.WRONG_SETTING)
     configure(settings.log, "batch")
     from penstock.services.spark.batch.batch import BatchFenced, BatchJob
-    from penstock.services.spark.spark_session import spark_session
+    from penstock.services.spark.spark_session import jobs_cancelled_on, spark_session
 
     stop = Event()
     if settings.every is not None:
@@ -96,7 +96,7 @@ def batch_main(arguments: list[str]) -> int:
             batch = BatchJob(spark, settings, _print_to_stderr)
             while not stop.is_set():
                 began = time.monotonic()
-                with _cancel_spark_jobs_on(stop, spark):
+                with jobs_cancelled_on(stop, spark):
                     done = batch.run()
                 print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 if settings.every is None:
@@ -114,28 +114,8 @@ def batch_main(arguments: list[str]) -> int:
     return ExitStatus.OK
 
 
-@contextmanager
-def _cancel_spark_jobs_on(stop: Event, spark: Any) -> Iterator[None]:
-    """Within the context, cancel Spark's jobs once `stop` is set. A thread does so while the caller waits for them."""
-    is_over = Event()
-
-    def cancel_jobs_when_stopped() -> None:
-        while not is_over.is_set():
-            if stop.wait(STOP_POLL_S):
-                spark.sparkContext.cancelAllJobs()
-                is_over.wait(STOP_POLL_S)
-
-    watcher = Thread(target=cancel_jobs_when_stopped, name="stop", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()
-
-
 def audit_main(arguments: list[str]) -> int:
-    """Run one audit. Returns the exit status."""
+    """Run `penstock audit`. Returns the exit status."""
     try:
         settings = AuditSettings.load(
             ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
@@ -155,11 +135,11 @@ def audit_main(arguments: list[str]) -> int:
     except PenstockError as e:
         return _print_to_stderr(f"{type(e).__name__}: {e}", AUDIT_FAILED)
     print_report(report, as_json=settings.json_line)
-    return status_of(report)
+    return audit_exit_status(report)
 
 
-def status_of(report: AuditReport) -> int:
-    """Return the exit status of an audit that was carried out."""
+def audit_exit_status(report: AuditReport) -> int:
+    """Return the exit status of the command `penstock audit` after an audit that was carried out."""
     if report.differs:
         return AUDIT_DIFFERENCES
     return AUDIT_FAILED if report.is_empty else ExitStatus.OK

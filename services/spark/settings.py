@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from penstock.shared.common.lake.location import lake_root, require_location
+from penstock.shared.common.lake.location import hadoop_uri, lake_root, require_location
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (
@@ -16,16 +16,6 @@ from penstock.shared.streams.settings import (
 )
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
-
-
-def hadoop_uri(uri: str) -> str:
-    """Return the URI of a folder, file or pattern for Hadoop, whose S3 client uses the scheme `s3a` instead of `s3`.
-
-    >>> hadoop_uri("S3://bucket/x"), hadoop_uri("gs://bucket/x"), hadoop_uri("x")
-    ('s3a://bucket/x', 'gs://bucket/x', 'x')
-    """
-    scheme, separator, rest = uri.partition("://")
-    return f"s3a://{rest}" if separator and scheme.lower() in ("s3", "s3a") else uri
 
 
 class SparkSettings(Section):

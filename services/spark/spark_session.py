@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Event, Thread
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +66,7 @@ _MEANINGS = {
     "JAVA_GATEWAY_EXITED": "Java exited at once; its output is above (check spark.driver_memory and spark.conf)",
 }
 """The meaning of the messages with which Spark or its launcher fails to start, by a text that they contain."""
+STOP_POLL_S = 0.5  # how soon jobs are cancelled after a stop
 TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
 STANDALONE_SCHEME = "spark://"
 S3_SCHEME = "s3a://"
@@ -84,7 +86,7 @@ def use_java(java: Java) -> None:
 
 
 def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
-    """Return the connectors' jars. Download them if this user lacks them."""
+    """Return the jars of Spark's connectors. Download them if this user lacks them."""
     folder = cache_root() / wanted.folder
     if missing_jars(wanted):
         asyncio.run(fetch_jars(wanted))
@@ -136,6 +138,37 @@ def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+@contextmanager
+def session_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Within the context, give a setting of the Spark session another value."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+@contextmanager
+def jobs_cancelled_on(stop: Event, spark: SparkSession) -> Iterator[None]:
+    """Within the context, cancel the session's jobs once `stop` is set. A thread does so while the caller waits."""
+    is_over = Event()
+
+    def cancel_jobs_when_stopped() -> None:
+        while not is_over.is_set():
+            if stop.wait(STOP_POLL_S):
+                spark.sparkContext.cancelAllJobs()
+                is_over.wait(STOP_POLL_S)
+
+    watcher = Thread(target=cancel_jobs_when_stopped, name="stop", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def configuration(
@@ -207,7 +240,7 @@ def jvm(spark: SparkSession) -> Any:
 
 
 def make_archive() -> Path | None:
-    """Return the class archive of this user's Java and make it if it is missing. Return None if that fails."""
+    """Return the class archive of Spark for this user's Java, made if it is missing. Return None if that fails."""
     archive = spark_archive(find_java(), connector_jars())
     if archive.is_file():
         return archive
@@ -220,7 +253,7 @@ def make_archive() -> Path | None:
 
 
 def spark_archive(java: Java, jars: list[Path]) -> Path:
-    """Return the path of the archive for this Java, pyspark and these connector jars, whether or not it exists."""
+    """Return the path of Spark's class archive for this Java and these connector jars, whether or not it exists."""
     own_jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
     return archive_path(cache_root(), f"spark-{pyspark.__version__}", java, (*own_jars, *jars))
 

@@ -1,4 +1,4 @@
-"""Names, types and tables in Spark SQL, and the results of windows computed from their states.
+"""Names, types, literals and schemas in Spark SQL, and the results of windows computed from their states.
 
 Compactions write results with Arrow (`table_columns.lake_result_columns`). The expressions here are for merged windows
 and for live windows, which only have a state. Tests compare both ways.
@@ -6,6 +6,8 @@ and for live windows, which only have a state. Tests compare both ways.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,6 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.spark_session import jvm
 from penstock.services.spark.table_columns import TIMESTAMP
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SchemaMismatch
@@ -42,18 +43,13 @@ def empty(spark: SparkSession, schema: str) -> DataFrame:
     return spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
 
 
-def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
-    """Return a table fixed at its newest version. Return None if there is no table.
+def by_partition(values: Mapping[int, Any], type_: str) -> SparkColumn:
+    """Return a column of Spark SQL: the value of the row's partition, null for a partition without a value.
 
-    All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, Delta
-    would read the newest one again for every action.
+    It is one literal for any number of partitions, because Spark cannot plan a CASE of thousands of branches.
     """
-    java: Any = jvm(spark)
-    if not java.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path):
-        return None
-    none = java.scala.Option.empty()
-    log = java.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    return spark.read.format("delta").option("versionAsOf", log.update(False, none, none).version()).load(path)
+    listed = [values.get(partition) for partition in range(max(values, default=-1) + 1)]
+    return F.get(F.from_json(F.lit(json.dumps(listed)), f"array<{type_}>"), F.col("partition"))
 
 
 def sql_type(type_: pa.DataType) -> str:
@@ -78,8 +74,8 @@ def sql_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{quoted(field.name)} {sql_type(field.type)}" for field in schema)
 
 
-def results(store: StoreSchema) -> dict[str, SparkColumn]:
-    """Return the typed results by aggregation, as expressions over the column `state`."""
+def result_expressions(store: StoreSchema) -> dict[str, SparkColumn]:
+    """Return the results of windows by aggregation, as expressions of Spark SQL over the column `state`."""
     return {a.name: F.expr(_result_expression(a)).alias(a.name) for a in store.shown_aggregations()}
 
 

@@ -85,10 +85,10 @@ def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
 # --- Arrow arrays ---
 
 
-def time_array(times_ms: Any) -> pa.Array:
-    """Return times in ms as timestamps; null for negative times and for times from the year 10000 on.
+def lake_time_column(times_ms: Any) -> pa.Array:
+    """Return times in ms as a timestamp column of a Delta table; null for negative times and from the year 10000 on.
 
-    >>> [str(time) for time in time_array(np.array([0, 10**18]))]
+    >>> [str(time) for time in lake_time_column(np.array([0, 10**18]))]
     ['1970-01-01 00:00:00+00:00', 'None']
     """
     beyond = (times_ms < 0) | (times_ms > TIME_MS_MAX)
@@ -96,8 +96,11 @@ def time_array(times_ms: Any) -> pa.Array:
     return pa.array(micros, pa.int64(), mask=beyond if beyond.any() else None).cast(TIMESTAMP)
 
 
-def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
-    """Return encoded states as structs of their columns. Raises CorruptRecord, which names the first invalid state."""
+def lake_state_column(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
+    """Return encoded states as the column `state` of a Delta table: structs of the state's columns.
+
+    Raises CorruptRecord, which names the first invalid state.
+    """
     columns = [
         binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
         for column in packed_columns(codec, states)

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Literal, NamedTuple, TypeVar
 
+from penstock.services.spark.settings import JobSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import KafkaTimeout, RetriableError
+from penstock.shared.common.errors import KafkaTimeout, RetriableError, UnknownTopicOrPartition
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
@@ -34,7 +35,10 @@ class TopicOffsets(NamedTuple):
 
 
 def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
-    """Return the result of a request to Kafka. Raises KafkaTimeout, which names `about`, after `timeout_ms`."""
+    """Run a Spark job's request to Kafka, for example for the offsets of topics, and return its result.
+
+    Raises KafkaTimeout, which names `about`, after `timeout_ms`.
+    """
 
     async def await_within_timeout() -> T:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -63,6 +67,17 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
         return {name: TopicOffsets(name, described[name].topic_id, first[name], end[name]) for name in names}
 
     return run_with_timeout(fetch_topic_offsets(), kafka, timeout_ms, ", ".join(names))
+
+
+def changelog_offsets(settings: JobSettings) -> TopicOffsets:
+    """Return the offsets of the application's changelog topic. Raises the errors of `topic_offsets`."""
+    topic = settings.changelog_topic
+    try:
+        return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
+    except UnknownTopicOrPartition as e:
+        raise UnknownTopicOrPartition(
+            f"{e}: application must be the aggregator's, which makes the topic when it first starts"
+        ) from None
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:

@@ -87,7 +87,10 @@ class BadRow(ValueError):
 
 
 class CsvEvents:
-    """The rows of a file in file order, or the first `limit` of them. Raises ConfigError if they cannot be events."""
+    """The rows of a CSV file as events, in file order, or the first `limit` of them.
+
+    Raises ConfigError if they cannot be events.
+    """
 
     def __init__(
         self,
@@ -232,7 +235,7 @@ def _checked_columns(path: Path, columns: list[str], key: str, time: str) -> lis
 
 
 class CsvRow(NamedTuple):
-    """One row: its number (1 is the first below the header), the line of the file that it ends on, its fields."""
+    """One row of a CSV file: its number (1 is the first below the header), the line that it ends on, its fields."""
 
     number: int
     line: int
@@ -240,9 +243,9 @@ class CsvRow(NamedTuple):
 
 
 def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
-    """Yield the header as row 0, then the rows in file order, or the first `limit` of them. Blank lines are skipped.
+    """Yield the rows of a CSV file in file order: the header as row 0, then all rows, or the first `limit` of them.
 
-    Raises ConfigError with the file, the line and the reason if the file cannot be read.
+    Blank lines are skipped. Raises ConfigError with the file, the line and the reason if the file cannot be read.
     """
     csv.field_size_limit(FIELD_BYTES_MAX)
     with _open_decompressed_csv(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -307,11 +310,11 @@ def _csv_decoding_error(path: Path, error: UnicodeDecodeError) -> str:
 
 
 class NoTime(ValueError):
-    """A text that is not an event time. The message has the reason."""
+    """A text of a CSV file that is not an event time. The message has the reason."""
 
 
 def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
-    """Return the parser of text to ms since the epoch.
+    """Return the parser of the event times in a CSV file, from text to ms since the epoch.
 
     The format is `epoch`, `epoch_ms`, `epoch_us`, a strptime format, or ISO 8601 by default. A time without zone is
     UTC. The parser raises NoTime for text that does not fit, and for times that Kafka cannot store (before 1970) or

@@ -21,9 +21,10 @@ KAFKA = "kafka"  # the broker's folder in it
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder for this run alone, as an absolute path. Its content stays after the run.
+    """Yield the demo's data folder, emptied and for this run alone, as an absolute path.
 
-    Raises ConfigError for a folder that no demo created, and FolderInUse (with the process) while another demo uses it.
+    Its content stays after the run. Raises ConfigError for a folder that no demo created, and FolderInUse (with the
+    process) while another demo uses it.
     """
     folder = folder.absolute()
     _require_a_demos(folder)

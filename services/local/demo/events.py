@@ -36,7 +36,7 @@ class PipelinePlan:
 
 
 class DemoEvents(Protocol):
-    """A source of events."""
+    """A source of the demo's events."""
 
     plan: PipelinePlan
     unfit: int

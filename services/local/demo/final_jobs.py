@@ -20,14 +20,14 @@ import msgspec
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.main import AUDIT_FAILED, status_of
+from penstock.services.spark.main import AUDIT_FAILED, audit_exit_status
 from penstock.shared.common.child_process import ChildProcess
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit.audit import AuditReport
+    from penstock.services.spark.audit.report import AuditReport
 
 STOP_TIMEOUT_MS = 10_000
 
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     from penstock.services.spark.audit.report import print_report
 
     print_report(report, as_json=True)
-    return status_of(report)
+    return audit_exit_status(report)
 
 
 def run(jobs: FinalJobs) -> AuditReport:

@@ -79,7 +79,7 @@ def topology(suffix: str = "") -> Topology:
 
 
 class Flight(NamedTuple):
-    """One line to send, and its position in the order of arrival."""
+    """The event of one flight as a line to send, and its position in the order of arrival."""
 
     arrival_ms: int
     line: bytes
@@ -109,14 +109,14 @@ def parse(row: Mapping[str, str]) -> Flight:
 
 
 def in_order_of_departure(rows: Iterable[Mapping[str, str]]) -> list[bytes]:
-    """Return all rows' lines by arrival. Rows of the same minute keep the file's order."""
+    """Return the flights' events as lines, by arrival. Rows of the same minute keep the file's order."""
     flights = [parse(row) for row in rows]
     flights.sort(key=lambda flight: flight.arrival_ms)
     return [flight.line for flight in flights]
 
 
 def data_file() -> Path:
-    """Return the path of the package's flights. Raises MissingExtra, which tells how to install it."""
+    """Return the path of the file of flights in its package. Raises MissingExtra, which tells how to install it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingExtra(missing("penstock demo", PACKAGE))

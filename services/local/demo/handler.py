@@ -33,7 +33,7 @@ def is_notable(session: dict[str, object]) -> bool:
 
 
 async def store(record: ConsumerRecord) -> None:
-    """Append the session's line if it is notable. Raises DataError if the value is not a session."""
+    """Handle a session: append its line to the file if it is notable. Raises DataError if the value is no session."""
     try:
         session = msgspec.json.decode(record.value or b"")
     except msgspec.DecodeError as e:

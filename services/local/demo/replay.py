@@ -34,7 +34,7 @@ class ReplayCounts:
 
 
 class EventReplay:
-    """One pass over a source of events. Call `send` for one part after the other.
+    """The replay of a source of events to the ingest endpoint. Call `send` for one part after the other.
 
     `name_rejection` translates the endpoint's error of an event to the source's terms; the event's number is from 1.
     """

@@ -91,7 +91,7 @@ class DemoOutcome:
 
     @property
     def ok(self) -> bool:
-        """The verdict."""
+        """Whether the demo passed."""
         return self.audit_ok and self.dead_letters_ok and self.batch_ok
 
     @property
@@ -110,7 +110,7 @@ class DemoOutcome:
 
 
 class Scenario:
-    """One run with its data in `folder`."""
+    """One run of the demo, with its data in `folder`."""
 
     def __init__(self, events: DemoEvents, folder: Path, display: Display) -> None:
         self._events = events
@@ -130,7 +130,7 @@ class Scenario:
         self._outcome = DemoOutcome(ReplayCounts())
 
     async def run(self) -> DemoOutcome:
-        """Run all steps. Raises if one of them fails."""
+        """Run all steps of the demo. Raises if one of them fails."""
         started = time.monotonic()
         async with EmbeddedKafka(self._folder / KAFKA, EmbeddedKafkaSettings(jvm_options=QUICK_START)) as broker:
             self._kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)

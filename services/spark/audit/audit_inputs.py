@@ -1,13 +1,12 @@
 """Reads the audit's inputs: the source topic, its dead letters and a store's tables, up to the covered offsets.
 
 The application may run during the audit. The newest progress rows of `state` have the source offsets that the tables
-cover. The audit compares the records before these offsets and counts the later ones as not covered yet. Spark's own
-Kafka source reads offset ranges of topics as DataFrames.
+cover. The audit compares the records before these offsets and counts the later ones as not covered yet. `kafka_source`
+reads the records of topics, and `lake_tables` the tables.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,10 +15,11 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from penstock.services.spark.audit.kafka_source import KAFKA_SOURCE_MS_MAX, read_topic
 from penstock.services.spark.audit.measures import parsed, texts_alone, unchecked
 from penstock.services.spark.audit.settings import SAMPLE_PARTS, AuditSettings
-from penstock.services.spark.reading import Tables, by_partition
-from penstock.services.spark.spark_sql import empty
+from penstock.services.spark.lake_tables import LakeTables
+from penstock.services.spark.spark_sql import by_partition, empty
 from penstock.services.spark.topic_offsets import (
     TopicOffsets,
     offsets_after_open_transactions,
@@ -27,20 +27,8 @@ from penstock.services.spark.topic_offsets import (
     topic_offsets,
 )
 from penstock.shared.clients.dead_letters.dead_letter import NODE
-from penstock.shared.common.errors import ConfigError, FatalError
-from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.errors import FatalError
 from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, StoreSchema
-
-READ_SCHEMA = "partition int, offset bigint, timestamp_ms bigint, key binary, value binary"
-_HEADERS = "headers array<struct<key: string, value: binary>>"
-# fetch.max.wait.ms. A consumer that closes waits for its fetch in flight, once for every partition that is read. At a
-# topic's end the broker holds that fetch for this long. Two cores read 60 partitions in 16.4 s with Kafka's default of
-# 500 ms, and in 1.2 s with 10 ms.
-FETCH_WAIT_MS = 10
-# Records for each task beyond one task for each core. With fewer records, a further task costs more than it saves.
-TASK_RECORDS = 50_000
-# Spark's Kafka source converts every timestamp to microseconds, even if the column is not selected.
-KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000
 
 KEY = ("partition", "key")
 WINDOW = (*KEY, "start_ms", "end_ms")
@@ -52,7 +40,7 @@ class NotAuditable(FatalError):
 
 
 class Inputs(NamedTuple):
-    """The inputs of the comparison, for one store.
+    """The inputs of an audit, for one store.
 
     - `records`: the source's covered records (partition, offset, timestamp_ms, key, and the fields of `parsed`).
     - `late`: late records (partition, offset, key, timestamp_ms, missed: the starts in ms).
@@ -94,8 +82,8 @@ class Read(NamedTuple):
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> Read:
-    """Return all inputs of the comparison. Raises ConfigError if the lake or store does not exist, NotAuditable."""
-    found = Tables(spark, settings.tables)
+    """Read all inputs of the audit. Raises ConfigError if the lake or store does not exist, NotAuditable."""
+    found = LakeTables(spark, settings.tables)
     store = found.store(settings.store)
     require_auditable(store)
     require_no_files(found)
@@ -113,14 +101,14 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     ).count()
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
-    late = late_records(found, store, source.earliest).persist()
+    late = read_late_records(found, store, source.earliest).persist()
     changelog_id = next(iter(found.covered.values())).topic_id
-    dead = dead_letters(spark, settings, store, changelog_id, not_compared)
+    dead = read_dead_letters(spark, settings, store, changelog_id, not_compared)
     # A dead letter without readable coordinates is kept, so that a check reports it.
     dead = dead.filter(F.coalesce(F.col("offset") < by_partition(covered, "bigint"), F.lit(True)))
     dead = dead.filter(F.coalesce(F.col("offset") >= by_partition(source.earliest, "bigint"), F.lit(True))).persist()
     # The inputs are used by several checks: `persist` keeps Spark from reading them again.
-    stream = stream_windows(found, store).persist()
+    stream = read_stream_windows(found, store).persist()
     store = without_added(stream, store, not_compared)
     store = texts_alone(records, store)
     if names := unchecked(store):
@@ -178,7 +166,7 @@ def require_auditable(store: StoreSchema) -> None:
         )
 
 
-def require_no_files(found: Tables) -> None:
+def require_no_files(found: LakeTables) -> None:
     """Raises NotAuditable if windows hold history from files, which no topic has."""
     partitions = [str(p) for p, one in sorted(found.covered.items()) if isinstance(one.progress.input, BatchInput)]
     if partitions:
@@ -188,7 +176,7 @@ def require_no_files(found: Tables) -> None:
         )
 
 
-def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
+def covered_offsets(found: LakeTables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
     """Return by partition of the source the offset that the tables cover; 0 if they cover no commit of it.
 
     Raises NotAuditable if the tables were made from another topic than the one that has this name now.
@@ -211,8 +199,8 @@ def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> 
     return covered
 
 
-def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int]) -> DataFrame:
-    """Return the store's late records, except those whose source record is gone."""
+def read_late_records(found: LakeTables, store: StoreSchema, earliest: Mapping[int, int]) -> DataFrame:
+    """Read the audit's input of late records: the store's, except those whose source record is gone."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     missed = F.transform("missed", F.unix_millis)
     rows = found.late(store).select(
@@ -225,8 +213,8 @@ def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int])
     return rows.filter(F.coalesce(F.col("offset") >= by_partition(earliest, "bigint"), F.lit(True)))
 
 
-def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
-    """Return the store's windows, closed and live."""
+def read_stream_windows(found: LakeTables, store: StoreSchema) -> DataFrame:
+    """Read the audit's input of the stream's windows from the lake: the store's closed and live windows."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     bounds = (F.unix_millis("window_start").alias("start_ms"), F.unix_millis("window_end").alias("end_ms"))
     at = F.unix_millis("closed_at").alias("closed_ms")
@@ -239,7 +227,7 @@ def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
 
 
 def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]) -> StoreSchema:
-    """Return the store without the aggregations that some windows lack because they were closed earlier."""
+    """Return the audited store without the aggregations that some windows lack because they were closed earlier."""
     lacks = [F.max(F.col("state")[f"{a.name}_{a.state[0][0]}"].isNull()).alias(a.name) for a in store.aggregations]
     found = stream.agg(*lacks).first() if lacks else None
     added = [a.name for a in store.aggregations if found is not None and found[a.name]]
@@ -271,10 +259,10 @@ def deleted_until_ms_of(
     return {partition: found.get(partition, 2**62) for partition in sorted(partitions)}
 
 
-def dead_letters(
+def read_dead_letters(
     spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
 ) -> DataFrame:
-    """Return the source partition and offset in the headers of dead letters; null if they cannot be read.
+    """Read the audit's input of dead letters: the source partition and offset in their headers, null if invalid.
 
     Dead letters of other topics and groups are left out. So are those of nodes after a store, whose source record was
     counted, and those from before a reset of the application, whose changelog had another id than `changelog_id`.
@@ -316,79 +304,3 @@ def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
 
 def _higher_offsets(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
     return {partition: max(offset, other.get(partition, 0)) for partition, offset in one.items()}
-
-
-def client_properties(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the Java client's properties for these settings.
-
-    The CA file is passed by its path; a client certificate and its key are passed as PEM text. Raises ConfigError if
-    their files cannot be read.
-    """
-    properties = {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        "security.protocol": kafka.security_protocol,
-        "request.timeout.ms": str(kafka.request_timeout_ms),
-        "metadata.max.age.ms": str(kafka.metadata_max_age_ms),
-    }
-    if kafka.client_id is not None:
-        properties["client.id"] = kafka.client_id
-    if kafka.sasl_mechanism is not None and kafka.sasl_password is not None:
-        kind = "plain.Plain" if kafka.sasl_mechanism == "PLAIN" else "scram.Scram"
-        names = (kafka.sasl_username, kafka.sasl_password.get_secret_value())
-        user, password = (json.dumps(name, ensure_ascii=False) for name in names)  # JAAS has no \u escapes
-        properties["sasl.mechanism"] = kafka.sasl_mechanism
-        properties["sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{kind}LoginModule required username={user} password={password};"
-        )
-    if kafka.ssl_cafile is not None:
-        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka.ssl_cafile)}
-    if kafka.ssl_certfile is not None and kafka.ssl_keyfile is not None:
-        properties["ssl.keystore.type"] = "PEM"
-        try:
-            properties["ssl.keystore.certificate.chain"] = kafka.ssl_certfile.read_text(encoding="utf-8")
-            properties["ssl.keystore.key"] = kafka.ssl_keyfile.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError(f"kafka.ssl_certfile or kafka.ssl_keyfile cannot be read: {e}") from None
-        if kafka.ssl_key_password is not None:
-            properties["ssl.key.password"] = kafka.ssl_key_password.get_secret_value()
-    return properties
-
-
-def read_topic(
-    spark: SparkSession,
-    kafka: KafkaSettings,
-    topic: str,
-    start: Mapping[int, int],
-    end: Mapping[int, int],
-    *,
-    headers: bool = False,
-) -> DataFrame:
-    """Return the committed records from `start` up to `end` (exclusive) of each partition.
-
-    The columns are READ_SCHEMA, and `headers` if `headers` is true. One task reads a partition in order; a task may
-    read several partitions that hold few records.
-    """
-    ranges = {p: (start[p], end[p]) for p in start if start[p] < end[p]}
-    schema = f"{READ_SCHEMA}, {_HEADERS}" if headers else READ_SCHEMA
-    if not ranges:
-        return empty(spark, schema)
-    reader = spark.read.format("kafka")
-    for name, value in _read_properties(kafka).items():
-        reader = reader.option(f"kafka.{name}", value)
-    frame = (
-        reader.option("kafka.isolation.level", "read_committed")
-        .option("assign", json.dumps({topic: sorted(ranges)}))
-        .option("startingOffsets", json.dumps({topic: {str(p): first for p, (first, _) in ranges.items()}}))
-        .option("endingOffsets", json.dumps({topic: {str(p): last for p, (_, last) in ranges.items()}}))
-        .option("includeHeaders", str(headers).lower())
-        .load()
-    )
-    cores = spark.sparkContext.defaultParallelism
-    records = sum(last - first for first, last in ranges.values())
-    frame = frame.coalesce(max(cores, records // TASK_RECORDS))
-    columns = ["partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value"]
-    return frame.select(*columns, "headers") if headers else frame.select(*columns)
-
-
-def _read_properties(kafka: KafkaSettings) -> dict[str, str]:
-    return client_properties(kafka) | {"fetch.max.wait.ms": str(FETCH_WAIT_MS)}

@@ -39,10 +39,11 @@ def as_differences(rows: DataFrame, check: str, at: str, detail: SparkColumn) ->
 
 
 def materialized(rows: DataFrame) -> DataFrame:
-    """Computes the rows now. Returns them without their plan; the executors keep them in memory or on disk.
+    """Compute now the rows that several checks compare. Returns them without their plan.
 
-    Otherwise Spark processes the whole plan again for each step built on it, which took most of an audit's time. If an
-    executor is lost, its rows are lost too, and the audit must be run again.
+    The executors keep them in memory or on disk. Otherwise Spark processes the whole plan again for each step built on
+    it, which took most of an audit's time. If an executor is lost, its rows are lost too, and the audit must be run
+    again.
     """
     return rows.localCheckpoint()
 
@@ -52,8 +53,8 @@ def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
 
 
-def all_differences(found: Sequence[DataFrame]) -> DataFrame:
-    """Return the differences of all checks."""
+def union_differences(found: Sequence[DataFrame]) -> DataFrame:
+    """Return the differences that all checks found."""
     differences = found[0]
     for more in found[1:]:
         differences = differences.unionByName(more)

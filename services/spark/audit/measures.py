@@ -147,7 +147,7 @@ def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> Da
 def _value_parser(wanted: list[MeasuredField]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            objects = [_decode_json_object(value) for value in batch.column("value").to_pylist()]
+            objects = [_fields_of_value(value) for value in batch.column("value").to_pylist()]
             columns = [pa.array([one.of(of.get(one.name)) for of in objects], _ARROW_TYPES[one.type]) for one in wanted]
             struct = pa.StructArray.from_arrays(columns, [one.column for one in wanted])
             rest = batch.drop_columns("value")
@@ -156,8 +156,11 @@ def _value_parser(wanted: list[MeasuredField]) -> Callable[[Iterator[pa.RecordBa
     return parse_batches
 
 
-def _decode_json_object(value: bytes | None) -> dict[str, Any]:
-    """Return a value's fields; empty if it is not a JSON object, as the value of a dead letter may be."""
+def _fields_of_value(value: bytes | None) -> dict[str, Any]:
+    """Return the fields of a source record's value, of which measures are made.
+
+    They are empty if the value is not a JSON object, as that of a dead letter may be.
+    """
     try:
         found = json_deserializer("", value)
     except SerializationError:
@@ -208,8 +211,8 @@ def _field_column(name: str, type_: str) -> SparkColumn:
     return F.col(f"{FIELDS}.{quoted(MeasuredField(name, type_).column)}")
 
 
-def contradictions(all_measures: list[Measure]) -> SparkColumn:
-    """Return the differences between the columns `<name>` (expected) and `found_<name>` as text; empty if equal."""
+def unequal_measures(all_measures: list[Measure]) -> SparkColumn:
+    """Return as text the measures whose columns `<name>` (expected) and `found_<name>` differ; empty if none do."""
     differences = []
     for measure in all_measures:
         if not measure.shown:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 COLUMNS = "partition int, offset bigint, start_ms bigint, end_ms bigint"
 """The columns of `replay`'s rows, in SQL."""
@@ -80,6 +83,17 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
     for record in records:
         assigned.extend(sessions.take(*record))
     return sorted([*assigned, *sessions.close()], key=lambda one: one[0])
+
+
+def assign_sessions(records: DataFrame, gap_ms: int) -> DataFrame:
+    """Return records with their session's `start_ms` and `end_ms` by the session rule, null for a late record.
+
+    The columns `partition`, `key`, `offset`, `timestamp_ms` and `close_ms` are used, and all are kept.
+    """
+    used = records.select("partition", "key", "offset", "timestamp_ms", "close_ms")
+    # One task has all records of a key, in the order of their arrival.
+    in_order = used.repartition("partition", "key").sortWithinPartitions("partition", "key", "offset")
+    return records.join(in_order.mapInArrow(replay(gap_ms), COLUMNS), ["partition", "offset"])
 
 
 def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -20,25 +20,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit.audit_inputs import KEY, WINDOW, Inputs
-from penstock.services.spark.audit.differences import (
-    Compared,
-    all_differences,
-    as_differences,
-    materialized,
-    without_idle_partitions,
-)
-from penstock.services.spark.audit.measures import measures
-from penstock.services.spark.audit.session_checks import (
+from penstock.services.spark.audit.common_checks import (
     ACCEPTED,
     LATE,
     LEFT_OUT,
-    closing,
-    label,
+    differing_windows,
+    early_closed_windows,
+    label_outcomes,
     repeated_coordinates,
-    stream_sessions,
+    stream_windows,
     unknown_coordinates,
-    windows,
 )
+from penstock.services.spark.audit.differences import (
+    Compared,
+    as_differences,
+    materialized,
+    union_differences,
+    without_idle_partitions,
+)
+from penstock.services.spark.audit.measures import measures
 from penstock.shared.streams.changelog.format import StoreSchema
 
 
@@ -56,15 +56,15 @@ class Members(NamedTuple):
 
 
 def compare_windows(inputs: Inputs) -> Compared:
-    """Runs all checks of windows that do not merge. The result is lazy, except for materialized parts."""
+    """Run all checks of windows that do not merge. The result is lazy, except for materialized parts."""
     store = inputs.store
     deleted_until = inputs.deleted_until()
     numbers = measures(store)
-    labelled = materialized(label(inputs))
+    labelled = materialized(label_outcomes(inputs))
     keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))
-    members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
+    members = sliding_members(keyed, store) if store.kind == "sliding" else fixed_members(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
-    stream = stream_sessions(inputs, numbers)
+    stream = stream_windows(inputs, numbers)
     if members.left_out is not None:
         # A closed sliding window is kept for a while. Its final row is valid, not its live row.
         closed = materialized(stream.filter("closed"))
@@ -84,25 +84,25 @@ def compare_windows(inputs: Inputs) -> Compared:
     expected = materialized(expected)
     stream = materialized(stream)
     found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.exactly_once)]
-    contents = windows(expected, stream, numbers)
+    contents = differing_windows(expected, stream, numbers)
     if store.kind != "sliding":
         found.append(contents)
     if inputs.recomputes:
-        recomputed = [closing(stream, store), lateness(members.verdicts, deleted_until)]
+        recomputed = [early_closed_windows(stream, store), wrong_lateness(members.verdicts, deleted_until)]
         recomputed += [contents] if store.kind == "sliding" else []
         found += [without_idle_partitions(inputs, one) for one in recomputed]
     not_compared = [] if members.left_out is None else _describe_left_out_keys(members.left_out, keyed)
-    return Compared(all_differences(found), labelled, expected, stream, not_compared)
+    return Compared(union_differences(found), labelled, expected, stream, not_compared)
 
 
 def _describe_left_out_keys(keys: DataFrame, keyed: DataFrame) -> list[str]:
-    """Return the text with the number of keys that are left out; empty if there are none."""
+    """Return the text with the number of keys whose sliding windows are not compared; empty if there are none."""
     count = keys.count()
     every = "all " if count and count == keyed.select(*KEY).distinct().count() else ""
     return [f"the windows of {every}{count} keys with records below the close time"] if count else []
 
 
-def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
+def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
     """Return the members of tumbling and hopping windows. The first starts at 0; the end bound is exclusive."""
     size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms or store.size_ms))
     spans = keyed.withColumn("span", F.window(F.timestamp_millis("timestamp_ms"), size, advance))
@@ -113,8 +113,8 @@ def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
     return Members(spans.filter("NOT missed_it"), verdicts)
 
 
-def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Return the pairs of records and sliding windows, both bounds inclusive.
+def sliding_members(keyed: DataFrame, store: StoreSchema) -> Members:
+    """Return the members of sliding windows, whose bounds are both inclusive.
 
     Keys with a record below the close time at its arrival have no pairs and are in `left_out`. `verdicts` has the
     records whose lateness is certain, of all keys.
@@ -142,7 +142,7 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     return Members(pairs.drop("_span"), verdicts, left_out)
 
 
-def lateness(verdicts: DataFrame, deleted_until: SparkColumn) -> DataFrame:
+def wrong_lateness(verdicts: DataFrame, deleted_until: SparkColumn) -> DataFrame:
     """Return the pairs in which a record missed a window and should not have, or should have missed it and did not."""
     wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > deleted_until))
     text = F.when(F.col("missed_it"), "is late").otherwise("is not late")

@@ -31,16 +31,17 @@ from penstock.services.spark.batch.batch_task import (
     PartitionRange,
     TaskOptions,
     TaskResult,
-    begin_rows,
-    other_input,
+    begin_files,
     require_no_members,
-    run_range,
-    run_rows,
+    require_same_files,
+    run_files,
+    run_topics,
 )
 from penstock.services.spark.batch.file_rows import fingerprint_of, partitioned_rows
 from penstock.services.spark.batch.settings import EXPLICIT_OFFSETS, BatchSettings
-from penstock.services.spark.compaction import compact, delta_writer
+from penstock.services.spark.compaction import compact
 from penstock.services.spark.compaction.compact import CompactionJob
+from penstock.services.spark.compaction.delta_reader import progress_rows
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance
 from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import STATE
@@ -144,7 +145,7 @@ class BatchJob:
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
-        rows = {} if state is None else delta_writer.progress_rows(state)
+        rows = {} if state is None else progress_rows(state)
         return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 
     async def _require_no_live_instances(self) -> None:
@@ -230,7 +231,7 @@ class BatchJob:
         encoded = [msgspec.msgpack.encode(one) for one in ranges]
         # One Spark task for each partition, so that a retry repeats one partition only.
         rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(
-            run_range(self._task_options(prepared))
+            run_topics(self._task_options(prepared))
         )
         return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
 
@@ -254,10 +255,10 @@ class BatchJob:
         # Until all files are read, each partition's progress must say so: otherwise a live instance, or a batch over a
         # topic, would begin a partition that has no commit yet without its history.
         if new := [p for p in range(prepared.partitions) if p not in known]:
-            begin = begin_rows(self._task_options(prepared), source)
+            begin = begin_files(self._task_options(prepared), source)
             begun = self.spark.sparkContext.parallelize(new, len(new)).flatMap(begin).collect()
             self._require_done([msgspec.msgpack.decode(one, type=TaskResult) for one in begun])
-        found = rows.mapInArrow(run_rows(self._task_options(prepared), source), "outcome binary").collect()
+        found = rows.mapInArrow(run_files(self._task_options(prepared), source), "outcome binary").collect()
         results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
         return [one for one in results if one.partition not in done]
 
@@ -306,15 +307,14 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
                 f"files: {where} has state already: history from files is an application's first batch. Give it "
                 "another id, or start it afresh (`penstock streams reset`)"
             )
-        if progress.input.fingerprint != fingerprint:
-            raise ConfigError(other_input(where, progress.input, fingerprint))
+        require_same_files(where, progress.input, fingerprint)
         if progress.input.is_done:
             done.append(partition)
     return tuple(done)
 
 
 def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
-    """Return the partitions that have records to read, those with the most records first.
+    """Return the partitions whose records a batch reads, those with the most records first.
 
     A partition with a position that its topic cannot have is included: its task reports the error.
     """

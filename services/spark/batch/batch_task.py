@@ -58,7 +58,7 @@ STABLE_MS_MAX = 10_000  # for the markers of the last transaction, which are wri
 
 
 class TaskOptions(NamedTuple):
-    """Options of all tasks of a batch. `folder` contains the topology's module."""
+    """The options of all tasks of a batch. `folder` contains the topology's module."""
 
     kafka: KafkaSettings
     streams: StreamsSettings
@@ -72,7 +72,7 @@ class TaskOptions(NamedTuple):
 
 
 class PartitionRange(msgspec.Struct, frozen=True):
-    """A partition to read, with its end offset by source topic."""
+    """A partition for a batch to read, with its end offset by source topic."""
 
     partition: int
     ends: dict[str, int]
@@ -97,7 +97,7 @@ class FileInput(msgspec.Struct, frozen=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """The result of a task. `fenced` names the live instance that owns the partition now, if there is one."""
+    """The result of a batch's task. `fenced` names the live instance that owns the partition now, if there is one."""
 
     partition: int
     read: int = 0
@@ -113,7 +113,7 @@ class GroupHasMembers(PenstockError):
 
 
 async def require_no_members(kafka: KafkaSettings, group: str) -> None:
-    """Raises GroupHasMembers, which names the members, if the group has any."""
+    """Raise GroupHasMembers if live instances run, whose partitions a batch would take over. The error names them."""
     async with Admin(kafka) as admin:
         found = (await admin.describe_group(group)).members
     if found:
@@ -121,8 +121,8 @@ async def require_no_members(kafka: KafkaSettings, group: str) -> None:
         raise GroupHasMembers(f"the group {group} has members: {names}")
 
 
-def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the function of a task, from a PartitionRange to its TaskResult, both as msgpack."""
+def run_topics(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
+    """Return the function of a batch's task that reads topics, from a PartitionRange to its TaskResult, as msgpack."""
 
     def read_topics_of_range(encoded: bytes) -> Iterator[bytes]:
         of = msgspec.msgpack.decode(encoded, type=PartitionRange)
@@ -131,8 +131,11 @@ def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
     return read_topics_of_range
 
 
-def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a function for mapInArrow, from a partition's ordered rows (timestamp_ms, key, value) to its outcome."""
+def run_files(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function of a batch's task that reads rows of files, for mapInArrow.
+
+    It takes a partition's ordered rows (timestamp_ms, key, value) and returns its outcome.
+    """
 
     def read_rows_of_partition(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -147,8 +150,8 @@ def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]
     return read_rows_of_partition
 
 
-def begin_rows(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
-    """Return the function of a task that commits for a new partition that no rows of the files are read yet."""
+def begin_files(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
+    """Return the function of a batch's task that commits for a new partition that no rows of files are read yet."""
 
     def begin_rows_of_partition(partition: int) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(_run_task(options, partition, lambda batch: batch.begin_rows(source)))
@@ -191,7 +194,7 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
 
 
 class PartitionBatch:
-    """One partition's task from its takeover to its last commit."""
+    """A batch's task for one partition, from its takeover to its last commit."""
 
     def __init__(self, options: TaskOptions, partition: int) -> None:
         self._options = options
@@ -288,7 +291,7 @@ class PartitionBatch:
     async def read_rows(self, source: FileInput, batches: Iterator[Any]) -> None:
         """Process rows, from the first that no commit has, and commit. The last commit has the offsets `live_from`."""
         task = self._task
-        reached = rows_reached(self._task, source)
+        reached = first_row_to_read(self._task, source)
         if reached is None:
             return
         self._task_factory.start(task, {})
@@ -315,7 +318,7 @@ class PartitionBatch:
 
     async def begin_rows(self, source: FileInput) -> None:
         """Commit that no row is read yet, unless another attempt of this task has committed."""
-        if rows_reached(self._task, source) == 0 and not isinstance(self._task.input, BatchInput):
+        if first_row_to_read(self._task, source) == 0 and not isinstance(self._task.input, BatchInput):
             self._task_factory.start(self._task, {})
             await self._commit_rows(source.reached(0))
 
@@ -408,8 +411,8 @@ def _pause_topics_at_end(
             consumer.resume(at)
 
 
-def rows_reached(task: StreamTask, source: FileInput) -> int | None:
-    """Return the number of the first row that no commit has. Return None if all rows are committed.
+def first_row_to_read(task: StreamTask, source: FileInput) -> int | None:
+    """Return the number of the first row of the files that a batch's task must read. Return None if none is left.
 
     Raises ConfigError if the state was made from another input.
     """
@@ -421,22 +424,23 @@ def rows_reached(task: StreamTask, source: FileInput) -> int | None:
             raise ConfigError(f"files: {where} has state already: history from files is an application's first batch")
         return 0
     # Row numbers of other files identify other rows: some would be skipped and others processed twice.
-    if found.fingerprint != source.fingerprint:
-        raise ConfigError(other_input(where, found, source.fingerprint))
+    require_same_files(where, found, source.fingerprint)
     return None if found.is_done else found.rows
 
 
-def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
-    """Return the error message for files that differ from the input of the state."""
+def require_same_files(where: str, found: BatchInput, fingerprint: str) -> None:
+    """Raise ConfigError if a task's state was made from other files than those that the batch reads now."""
+    if found.fingerprint == fingerprint:
+        return
     state = "was made from" if found.is_done else f"holds {found.rows} rows of"
-    return (
+    raise ConfigError(
         f"files: the state of {where} {state} other files, or of files that were read otherwise (fingerprint "
         f"{found.fingerprint}, now {fingerprint}): run the batch as it was, or start afresh (`penstock streams reset`)"
     )
 
 
 def record_columns(batch: Any, topic: str, partition: int, first: int) -> Columns:
-    """Return rows (timestamp_ms, key, value) as records. Their offsets are the rows' numbers, from `first` on."""
+    """Return rows of files (timestamp_ms, key, value) as records. Their offsets are row numbers, from `first` on."""
     return Columns(
         topic,
         partition,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.services.spark.batch.settings import BatchSettings
-from penstock.services.spark.spark_session import jvm
+from penstock.services.spark.spark_session import jvm, session_setting
 from penstock.services.spark.spark_sql import quoted
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError
@@ -150,7 +149,7 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
     found = file_rows(spark, settings)
     metadata = F.col(METADATA)
     kind, at = found.typed(settings.timestamp_column)
-    at_ms = times(kind, at, settings.time_unit)
+    at_ms = row_times(kind, at, settings.time_unit)
     if at_ms is None:
         column = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
         raise ConfigError(f"timestamp_column: {column}, which is neither a time nor a number nor text")
@@ -164,13 +163,13 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
         F.monotonically_increasing_id().alias("_row"),
     )
     schema = "timestamp_ms bigint, key binary, value binary, _path string, _block bigint, _row bigint, _to int"
-    chosen = records.mapInArrow(with_destination(destinations(spark, partitions)), schema)
+    chosen = records.mapInArrow(with_row_destination(row_destinations(spark, partitions)), schema)
     ordered = chosen.repartition(partitions, "_to").sortWithinPartitions("timestamp_ms", "_path", "_block", "_row")
     return ordered.select("timestamp_ms", "key", "value")
 
 
-def destinations(spark: SparkSession, partitions: int) -> list[int]:
-    """Return, for each partition, a number that Spark's `repartition` puts into that partition."""
+def row_destinations(spark: SparkSession, partitions: int) -> list[int]:
+    """Return, for each partition of the rows of files, a number that Spark's `repartition` puts into it."""
     found: dict[int, int] = {}
     tried = max(DESTINATIONS_TRIED * partitions, 1000)
     at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
@@ -183,10 +182,10 @@ def destinations(spark: SparkSession, partitions: int) -> list[int]:
     return [found[p] for p in range(partitions)]
 
 
-def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def with_row_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return a function for mapInArrow that adds a column: the number by which `repartition` finds a row's partition.
 
-    A row's partition follows from its `key`; without a key it is partition 0. `numbers` are those of `destinations`.
+    A row's partition follows from its `key`; without a key it is partition 0. `numbers` are of `row_destinations`.
     """
 
     def add_destination_column(batches: Iterator[Any]) -> Iterator[Any]:
@@ -198,17 +197,6 @@ def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterat
             yield batch.append_column("_to", pa.array(np.array(numbers, np.int32)[chosen]))
 
     return add_destination_column
-
-
-@contextmanager
-def _spark_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Set one of Spark's settings within the context."""
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
 
 
 def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
@@ -226,7 +214,7 @@ def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
         read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
         return _rows_as_json(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
     # Spark would otherwise read `month=01` as the number 1.
-    with _spark_setting(spark, FOLDERS_ARE_TYPED, "false"):
+    with session_setting(spark, FOLDERS_ARE_TYPED, "false"):
         lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
         schema = spark.read.json(files).schema
     folders = [name for name in lines.columns if name != LINE]
@@ -265,7 +253,7 @@ def _load_rows(
     """Return the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
     try:
         # 1. Usually no column has nanoseconds, and no file's footer needs to be read.
-        with _spark_setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
+        with session_setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
             return reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
         if UNMERGED not in str(e) and NANOSECONDS not in str(e):
@@ -425,7 +413,7 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
     return is_other | F.abs(written.try_cast("double")).eqNullSafe(float("inf"))
 
 
-def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
+def row_times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
     """Return a column as ms since the epoch, -1 for a value that is not a time. Return None if its type has no times.
 
     A number, whole or not and also as text, counts `unit`s since the epoch; fractions of a ms are cut off. Any other

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.services.spark.compaction.settings import MaintenanceSettings
-from penstock.services.spark.settings import hadoop_uri
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake.location import hadoop_uri
 from penstock.shared.common.settings import PositiveMs
 from penstock.shared.common.time_text import TimeUnit, duration_ms, time_ms
 from penstock.shared.streams.settings import StreamsSettings, TaskSettings
@@ -17,16 +17,16 @@ from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 COMMIT_RECORDS = 1_000_000
 COMMIT_BYTES = 256 * 1024 * 1024
-START_OFFSET_PATTERN = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
-EXPLICIT_OFFSETS = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")  # a start offset that is not a time
-START_OFFSET_FORMATS = (
+LIVE_FROM_PATTERN = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
+EXPLICIT_OFFSETS = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")  # a `live_from` that is not a time
+LIVE_FROM_FORMATS = (
     "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 )
 OF_FILES = ("key_column", "value_column", "topic", "live_from")
 
 
-def require_start_offset(text: str) -> str:
-    """Return the text of a start offset unchanged. Raises ValueError for an invalid date."""
+def require_live_from(text: str) -> str:
+    """Return a batch's `live_from` unchanged. Raises ValueError for an invalid date."""
     if not EXPLICIT_OFFSETS.fullmatch(text):
         try:
             time_ms(text)
@@ -35,7 +35,7 @@ def require_start_offset(text: str) -> str:
     return text
 
 
-StartOffset = Annotated[str, Field(pattern=START_OFFSET_PATTERN), AfterValidator(require_start_offset)]
+LiveFrom = Annotated[str, Field(pattern=LIVE_FROM_PATTERN), AfterValidator(require_live_from)]
 
 
 class BatchSettings(MaintenanceSettings, TaskSettings):
@@ -69,8 +69,8 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     value_column: str | None = Field(
         default=None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
     )
-    live_from: StartOffset | None = Field(
-        default=None, description=f"with `files`: where in the topics the aggregator begins: {START_OFFSET_FORMATS}"
+    live_from: LiveFrom | None = Field(
+        default=None, description=f"with `files`: where in the topics the aggregator begins: {LIVE_FROM_FORMATS}"
     )
     commit_records: Annotated[int, Field(gt=0)] = Field(
         default=COMMIT_RECORDS, description="source records between two commits of a task, which bound its memory"
@@ -117,7 +117,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
             return self
         if self.live_from is None:
             raise ValueError(
-                f"files also need live_from, where the aggregator begins in the topics: {START_OFFSET_FORMATS}"
+                f"files also need live_from, where the aggregator begins in the topics: {LIVE_FROM_FORMATS}"
             )
         if configured := [name for name in ("until", "every") if getattr(self, name) is not None]:
             raise ValueError(f"{', '.join(configured)}: not with files, which are an application's first batch, once")

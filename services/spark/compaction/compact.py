@@ -6,7 +6,7 @@ Steps of a compaction:
 2. Fold: Spark's tasks read the ranges and write data files (see `fold`).
 3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. The last commit makes the compaction valid.
 4. Rewrite the partitions of `state` that have many superseded rows, delete covered records from the changelog, maintain
-   the tables, and call the user's after hook (see `table_maintenance`). A failure here undoes no commit.
+   the tables (see `table_maintenance`), and call the user's after hook. A failure here undoes no commit.
 
 Positions. A table's position in a partition is the last changelog offset up to which the table is complete. Each commit
 of `closed` and `late` has the positions; if another writer has committed since, they are read from the table's rows. A
@@ -40,16 +40,18 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark.compaction import delta_writer, fold
+from penstock.services.spark.compaction.after_hook import call_after_hook
+from penstock.services.spark.compaction.delta_reader import progress_rows, table_positions, table_stores
 from penstock.services.spark.compaction.delta_writer import DataFile
-from penstock.services.spark.compaction.fold import ChangelogRange, FoldOptions, lagging
+from penstock.services.spark.compaction.fold import ChangelogRange, FoldOptions, lagging_tables
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
-from penstock.services.spark.compaction.table_maintenance import TableMaintenance, call_after_hook
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance
 from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
-from penstock.services.spark.topic_offsets import TopicOffsets, run_with_timeout, topic_offsets
+from penstock.services.spark.topic_offsets import TopicOffsets, changelog_offsets, run_with_timeout
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
+from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.changelog_reader import check_schema
@@ -152,7 +154,7 @@ class CompactionJob:
         names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)))
         opened = {name: delta_tables.open_table(self.path(name), self.options) for name in names}
         tables = {name: table for name, table in opened.items() if table is not None}
-        rows = {} if STATE not in tables else delta_writer.progress_rows(tables[STATE])
+        rows = {} if STATE not in tables else progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
         # Look up the offsets after the tables were opened. Otherwise another job could cover records beyond them, and
         # the log would seem to end before the tables do.
@@ -168,7 +170,7 @@ class CompactionJob:
         )
 
     def _list_table_stores(self, kind: str) -> list[str]:
-        return delta_writer.folders(self.path(kind), self.options)
+        return table_stores(self.path(kind), self.options)
 
     def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
         # A topic that was created again begins at offset 0. Its records would count as covered, and rows of both
@@ -182,7 +184,7 @@ class CompactionJob:
 
     def _table_positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
         """Return a table's positions: by partition the last changelog offset up to which it is complete."""
-        if (found := delta_writer.positions(table)) is not None:
+        if (found := table_positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
         # Another writer has committed since, for example RESTORE. Its version may lack rows that the last recorded
@@ -209,7 +211,7 @@ class CompactionJob:
         newest = rows[0] if rows else None
         earliest = offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
-        behind = lagging(newest, table_positions)
+        behind = lagging_tables(newest, table_positions)
         if not behind:
             start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
             lacks = ""
@@ -276,7 +278,7 @@ class CompactionJob:
     ) -> list[bytes]:
         """Run a step over items in Spark's tasks, which have similar total sizes. Returns the tasks' results."""
         tasks = max(1, min(len(items), self.spark.sparkContext.defaultParallelism))
-        parts = [msgspec.msgpack.encode(part) for part in spread(items, size, tasks)]
+        parts = [msgspec.msgpack.encode(part) for part in spread_over_tasks(items, size, tasks)]
         found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
         return found
 
@@ -288,19 +290,19 @@ class CompactionJob:
     def _commit_tables(
         self, plan: CompactionPlan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
     ) -> CompactionReport:
-        stores = stores_of(plan.newest, written.values())
+        stores = widest_stores(plan.newest, written.values())
         require_lake_names(stores)
         # Tables that catch up are committed even without new rows: their positions must advance, or the next
         # compaction reads the range again.
-        lagging_tables = {name for one in plan.ranges if one.partition in written for name in one.lagging}
+        catching_up = {name for one in plan.ranges if one.partition in written for name in one.lagging}
         # 1. `closed` and `late`. If the job ends here, the next one reads the same ranges and leaves out the rows
         #    that these tables have.
         for kind in (CLOSED, LATE):
             for store in stores:
                 name = f"{kind}/{store.name}"
-                if name in appended or name in lagging_tables:
+                if name in appended or name in catching_up:
                     table = self._ensure_table(plan, name, rows_schema(kind, store))
-                    # `delta_writer.positions` reads only one commit. So this commit repeats the positions of the
+                    # `table_positions` reads only one commit. So this commit repeats the positions of the
                     # partitions that it adds nothing to.
                     positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
                     for p, one in written.items():
@@ -315,7 +317,7 @@ class CompactionJob:
                     self.log(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
         before = {one.partition: one.covered for one in plan.ranges}
         files = {**appended, STATE: [file for one in written.values() for file in one.files]}
-        rows = {kind: _count_rows_of_kind(kind, files) for kind in (STATE, CLOSED, LATE)}
+        rows = {kind: _count_written_rows(kind, files) for kind in (STATE, CLOSED, LATE)}
         deleted = sum(one.deleted for one in written.values())
         live = rows[STATE] - deleted - len(written)
         entries = sum(one.entries for one in written.values())
@@ -381,9 +383,7 @@ class CompactionJob:
         """
         state = delta_tables.open_table(self.path(STATE), self.options)
         assert state is not None
-        crowded = {
-            p: rows for p, rows in delta_writer.progress_rows(state).items() if self._is_partition_crowded(rows[0])
-        }
+        crowded = {p: rows for p, rows in progress_rows(state).items() if self._is_partition_crowded(rows[0])}
         if not crowded:
             return 0
         actions = pa.table(state.get_add_actions(flatten=True))
@@ -455,13 +455,13 @@ def _files_by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile
     return files
 
 
-def _count_rows_of_kind(kind: str, files: Mapping[str, list[DataFile]]) -> int:
-    """Return the number of rows in the files of a kind of table."""
+def _count_written_rows(kind: str, files: Mapping[str, list[DataFile]]) -> int:
+    """Return the number of rows that the compaction wrote to tables of a kind: `state`, `closed` or `late`."""
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
-def stores_of(newest: Mapping[int, Row], written: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
-    """Return the stores that define the tables' columns: those of the partition with the most aggregations.
+def widest_stores(newest: Mapping[int, Row], written: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
+    """Return the stores that define a compaction's tables: those of the partition with the most aggregations.
 
     Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch if
     they differ in anything else.
@@ -474,10 +474,10 @@ def stores_of(newest: Mapping[int, Row], written: Iterable[fold.PartitionResult]
     return widest
 
 
-def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:
-    """Distributes items over tasks, so that the tasks have similar total sizes.
+def spread_over_tasks(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:
+    """Distribute the items of a compaction, such as ranges, over Spark's tasks, which get similar total sizes.
 
-    >>> spread([5, 1, 3, 4], lambda n: n, 2)
+    >>> spread_over_tasks([5, 1, 3, 4], lambda n: n, 2)
     [[5, 1], [4, 3]]
     """
     parts: list[list[T]] = [[] for _ in range(tasks)]
@@ -527,14 +527,3 @@ def bounded_ranges(
             )
         )
     return ranges
-
-
-def changelog_offsets(settings: MaintenanceSettings) -> TopicOffsets:
-    """Return the offsets of the application's changelog. Raises the errors of `topic_offsets`."""
-    topic = settings.changelog_topic
-    try:
-        return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
-    except UnknownTopicOrPartition as e:
-        raise UnknownTopicOrPartition(
-            f"{e}: application must be the aggregator's, which makes the topic when it first starts"
-        ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,21 +19,21 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
-from penstock.services.spark.table_columns import PROGRESS
-from penstock.shared.common.errors import LakeUnavailable, PenstockError, SchemaMismatch
-from penstock.shared.common.lake import delta_tables
+from penstock.services.spark.compaction.delta_reader import table_positions
+from penstock.services.spark.table_columns import CLOSED, LATE
+from penstock.shared.common.errors import LakeUnavailable, PenstockError
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
 ROW_GROUP_ROWS = 100_000
+SORT_BYTES = 1024 * 1024 * 1024  # sorted at a time
 COMPRESSION = "zstd"
-VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions
-HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
-"""Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
+TIMES = {CLOSED: "window_start", LATE: "event_time"}
+"""The column by which the rows of a table are ordered within its files."""
 Options = Mapping[str, str]
 
 
@@ -52,7 +52,7 @@ class DataFile(NamedTuple):
 
 
 class Files:
-    """Writes Parquet files below one table's folder."""
+    """Writes and reads Parquet files below one table's folder."""
 
     def __init__(self, uri: str, options: Options, indexed: Sequence[str]) -> None:
         if "://" not in uri:
@@ -88,6 +88,40 @@ class Files:
                 return pq.read_table(source)
         except DELTA_ERRORS as e:
             raise LakeUnavailable(f"{self._uri}: {path} cannot be read: {one_line(e)}") from e
+
+
+def write_files(
+    files: Files, kind: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
+) -> Iterator[DataFile]:
+    """Write the rows of a table of this kind, and yield the files. The last batch has the widest schema.
+
+    The rows of `closed` and `late` are ordered by time. `partition` is that of all rows if the table is partitioned, as
+    `state` is.
+    """
+    for own in sortable_chunks(batches):
+        rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
+        if kind in TIMES:
+            rows = rows.sort_by(TIMES[kind])
+        for at in range(0, len(rows), FILE_ROWS):
+            yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition)
+
+
+def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yield lists of batches to write that are sorted together, of about SORT_BYTES each.
+
+    Arrow cannot sort a column of more than 2 GiB.
+    """
+    part = list[pa.RecordBatch]()
+    size = 0
+    for batch in batches:
+        if part and size + batch.nbytes > SORT_BYTES:
+            yield part
+            part = []
+            size = 0
+        part.append(batch)
+        size += batch.nbytes
+    if part:
+        yield part
 
 
 def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
@@ -143,7 +177,7 @@ def ensure_table(
         # before, and the next compaction would have to compute them from the rows. For `max_commit_retries` see
         # `commit`.
         if _lacks_fields(pa.schema(table.schema().to_arrow()), schema):
-            once = CommitProperties(custom_metadata=metadata_of(positions(table)), max_commit_retries=0)
+            once = CommitProperties(custom_metadata=commit_metadata(table_positions(table)), max_commit_retries=0)
             wider = schema.empty_table()
             write_deltalake(table, wider, mode="append", schema_mode="merge", partition_by=by, commit_properties=once)
     except CommitFailedError as e:
@@ -154,19 +188,6 @@ def ensure_table(
             raise CompactionConflict(f"another job created {uri} at the same time") from e
         raise LakeUnavailable(f"{uri} cannot be created or extended: {one_line(e)}") from e
     return table
-
-
-def folders(uri: str, options: Options) -> list[str]:
-    """Return the sorted names of the folders in a folder; empty if it does not exist. Raises LakeUnavailable."""
-    try:
-        files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
-        found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
-    # deltalake raises it for a local folder that does not exist.
-    except TableNotFoundError:
-        return []
-    except DELTA_ERRORS as e:
-        raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
-    return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
 
 def _lacks_fields(existing: pa.Schema, wanted: pa.Schema) -> bool:
@@ -198,7 +219,7 @@ def commit(
     # jobs would append the same rows. Without them, the second job fails here.
     version = table.version()
     by = table.metadata().partition_columns or None
-    properties = CommitProperties(custom_metadata=metadata_of(metadata), max_commit_retries=0)
+    properties = CommitProperties(custom_metadata=commit_metadata(metadata), max_commit_retries=0)
     try:
         table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)
     except CommitFailedError as e:
@@ -210,57 +231,6 @@ def commit(
     return int(version) + 1
 
 
-def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
-    """Return the newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
-    try:
-        found = table.history(limit)
-    except DELTA_ERRORS as e:
-        raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
-    return [{**commit, **_decode_commit_metadata(commit.get("userMetadata"))} for commit in found]
-
-
-def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    # `userMetadata` is free text: commits of other writers may contain anything.
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def positions(table: DeltaTable) -> dict[str, Any] | None:
-    """Return `topic_id` and `positions` from the newest commit that has them.
-
-    Return None if another writer has committed since. The commits of table maintenance repeat the positions, so that
-    any number of them hides nothing.
-    """
-    # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
-    for limit in (5, VERSIONS_MAX):
-        for commit in history(table, limit):
-            if "positions" in commit:
-                return {name: commit[name] for name in ("topic_id", "positions")}
-            # Any other operation may have added or removed rows, so older positions may be wrong.
-            if commit["operation"] not in HARMLESS:
-                return None
-    return None
-
-
-def metadata_of(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Return a commit's metadata in the form in which Delta stores it."""
+def commit_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return a commit's metadata in the form in which it is written to Delta's log."""
     return None if metadata is None else {"userMetadata": json.dumps(metadata)}
-
-
-def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
-    """Return the progress rows by partition, newest first. Raises SchemaMismatch if the table is not Penstock's."""
-    names = PROGRESS.names
-    if missing := set(names) - {field.name for field in state.schema().fields}:
-        raise SchemaMismatch(
-            f"{state.table_uri} has no column {', '.join(sorted(missing))}: it is not Penstock's; lake and "
-            "application must be the aggregator's"
-        )
-    found: dict[int, list[dict[str, Any]]] = {}
-    columns = ", ".join(f'"{name}"' for name in names)
-    rows = delta_tables.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
-    for row in sorted(rows, key=lambda row: (row["partition"], -row["changelog_offset"])):
-        found.setdefault(row["partition"], []).append(row)
-    return found

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, Files
+from penstock.services.spark.compaction.delta_writer import DataFile, Files, write_files
 from penstock.services.spark.errors import TaskFailure
 from penstock.services.spark.table_columns import (
     CLOSED,
@@ -32,8 +32,8 @@ from penstock.services.spark.table_columns import (
     STATE,
     TIME_MS_MAX,
     lake_result_columns,
-    state_array,
-    time_array,
+    lake_state_column,
+    lake_time_column,
 )
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.arrow_arrays import binary_array
@@ -63,7 +63,6 @@ from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
 IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect
-SORT_BYTES = 1024 * 1024 * 1024  # sorted at a time
 POLL_MS = 500
 POLL_RECORDS = 50_000
 
@@ -87,17 +86,20 @@ class ChangelogRange(NamedTuple):
 
     @property
     def lagging(self) -> list[str]:
-        """The tables that lack rows of the partition that they once had."""
-        return lagging(self.newest, self.positions)
+        """The tables for which the range is read again: they lack rows of the partition that they once had."""
+        return lagging_tables(self.newest, self.positions)
 
     @property
     def covered(self) -> int:
-        """The first offset whose changes of live windows are missing in `state`."""
+        """The first changelog offset whose changes of live windows the fold must add to `state`."""
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
 
 
-def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
-    """Return the tables that lack rows of a partition that they had according to its newest progress row."""
+def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
+    """Return the tables for which a fold reads a part of a partition again.
+
+    They lack rows that they had according to the partition's newest progress row.
+    """
     appended = {} if newest is None else json.loads(newest["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
@@ -113,13 +115,17 @@ class FoldOptions(NamedTuple):
     storage_options: Mapping[str, str]
     retention_days: int | None = None
 
-    def files(self, table: str) -> Files:
-        """Return the writer of a table's files."""
-        return Files(f"{self.folder}/{table}", self.storage_options, INDEXED[table.partition("/")[0]])
+    def write(self, table: str, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> list[DataFile]:
+        """Write the rows of a table, such as `closed/visits`, to files. `partition` is that of all rows of `state`."""
+        if not batches:
+            return []
+        kind = table.partition("/")[0]
+        files = Files(f"{self.folder}/{table}", self.storage_options, INDEXED[kind])
+        return list(write_files(files, kind, batches, partition))
 
 
 class PartitionResult(msgspec.Struct, frozen=True):
-    """The result for one partition: the offset after its last commit, and the files of `state`.
+    """The result of a fold for one partition: the offset after its last commit, and the files of `state`.
 
     `files` is empty if the partition has nothing to write. `deleted` is the number of tombstones in the files.
     `read_to` is the offset up to which the range was read. `stores` are the stores of the last commit.
@@ -136,7 +142,7 @@ class PartitionResult(msgspec.Struct, frozen=True):
 
 
 class FoldResult(msgspec.Struct, frozen=True):
-    """The result of a task: the results of its partitions, and by table the files of `closed` and `late`."""
+    """The result of a task that folds: the results of its partitions, and by table the files of `closed` and `late`."""
 
     partitions: list[PartitionResult]
     files: dict[str, list[DataFile]]
@@ -144,7 +150,7 @@ class FoldResult(msgspec.Struct, frozen=True):
 
 
 def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the function of a task, from a list of ranges to a FoldResult, both as msgpack."""
+    """Return the function of a compaction's task, from a list of ranges to a FoldResult, both as msgpack."""
 
     def fold_changelog_ranges(ranges: bytes) -> Iterator[bytes]:
         try:
@@ -172,44 +178,10 @@ async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) ->
         # Files of `state` belong to one partition each. Rows of `closed` and `late` wait for the task's other ranges:
         # one file for all of them keeps the tables' files few.
         rows = folded.rows(options)
-        results.append(folded.result(list(write_files(options, STATE, rows.pop(STATE, []), of.partition))))
+        results.append(folded.result(options.write(STATE, rows.pop(STATE, []), of.partition)))
         for table, batches in rows.items():
             appended[table] += batches
-    return FoldResult(results, {table: list(write_files(options, table, of)) for table, of in appended.items()})
-
-
-def write_files(
-    options: FoldOptions, table: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
-) -> Iterator[DataFile]:
-    """Write one table's rows and yield the files. Rows may have several schemas; the last one is the widest.
-
-    `partition` is that of all rows if the table is partitioned, as `state` is.
-    """
-    if not batches:
-        return
-    files = options.files(table)
-    by_time = {CLOSED: "window_start", LATE: "event_time"}.get(table.partition("/")[0])
-    for own in sortable_chunks(batches):
-        rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
-        if by_time is not None:
-            rows = rows.sort_by(by_time)
-        for at in range(0, len(rows), FILE_ROWS):
-            yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition)
-
-
-def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yields lists of batches of about SORT_BYTES each, because Arrow cannot sort a column of more than 2 GiB."""
-    part = list[pa.RecordBatch]()
-    size = 0
-    for batch in batches:
-        if part and size + batch.nbytes > SORT_BYTES:
-            yield part
-            part = []
-            size = 0
-        part.append(batch)
-        size += batch.nbytes
-    if part:
-        yield part
+    return FoldResult(results, {table: options.write(table, batches) for table, batches in appended.items()})
 
 
 class PartitionFold:
@@ -393,7 +365,7 @@ class PartitionFold:
     def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         is_live = part.operations == LIVE[0]
         self.deleted += int(len(part) - is_live.sum())
-        states = _state_column(part, store, is_live)
+        states = _states_of_entries(part, store, is_live)
         return {
             "row": pa.array(["window"] * len(part)),
             "store": pa.array([store.name] * len(part)),
@@ -408,29 +380,29 @@ class PartitionFold:
         # Timestamps end with the year 9999. Fail at the first window beyond it, before the table has a wrong time.
         beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
         for index in beyond[:1].tolist():
-            raise CorruptRecord(beyond_time(int(part.starts[index]), int(part.ends[index])))
-        states = state_array(StateCodec(store.state_columns()), part.states)
+            raise CorruptRecord(unfoldable_window(int(part.starts[index]), int(part.ends[index])))
+        states = lake_state_column(StateCodec(store.state_columns()), part.states)
         return {
             **_key_column(part.keys, store),
-            "window_start": time_array(part.starts),
-            "window_end": time_array(part.ends),
+            "window_start": lake_time_column(part.starts),
+            "window_end": lake_time_column(part.ends),
             **lake_result_columns(store, states),
-            "closed_at": time_array(part.closed_at),
+            "closed_at": lake_time_column(part.closed_at),
             "state": states,
         }
 
     def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         # A negative length means no state: an aggregation rejected the value. In late entries, `starts` has the
         # record's time, and `ends` its source offset, -1 if it is not from the source topic.
-        states = _state_column(part, store, part.states.lengths >= 0)
+        states = _states_of_entries(part, store, part.states.lengths >= 0)
         missed = part.missed
         starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
         ends = np.zeros(len(part) + 1, np.int32)
         np.cumsum(missed.lengths // fmt.START.size, out=ends[1:])
         return {
             **_key_column(part.keys, store),
-            "event_time": time_array(part.starts),
-            "missed": pa.ListArray.from_arrays(pa.array(ends), time_array(starts)),
+            "event_time": lake_time_column(part.starts),
+            "missed": pa.ListArray.from_arrays(pa.array(ends), lake_time_column(starts)),
             **lake_result_columns(store, states),
             "state": states,
             "source_offset": pa.array(part.ends, mask=part.ends < 0),
@@ -475,8 +447,8 @@ def _lasting_progress(progress: Progress) -> Progress:
     return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
 
 
-def beyond_time(start_ms: int, end_ms: int) -> str:
-    """Return the error message for a closed window with these bounds, which timestamps cannot represent."""
+def unfoldable_window(start_ms: int, end_ms: int) -> str:
+    """Return the error message for a closed window that cannot be folded: its bounds are beyond all timestamps."""
     return (
         f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
         "milliseconds? Set max_future_ms to reject such records"
@@ -488,9 +460,9 @@ def _key_column(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
     return {"key": raw.cast(pa.string())} if store.key == "string" else {"key_bytes": raw}
 
 
-def _state_column(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
-    """Return the states of rows; null for the rows without a state."""
+def _states_of_entries(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
+    """Return the states of changelog entries as an Arrow column; null for the entries without a state."""
     # `states` has no element for rows without a state. With `has_one` true, false, true, the rows take the elements
     # 0, null, 1.
-    states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
+    states = lake_state_column(StateCodec(store.state_columns()), part.states.at(has_one))
     return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))

@@ -30,7 +30,7 @@ class RewriteInput(NamedTuple):
 
 
 def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the function of a task, from a list of `RewriteInput` to lists of DataFile, all as msgpack."""
+    """Return the function of a task that rewrites, from a list of `RewriteInput` to lists of DataFile, as msgpack."""
 
     def rewrite_partitions(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
@@ -45,7 +45,7 @@ def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile
     total = 0
     for nth in range(passes):
         parts = [_select_window_rows_of_pass(files.read(path), nth, passes) for path in one.paths]
-        live = live_rows(pa.concat_tables(parts, promote_options="permissive"))
+        live = rows_to_keep(pa.concat_tables(parts, promote_options="permissive"))
         total += len(live)
         live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
         for at in range(0, len(live), FILE_ROWS):
@@ -68,8 +68,8 @@ def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Tab
     return rows.filter(is_own)
 
 
-def live_rows(rows: pa.Table) -> pa.Table:
-    """Return the newest row of each window if that row is live."""
+def rows_to_keep(rows: pa.Table) -> pa.Table:
+    """Return the rows that a rewrite of `state` keeps: the newest row of each window, if that row is live."""
     if not len(rows):
         return rows
     # `last_of_each` takes the last row of a window, so the newest must come last.

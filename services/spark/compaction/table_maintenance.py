@@ -1,4 +1,4 @@
-"""The steps after a compaction: OPTIMIZE, VACUUM and retention of the tables, and the user's after hook.
+"""Table maintenance after a compaction: OPTIMIZE, VACUUM and retention.
 
 Every compaction adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late` into larger
 ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that no version younger
@@ -22,18 +22,16 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
-from pyspark.sql import SparkSession
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
+from penstock.services.spark.compaction.delta_reader import commit_history, progress_rows, table_positions
+from penstock.services.spark.compaction.delta_writer import TIMES, CompactionConflict, DataFile, Files
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
-from penstock.services.spark.reading import Tables
-from penstock.services.spark.table_columns import CLOSED, DAY_MS, INDEXED, LATE
-from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
+from penstock.services.spark.table_columns import DAY_MS, INDEXED
+from penstock.shared.common.errors import LakeUnavailable, PenstockError
 from penstock.shared.common.lake import compaction_history, delta_tables
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
-from penstock.shared.streams.topology_loading import import_function
 
 T = TypeVar("T")
 VACUUM_ENDED = "VACUUM END"
@@ -42,17 +40,11 @@ OPTIMIZE = "OPTIMIZE"
 """The kind of our OPTIMIZE in a commit's metadata, and the operation of another engine's."""
 FILE_BYTES = 128 * 1024 * 1024
 """OPTIMIZE merges files up to this size, because the driver holds a merged file's rows in memory."""
-TIMES = {CLOSED: "window_start", LATE: "event_time"}
-"""The column by which the rows of a table are ordered within its files."""
 EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
 
 
-class AfterHookFailed(FatalError):
-    """The after hook raised an error. The compaction before it stays committed."""
-
-
 class TableMaintenance:
-    """The steps after one compaction; `failed` has each step that failed, with its error."""
+    """The maintenance steps after one compaction; `failed` has each step that failed, with its error."""
 
     def __init__(self, settings: MaintenanceSettings, log: Callable[[str], object]) -> None:
         self.settings = settings
@@ -114,14 +106,12 @@ class TableMaintenance:
     def _is_vacuum_due(self, state: str) -> bool:
         table = self._open_table(state)
         every = self.settings.vacuum_every
-        return table is not None and is_vacuum_due(
-            delta_writer.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every
-        )
+        return table is not None and is_vacuum_due(commit_history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every)
 
     def _optimize_table(self, name: str, path: str, appends_max: int) -> bool:
         table = self._open_table(path)
         if table is None or not is_optimize_due(
-            delta_writer.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
+            commit_history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
         ):
             return False
         merged = optimize(table, name.partition("/")[0], self.settings.storage_options)
@@ -141,12 +131,12 @@ class TableMaintenance:
             return
         # The limit is the one in `state`, not one from the clock. `corrected` leaves out windows by the same limit, so
         # it never returns the late records of a deleted window alone.
-        limit_ms = max((of[0]["expired_ms"] for of in delta_writer.progress_rows(table).values()), default=-1)
+        limit_ms = max((of[0]["expired_ms"] for of in progress_rows(table).values()), default=-1)
         limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
         for name, path in others.items():
             column, before_ms = limits[name.partition("/")[0]]
             own = self._open_table(path) if before_ms > 0 else None
-            if own is not None and (expired := expire(own, column, before_ms)):
+            if own is not None and (expired := delete_expired_rows(own, column, before_ms)):
                 self.log(f"{name}: {expired} rows deleted: retention is {days} days")
 
 
@@ -210,7 +200,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
     # The commit repeats the positions, so that it does not hide those of the compaction before.
     if added:
-        delta_writer.commit(table, added, removed, {"kind": OPTIMIZE, **(delta_writer.positions(table) or {})})
+        delta_writer.commit(table, added, removed, {"kind": OPTIMIZE, **(table_positions(table) or {})})
     return len(removed)
 
 
@@ -233,7 +223,10 @@ def _group_small_files(files: list[dict[str, Any]], least: str) -> Iterator[list
 
 
 def _cast_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows in the table's present columns and types; a file may lack columns that were added later."""
+    """Return the rows of a file that OPTIMIZE merges, in the table's present columns and types.
+
+    A file may lack columns that were added later.
+    """
     columns = [
         rows.column(field.name).cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         for field in schema
@@ -241,8 +234,8 @@ def _cast_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def expire(table: DeltaTable, column: str, before_ms: int) -> int:
-    """Delete the rows whose time in `column` is before `before_ms`. Returns their number."""
+def delete_expired_rows(table: DeltaTable, column: str, before_ms: int) -> int:
+    """Apply retention: delete the rows whose time in `column` is before `before_ms`. Returns their number."""
     text = datetime.fromtimestamp(before_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
     before = f"arrow_cast('{text}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     metrics: dict[str, Any] = _translate_delta_errors(
@@ -267,8 +260,8 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
 
 def _position_metadata(table: DeltaTable) -> CommitProperties:
-    """Return commit metadata that repeats the table's positions."""
-    return CommitProperties(custom_metadata=delta_writer.metadata_of(delta_writer.positions(table)))
+    """Return the metadata of a maintenance commit, which repeats the table's positions."""
+    return CommitProperties(custom_metadata=delta_writer.commit_metadata(table_positions(table)))
 
 
 def _translate_delta_errors(table: DeltaTable, step: Any) -> Any:
@@ -279,23 +272,3 @@ def _translate_delta_errors(table: DeltaTable, step: Any) -> Any:
         raise CompactionConflict(f"another job has committed to {table.table_uri}: {one_line(e)}") from e
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri}: {one_line(e)}") from e
-
-
-# --- the user's hook ---
-
-
-def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
-    """Call the user's `module:function` as `function(spark, tables)`.
-
-    `tables` has DataFrames by name: `closed/<store>`, `late/<store>` and `live/<store>` for each store with windows, as
-    the compaction left them (see `reading`). Raises ConfigError if there is no such function, AfterHookFailed if the
-    function raises.
-    """
-    function: Any = import_function(name, "after")
-    try:
-        function(spark, Tables(spark, folder).frames())
-    # It ends the job with the exit status of invalid settings.
-    except ConfigError:
-        raise
-    except Exception as e:
-        raise AfterHookFailed(f"{name}: {type(e).__name__}: {e}") from e

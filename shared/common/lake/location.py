@@ -64,3 +64,13 @@ def require_location(lake: str | None) -> str | None:
     except ConfigError as e:
         raise ValueError(str(e).removeprefix(f"lake {lake!r}: ")) from None
     return lake
+
+
+def hadoop_uri(uri: str) -> str:
+    """Return the URI of a folder, file or pattern for Hadoop, whose S3 client uses the scheme `s3a` instead of `s3`.
+
+    >>> hadoop_uri("S3://bucket/x"), hadoop_uri("gs://bucket/x"), hadoop_uri("x")
+    ('s3a://bucket/x', 'gs://bucket/x', 'x')
+    """
+    scheme, separator, rest = uri.partition("://")
+    return f"s3a://{rest}" if separator and scheme.lower() in ("s3", "s3a") else uri

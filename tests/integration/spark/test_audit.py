@@ -14,11 +14,11 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.services.exit_status import ExitStatus
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.audit.audit import AuditReport, run_audit
+from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
-from penstock.services.spark.audit.report import as_object, print_report
+from penstock.services.spark.audit.report import AuditReport, print_report, report_as_json
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, status_of
+from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, audit_exit_status
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -126,10 +126,10 @@ def test_output_of_the_engine_passes(lake: Lake, kind: str) -> None:
     lake.send(played, more=3)
     lake.write(played)
     report = lake.audit(expect_records=306)
-    assert (differences(report), status_of(report)) == ({}, ExitStatus.OK)
+    assert (differences(report), audit_exit_status(report)) == ({}, ExitStatus.OK)
     assert (report.records, report.uncovered, report.unaccounted, report.left_out) == (306, 6, 0, 0)
     assert min(report.late, report.dead_letters, report.skipped, report.windows_closed, report.windows_open) > 0
-    assert (report.kind, report.store, as_object(report)["audit_ok"]) == (kind, "s", True)
+    assert (report.kind, report.store, report_as_json(report)["audit_ok"]) == (kind, "s", True)
     assert report.assumed == [f"the grace of {GRACE} ms was in force for all records"]
     assert [check.name for check in report.checks if check.name in ("windows", "lateness")] == ["windows", "lateness"]
 
@@ -218,7 +218,7 @@ def test_each_forgery_is_found_and_named(lake: Lake, kind: str) -> None:
     lake.send(played)
     lake.write(played, forge)
     report = lake.audit(differences_max=1000)
-    assert status_of(report) == AUDIT_DIFFERENCES
+    assert audit_exit_status(report) == AUDIT_DIFFERENCES
     found: dict[int, set[str]] = {}
     for check in report.checks:
         for row in check.shown:
@@ -252,7 +252,7 @@ def test_deleted_source_records_are_left_out(lake: Lake, kind: str) -> None:
     lake.write(played)
     lake.topics.delete_before(lake.topic, {0: 40})
     report = lake.audit()
-    assert (differences(report), status_of(report)) == ({}, ExitStatus.OK)
+    assert (differences(report), audit_exit_status(report)) == ({}, ExitStatus.OK)
     assert (report.records, report.unaccounted) == (560, 0)
     assert report.left_out > 0
     assert sum("before offset 40" in text for text in report.not_compared) == 1
@@ -280,7 +280,7 @@ def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:
     assert any("windows of partitions 0" in text for text in report.not_compared)
 
     report = lake.audit(conservation_only=True)
-    assert (differences(report), status_of(report)) == ({}, ExitStatus.OK)
+    assert (differences(report), audit_exit_status(report)) == ({}, ExitStatus.OK)
     assert {"windows", "closing", "lateness"} & {check.name for check in report.checks} == set()
     assert report.assumed == []
 
@@ -292,4 +292,4 @@ def test_nothing_to_compare_is_no_success(lake: Lake) -> None:
     lake.send([driver])
     lake.write([driver])
     report = lake.audit()
-    assert (report.is_empty, report.skipped, status_of(report)) == (True, 1, AUDIT_FAILED)
+    assert (report.is_empty, report.skipped, audit_exit_status(report)) == (True, 1, AUDIT_FAILED)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.batch.file_rows import times
+from penstock.services.spark.batch.file_rows import row_times
 from penstock.shared.common.time_text import TimeUnit
 
 MS = 1357002000000
@@ -32,7 +32,7 @@ def in_ms(spark: Any, type_: str, values: list[str | None], unit: TimeUnit = "ms
     """The texts, cast to a type, as `times` has them."""
     rows = spark.createDataFrame([(i, value) for i, value in enumerate(values)], "i int, text string")
     typed = rows.select("i", F.col("text").cast(type_).alias("t"))
-    column = times(typed.schema["t"].dataType, F.col("t"), unit)
+    column = row_times(typed.schema["t"].dataType, F.col("t"), unit)
     assert column is not None
     return [row.ms for row in typed.select("i", column.alias("ms")).orderBy("i").collect()]
 
@@ -58,4 +58,4 @@ def test_times_of_their_own_types(spark: Any) -> None:
     assert in_ms(spark, "date", ["2013-01-01"]) == [MS - 3_600_000]
     assert in_ms(spark, "double", ["NaN", "Infinity", "1e300"]) == [-1, -1, -1]
     boolean = spark.createDataFrame([(True,)], "t boolean")
-    assert times(boolean.schema["t"].dataType, F.col("t"), "ms") is None
+    assert row_times(boolean.schema["t"].dataType, F.col("t"), "ms") is None

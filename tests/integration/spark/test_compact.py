@@ -25,9 +25,10 @@ from penstock.services.aggregator.compaction_supervisor import CompactionSupervi
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer
+from penstock.services.spark.compaction.after_hook import AfterHookFailed
 from penstock.services.spark.compaction.compact import CompactionJob
+from penstock.services.spark.compaction.delta_reader import progress_rows
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
 from penstock.shared.common.lake import state_snapshot, table_figures
@@ -280,7 +281,7 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, tmp_pat
         assert is_right(tmp_path, simulation)
     assert vacuumed == [False, False, False, True, False, False, False]
     assert min(optimized, rewritten) >= 2
-    (row,) = [rows[0] for rows in delta_writer.progress_rows(DeltaTable(str(folder / "state"))).values()]
+    (row,) = [rows[0] for rows in progress_rows(DeltaTable(str(folder / "state"))).values()]
     assert row["added_files"] <= 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.audit.audit_inputs import read_topic
+from penstock.services.spark.audit.kafka_source import read_topic
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import topic_offsets

@@ -11,8 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.compaction import delta_writer, table_maintenance
+from penstock.services.spark.compaction import table_maintenance
 from penstock.services.spark.compaction.compact import CompactionJob
+from penstock.services.spark.compaction.delta_reader import table_positions
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.lake import delta_tables
@@ -204,15 +205,15 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
     of = tables_of()
     of.compact(delete_covered=True)
     for before_ms in (1, 2_000_000_000_000):
-        table_maintenance.expire(of.table(CLOSED), "window_end", before_ms)
+        table_maintenance.delete_expired_rows(of.table(CLOSED), "window_end", before_ms)
         table_maintenance.optimize(of.table(CLOSED), "closed")
         table_maintenance.vacuum(of.table(CLOSED), 24)
     assert delta_tables.rows(of.table(CLOSED), "SELECT * FROM t") == []
-    before = delta_writer.positions(of.table(CLOSED))
+    before = table_positions(of.table(CLOSED))
     assert before is not None
     of.compact(delete_covered=True)
     assert not of.reads_positions
-    after = delta_writer.positions(of.table(CLOSED))
+    after = table_positions(of.table(CLOSED))
     assert after is not None
     assert all(after["positions"][p] >= at for p, at in before["positions"].items())
 

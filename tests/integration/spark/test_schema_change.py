@@ -17,7 +17,7 @@ from penstock.services.aggregator.sessions import SessionsQuery, query_options
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
-from penstock.services.spark.compaction.rewrite import live_rows
+from penstock.services.spark.compaction.rewrite import rows_to_keep
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, Max, Sum
@@ -97,7 +97,7 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_rejected(
         columns = "partition, store, key, start_ms, changelog_offset, live, s"
         windows = pa.Table.from_pylist(rows(tmp_path / topic_name / "state", columns, "row = 'window'"))
         parts = [windows.filter(pa.compute.equal(windows.column("partition"), p)) for p in range(chain.partitions)]
-        states = [row["s"] for part in parts for row in live_rows(part).to_pylist()]
+        states = [row["s"] for part in parts for row in rows_to_keep(part).to_pylist()]
         assert sum(row["n"] for row in closed) + sum(s["n_n"] for s in states) + late == len(chain.sent)
         assert {row["most"] is None for row in closed} == {True, False}
         assert all(row["state"]["sum_sum"] == row["sum"] for row in closed)

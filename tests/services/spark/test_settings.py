@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.services.exit_status import ExitStatus
-from penstock.services.spark.audit.audit_inputs import client_properties
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import audit_main, compact_main
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.settings import KafkaSettings
 
 NEEDED = ["--application", "banks", "--lake", "lake"]
 
@@ -81,23 +79,3 @@ def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture
         errors = capsys.readouterr().err
         assert "--retention-hours" in errors
         assert "equal to 24" in errors
-
-
-def test_java_client_properties(tmp_path: Path) -> None:
-    """PEM files and passwords become properties of the Java client, with quotes escaped."""
-    for name in ("ca", "cert", "key"):
-        (tmp_path / name).write_text(f"-- {name} --")
-    kafka = KafkaSettings(
-        bootstrap_servers="b:1",
-        security_protocol="SASL_SSL",
-        sasl_mechanism="SCRAM-SHA-512",
-        sasl_username="ann",
-        sasl_password='se"cret',  # type: ignore[arg-type]
-        ssl_cafile=tmp_path / "ca",
-        ssl_certfile=tmp_path / "cert",
-        ssl_keyfile=tmp_path / "key",
-    )
-    got = client_properties(kafka)
-    assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
-    assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
-    assert client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from penstock.services.exit_status import ExitStatus
-from penstock.services.spark.audit.audit import AuditCheck, AuditReport
-from penstock.services.spark.audit.report import as_object, print_report
-from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, status_of
+from penstock.services.spark.audit.report import AuditCheck, AuditReport, print_report, report_as_json
+from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, audit_exit_status
 
 
 def report(differences: int) -> AuditReport:
@@ -55,7 +54,7 @@ def test_records_beside_those_that_are_gone_are_left_out() -> None:
     assert part.unaccounted == 0
     print_report(part, as_json=False, console=Console(file=text, width=250))
     assert "+ 2 left out" in text.getvalue()
-    assert as_object(part)["left_out"] == 2
+    assert report_as_json(part)["left_out"] == 2
 
 
 def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +62,11 @@ def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> N
     none = {"windows_closed": 0, "windows_open": 0, "spark_windows": 0, "split_sessions": 0}
     empty = msgspec.structs.replace(report(0), **none)
     assert (empty.is_empty, empty.differs, empty.ok) == (True, False, False)
-    assert [status_of(one) for one in (report(0), report(1), empty)] == [ExitStatus.OK, AUDIT_DIFFERENCES, AUDIT_FAILED]
+    assert [audit_exit_status(one) for one in (report(0), report(1), empty)] == [
+        ExitStatus.OK,
+        AUDIT_DIFFERENCES,
+        AUDIT_FAILED,
+    ]
     text = io.StringIO()
     print_report(empty, as_json=True, console=Console(file=text, width=120))
     assert text.getvalue().count("nothing was compared") == 2

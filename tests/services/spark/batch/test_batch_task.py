@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.batch.batch_task import FileInput, record_columns, rows_reached
+from penstock.services.spark.batch.batch_task import FileInput, first_row_to_read, record_columns
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -36,11 +36,11 @@ def test_a_task_goes_on_where_its_rows_ended() -> None:
     It reads nothing once all rows are committed.
     """
     of = task()
-    assert rows_reached(of, SOURCE) == 0
+    assert first_row_to_read(of, SOURCE) == 0
     of.input = BatchInput("aa", 7, is_done=False)
-    assert rows_reached(of, SOURCE) == 7
+    assert first_row_to_read(of, SOURCE) == 7
     of.input = BatchInput("aa", 7, is_done=True)
-    assert rows_reached(of, SOURCE) is None
+    assert first_row_to_read(of, SOURCE) is None
 
 
 def test_a_task_with_another_state_is_refused() -> None:
@@ -48,7 +48,7 @@ def test_a_task_with_another_state_is_refused() -> None:
     of = task()
     of.sources = {"in": 0}
     with pytest.raises(ConfigError, match=r"partition 0.*state already"):
-        rows_reached(of, SOURCE)
+        first_row_to_read(of, SOURCE)
     of.input = BatchInput("bb", 7, is_done=True)
     with pytest.raises(ConfigError, match="other files"):
-        rows_reached(of, SOURCE)
+        first_row_to_read(of, SOURCE)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.compact import CompactionJob, bounded_ranges, spread, stores_of
+from penstock.services.spark.compaction.compact import CompactionJob, bounded_ranges, spread_over_tasks, widest_stores
 from penstock.services.spark.compaction.fold import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
@@ -135,7 +135,7 @@ def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[
 @given(st.lists(st.integers(0, 50)), st.integers(1, 5))
 def test_tasks_have_as_much_to_do_as_each_other(sizes: list[int], tasks: int) -> None:
     """Each item has a task, and no task exceeds another by more than its largest item."""
-    parts = spread(sizes, lambda size: size, tasks)
+    parts = spread_over_tasks(sizes, lambda size: size, tasks)
     assert sorted(size for part in parts for size in part) == sorted(sizes)
     totals = [sum(part) for part in parts]
     assert max(totals) - min(totals) <= max(sizes, default=0)
@@ -159,12 +159,12 @@ def moved(partition: int, *stores: StoreSchema) -> PartitionResult:
 
 def test_the_tables_have_what_the_widest_partition_has() -> None:
     """The stores that a compaction read of a partition replace those of its progress row."""
-    assert stores_of({}, []) == ()
-    assert stores_of({0: known(STORE)}, []) == (STORE,)
-    assert stores_of({0: known(STORE), 1: known(WIDER)}, [moved(0, STORE)]) == (WIDER,)
-    assert stores_of({0: known(STORE), 1: known(STORE)}, [moved(1, WIDER)]) == (WIDER,)
+    assert widest_stores({}, []) == ()
+    assert widest_stores({0: known(STORE)}, []) == (STORE,)
+    assert widest_stores({0: known(STORE), 1: known(WIDER)}, [moved(0, STORE)]) == (WIDER,)
+    assert widest_stores({0: known(STORE), 1: known(STORE)}, [moved(1, WIDER)]) == (WIDER,)
     graces = msgspec.structs.replace(STORE, grace_ms=7)
-    assert stores_of({0: known(STORE)}, [moved(0, graces)]) == (graces,)
+    assert widest_stores({0: known(STORE)}, [moved(0, graces)]) == (graces,)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema
     """They are rejected whichever of them this compaction reads."""
     for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
         with pytest.raises(SchemaMismatch, match=message):
-            stores_of(newest, run)
+            widest_stores(newest, run)

@@ -15,9 +15,10 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import RemoveAction
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
-from penstock.services.spark.table_columns import STATE, state_schema
-from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
+from penstock.services.spark.compaction.delta_reader import commit_history, table_positions
+from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files, write_files
+from penstock.services.spark.table_columns import CLOSED, LATE, STATE
+from penstock.shared.common.errors import LakeUnavailable
 from penstock.shared.common.lake import delta_tables
 
 SCHEMA = pa.schema({"partition": pa.int32(), "at": pa.int64(), "s": pa.struct({"n": pa.int64()})})
@@ -56,7 +57,7 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     assert pq.ParquetFile(Path(uri) / one.path).schema_arrow.names == ["at", "s"]  # the folder says the partition
     assert table.metadata().configuration["delta.dataSkippingStatsColumns"] == "at"
     assert before_ms <= action["modification_time"] <= time.time() * 1_000
-    (last, *_) = delta_writer.history(newest(uri), 5)
+    (last, *_) = commit_history(newest(uri), 5)
     assert (last["version"], last["operation"], last["kind"]) == (1, "WRITE", "compaction")
 
 
@@ -119,71 +120,17 @@ def _at(uri: str, version: int) -> DeltaTable:
     return table
 
 
-def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
-    """All progress rows of a table are returned. A table without their columns is rejected."""
-    uri = str(tmp_path / STATE)
-    schema = state_schema(())
-    rows = [{"row": "progress", "partition": p, "changelog_offset": at} for p, at in ((0, 4), (1, 5), (0, 9))]
-    rows.append({"row": "window", "partition": 0, "changelog_offset": 99})
-    write_deltalake(uri, pa.Table.from_pylist(rows, schema), partition_by="partition")
-    found = delta_writer.progress_rows(newest(uri))
-    assert {p: [row["changelog_offset"] for row in of] for p, of in found.items()} == {0: [9, 4], 1: [5]}
-    write_deltalake(str(tmp_path / "x"), pa.table({"row": ["progress"]}))
-    with pytest.raises(SchemaMismatch, match="has no column"):
-        delta_writer.progress_rows(newest(str(tmp_path / "x")))
-
-
-def write_version(uri: str, operation: str, metadata: str = "{}") -> None:
-    """Commit nothing, as another writer."""
-    path = Path(uri) / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
-    path.write_text(json.dumps({"commitInfo": {"timestamp": 1, "operation": operation, "userMetadata": metadata}}))
-
-
-def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
-    """Any number of commits of maintenance may follow it. After another writer's append there are none."""
-    uri = str(tmp_path / "t")
-    table = made(uri)
-    assert delta_writer.positions(table) is None
-    for at in (4, 9):
-        metadata = {"kind": "compaction", "topic_id": "id", "positions": {"0": at}}
-        delta_writer.commit(newest(uri), [file_of(uri, at)], [], metadata)
-    found = {"topic_id": "id", "positions": {"0": 9}}
-    for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"):
-        assert delta_writer.positions(newest(uri)) == found
-        write_version(uri, operation)
-    assert delta_writer.positions(newest(uri)) == found
-    write_version(uri, "WRITE")
-    assert delta_writer.positions(newest(uri)) is None
-    write_version(uri, "OPTIMIZE")
-    assert delta_writer.positions(newest(uri)) is None
-
-
 def test_widening_keeps_the_positions(tmp_path: Path) -> None:
     """Adding columns is a separate commit, which repeats the positions of the compaction before it."""
     uri = str(tmp_path / "t")
     metadata = {"topic_id": "id", "positions": {"0": 9}}
     delta_writer.commit(made(uri), [file_of(uri, 4)], [], metadata)
     wide = made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), newest(uri))
-    assert (wide.version(), delta_writer.positions(newest(uri))) == (2, metadata)
+    assert (wide.version(), table_positions(newest(uri))) == (2, metadata)
 
 
-def test_what_a_commit_says(tmp_path: Path) -> None:
-    """A commit of another writer has no metadata, or other metadata."""
-    uri = str(tmp_path / "t")
-    assert delta_writer.history(made(uri), 1)[0].get("kind") is None
-    for metadata in ('{"kind": "x"}', "[1]", "no JSON"):
-        write_version(uri, "WRITE", metadata)
-    kinds = [commit.get("kind") for commit in delta_writer.history(newest(uri), 3)]
-    assert kinds == [None, None, "x"]
-
-
-def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
-    """A missing folder is no error. A missing file and a folder that cannot be written are named."""
-    assert delta_writer.folders(str(tmp_path / "closed"), {}) == []
-    for name in ("b", "a"):
-        (tmp_path / "closed" / name).mkdir(parents=True)
-    (tmp_path / "closed" / "file").touch()
-    assert delta_writer.folders(str(tmp_path / "closed"), {}) == ["a", "b"]
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    """A missing file and a folder that cannot be written are LakeUnavailable."""
     with pytest.raises(LakeUnavailable, match=r"gone\.parquet cannot be read"):
         Files(str(tmp_path), {}, []).read("gone.parquet")
     broken = tmp_path / "broken"
@@ -206,6 +153,42 @@ def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "_delta_log").touch()
     with pytest.raises(LakeUnavailable, match="cannot be written"):
         delta_writer.commit(table, [one], [], {})
+
+
+def test_a_files_rows_are_ordered_by_time(tmp_path: Path) -> None:
+    """Readers can skip files of `closed` and `late`. The rows of `state` keep their order."""
+    for kind, column in ((CLOSED, "window_start"), (LATE, "event_time"), (STATE, "start_ms")):
+        batch = pa.RecordBatch.from_pylist([{column: at} for at in (9, 3, 6)])
+        (one,) = write_files(Files(str(tmp_path / kind), {}, []), kind, [batch])
+        times = pq.read_table(tmp_path / kind / one.path).column(column).to_pylist()
+        assert times == ([9, 3, 6] if kind == STATE else [3, 6, 9])
+    assert list(write_files(Files(str(tmp_path / "none"), {}, []), LATE, [])) == []
+
+
+def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further rows are in further files with other names, in the same partition."""
+    monkeypatch.setattr(delta_writer, "FILE_ROWS", 2)
+    batch = pa.RecordBatch.from_pylist([{"start_ms": at, "partition": 3} for at in range(5)])
+    files = list(write_files(Files(str(tmp_path), {}, []), STATE, [batch], 3))
+    assert [(file.rows, file.partition) for file in files] == [(2, 3), (2, 3), (1, 3)]
+    assert len({file.path for file in files}) == 3
+
+
+def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is ordered by time. No row is left out, whatever the size of a batch."""
+    batches = [
+        pa.RecordBatch.from_pylist([{"window_start": start, "n": n} for start in (n + 5, n)]) for n in range(0, 50, 10)
+    ]
+    size = batches[0].nbytes
+    for most, rows in ((1, [2] * 5), (2 * size, [4, 4, 2]), (100 * size, [10])):
+        monkeypatch.setattr(delta_writer, "SORT_BYTES", most)
+        files = list(write_files(Files(str(tmp_path), {}, []), CLOSED, batches))
+        assert [file.rows for file in files] == rows
+        starts = [pq.read_table(tmp_path / file.path)["window_start"] for file in files]
+        assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
+        assert sorted(start for own in starts for start in own.to_pylist()) == list(range(0, 50, 5))
 
 
 def test_bounds_of_a_file() -> None:

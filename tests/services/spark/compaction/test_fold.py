@@ -21,7 +21,6 @@ from penstock.services.spark.compaction.fold import (
     PartitionFold,
     fold_ranges,
     read_range,
-    write_files,
 )
 from penstock.services.spark.table_columns import TIME_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
@@ -341,26 +340,18 @@ def test_files_are_ordered_by_time(tmp_path: Any) -> None:
     """Readers can skip files. A file of `state` is in its partition's folder."""
     entries = [takeover(), *(final(b"k", start, start, 1) for start in (9, 3, 6)), live(b"a", 1, 1, 1), progress()]
     rows = folded(entries).rows(options())
-    (closed,) = write_files(options(str(tmp_path)), "closed/s", rows["closed/s"])
-    (of_state,) = write_files(options(str(tmp_path)), "state", rows["state"], 3)
+    (closed,) = options(str(tmp_path)).write("closed/s", rows["closed/s"])
+    (of_state,) = options(str(tmp_path)).write("state", rows["state"], 3)
     assert (closed.rows, closed.partition) == (3, None)
     assert (of_state.path.partition("/")[0], of_state.rows, of_state.partition) == ("partition=3", 5, 3)
     times = pa.parquet.read_table(tmp_path / "closed/s" / closed.path).column("window_start").to_pylist()
     assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
-    assert list(write_files(options(str(tmp_path)), "late/s", [])) == []
     entries = [takeover(), *(late(b"k", at, [at], 1) for at in (9, 3, 6)), progress()]
-    (missed,) = write_files(options(str(tmp_path)), "late/s", folded(entries).rows(options())["late/s"])
+    assert options(str(tmp_path)).write("late/s", []) == []
+    rows = folded(entries).rows(options())
+    (missed,) = options(str(tmp_path)).write("late/s", rows["late/s"])
     times = pa.parquet.read_table(tmp_path / "late/s" / missed.path).column("event_time").to_pylist()
     assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
-
-
-def test_a_file_has_no_more_rows_than_it_may(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Further rows are in further files with other names."""
-    monkeypatch.setattr(fold, "FILE_ROWS", 2)
-    entries = [takeover(), *(final(b"k", start, start, 1) for start in range(5)), progress()]
-    files = list(write_files(options(str(tmp_path)), "closed/s", folded(entries).rows(options())["closed/s"]))
-    assert [file.rows for file in files] == [2, 2, 1]
-    assert len({file.path for file in files}) == 3
 
 
 # --- from a broker ---
@@ -427,23 +418,6 @@ async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
         with pytest.raises(KafkaTimeout, match=r"log-0.*3 of 9"):
             await read(kafka, 9, 9, 300)
-
-
-def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each file is ordered by time. No row is left out, whatever the size of a batch."""
-    batches = [
-        pa.RecordBatch.from_pylist([{"window_start": start, "n": n} for start in (n + 5, n)]) for n in range(0, 50, 10)
-    ]
-    size = batches[0].nbytes
-    for most, rows in ((1, [2] * 5), (2 * size, [4, 4, 2]), (100 * size, [10])):
-        monkeypatch.setattr(fold, "SORT_BYTES", most)
-        files = list(write_files(options(str(tmp_path)), "closed/s", batches))
-        assert [file.rows for file in files] == rows
-        starts = [pa.parquet.read_table(tmp_path / "closed/s" / file.path)["window_start"] for file in files]
-        assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
-        assert sorted(start for own in starts for start in own.to_pylist()) == list(range(0, 50, 5))
 
 
 async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.services.spark.compaction import rewrite as of_rewrite
 from penstock.services.spark.compaction.delta_writer import DataFile
-from penstock.services.spark.compaction.rewrite import RewriteInput, live_rows, rewrite
+from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite, rows_to_keep
 from penstock.services.spark.table_columns import PROGRESS, state_schema
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -40,7 +40,7 @@ def window(store: str, key: str, start: int, offset: int, *, live: bool = True) 
 
 
 def offsets(rows: list[dict[str, Any]]) -> set[int]:
-    return set(live_rows(pa.Table.from_pylist(rows, SCHEMA)).column("changelog_offset").to_pylist())
+    return set(rows_to_keep(pa.Table.from_pylist(rows, SCHEMA)).column("changelog_offset").to_pylist())
 
 
 def test_the_highest_offset_of_a_window_counts() -> None:

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from penstock.services.spark.compaction import delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
+from penstock.services.spark.compaction.delta_reader import commit_history, table_positions
 from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import (
@@ -156,8 +157,8 @@ def test_optimize_merges_small_files_ordered_by_time(tmp_path: Path) -> None:
     assert optimize(DeltaTable(uri), "closed") == 3
     assert list(hours_of(uri).values()) == [[1, 3, 5, 7, 9]]
     table = DeltaTable(uri)
-    assert delta_writer.positions(table) == POSITIONS
-    assert not is_optimize_due(delta_writer.history(table, 10), 0)
+    assert table_positions(table) == POSITIONS
+    assert not is_optimize_due(commit_history(table, 10), 0)
     actions = [json.loads(line) for line in (tmp_path / f"closed/_delta_log/{table.version():020}.json").open()]
     changes = [action[kind]["dataChange"] for action in actions for kind in ("add", "remove") if kind in action]
     assert changes == [False] * 4

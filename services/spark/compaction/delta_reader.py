@@ -1,0 +1,94 @@
+"""Reads from the lake's Delta tables what a compaction continues with: stores, positions, progress rows, commits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+
+from penstock.services.spark.table_columns import PROGRESS
+from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
+
+VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions
+HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
+"""Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
+
+
+def table_stores(uri: str, options: Mapping[str, str]) -> list[str]:
+    """Return the sorted names of the stores for which compactions wrote tables to a folder, `closed` or `late`.
+
+    Each table is a folder in it. Returns no names if the folder does not exist. Raises LakeUnavailable.
+    """
+    try:
+        files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
+        found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
+    # deltalake raises it for a local folder that does not exist.
+    except TableNotFoundError:
+        return []
+    except DELTA_ERRORS as e:
+        raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
+    return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+
+
+def commit_history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
+    """Read a table's newest commits, newest first, with the metadata that a compaction gave them.
+
+    Each has a version, a timestamp, an operation and that metadata.
+    """
+    try:
+        found = table.history(limit)
+    except DELTA_ERRORS as e:
+        raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
+    return [{**commit, **_decode_commit_metadata(commit.get("userMetadata"))} for commit in found]
+
+
+def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    # `userMetadata` is free text: commits of other writers may contain anything.
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def table_positions(table: DeltaTable) -> dict[str, Any] | None:
+    """Read a table's `topic_id` and `positions`, which a compaction continues at, from the newest commit with them.
+
+    Return None if another writer has committed since. The commits of table maintenance repeat the positions, so that
+    any number of them hides nothing.
+    """
+    # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
+    for limit in (5, VERSIONS_MAX):
+        for commit in commit_history(table, limit):
+            if "positions" in commit:
+                return {name: commit[name] for name in ("topic_id", "positions")}
+            # Any other operation may have added or removed rows, so older positions may be wrong.
+            if commit["operation"] not in HARMLESS:
+                return None
+    return None
+
+
+def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
+    """Read the progress rows of `state` that compactions appended, by partition, newest first.
+
+    Raises SchemaMismatch if the table is not Penstock's.
+    """
+    names = PROGRESS.names
+    if missing := set(names) - {field.name for field in state.schema().fields}:
+        raise SchemaMismatch(
+            f"{state.table_uri} has no column {', '.join(sorted(missing))}: it is not Penstock's; lake and "
+            "application must be the aggregator's"
+        )
+    found: dict[int, list[dict[str, Any]]] = {}
+    columns = ", ".join(f'"{name}"' for name in names)
+    rows = delta_tables.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
+    for row in sorted(rows, key=lambda row: (row["partition"], -row["changelog_offset"])):
+        found.setdefault(row["partition"], []).append(row)
+    return found
