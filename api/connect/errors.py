@@ -1,20 +1,11 @@
-"""The error responses of Kafka Connect's REST API: a table from errors to statuses, and their bodies.
-
-The app's outermost middleware is here as well. It removes trailing slashes, distinguishes slashes within names from
-separators, and answers 503 while the worker is starting up.
-"""
+"""The error responses of Kafka Connect's REST API: a table from errors to statuses, and their bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from urllib.parse import unquote
-
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.connect.forwarding import Forwarding
-from penstock.api.connect.request_parsing import SLASH
 from penstock.api.http.problem import json_response
 from penstock.api.http.status import (
     BAD_REQUEST,
@@ -49,7 +40,6 @@ STATUSES: dict[type[errors.PenstockError], int] = {
 }
 REASONS = {NOT_FOUND: "Not Found", METHOD_NOT_ALLOWED: "Method Not Allowed"}
 """The texts of Kafka Connect's own error responses."""
-WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 def status_of(error: BaseException) -> int:
@@ -62,8 +52,11 @@ def error_response(status: int, message: str) -> Response:
     return json_response({"error_code": status, "message": message}, status)
 
 
-def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) -> None:
-    """Adds the error responses and the middleware to an app. Forwards requests that only another worker can answer."""
+def install_error_handlers(app: FastAPI, forwarding: Forwarding) -> None:
+    """Adds handlers that answer every error of the app's routes as Kafka Connect does.
+
+    The answer to `NotHere` is that of the worker that the error names.
+    """
 
     async def on_not_here(request: Request, error: Exception) -> Response:
         assert isinstance(error, herder.NotHere)
@@ -92,37 +85,3 @@ def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) 
     app.add_exception_handler(errors.PenstockError, on_penstock_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_unexpected_error)
-    app.add_middleware(ConnectPaths, is_ready=is_ready)
-
-
-class ConnectPaths:
-    """The outermost middleware. It normalizes paths as Kafka Connect does."""
-
-    def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
-        self._app = app
-        self._is_ready = is_ready
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        root = str(scope.get("root_path", ""))
-        path = normalized(scope.get("raw_path", b""), str(scope["path"]))
-        if path.removeprefix(root) not in WHILE_STARTING and not self._is_ready():
-            await error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")(scope, receive, send)
-            return
-        await self._app({**scope, "path": path}, receive, send)
-
-
-def normalized(raw_path: bytes, path: str) -> str:
-    """Returns the path without trailing slashes, with SLASH in place of each %2F.
-
-    >>> normalized(b"/connectors/", "/connectors/")
-    '/connectors'
-    >>> normalized(b"/connectors/a%2Fb/status", "/connectors/a/b/status") == f"/connectors/a{SLASH}b/status"
-    True
-    """
-    if b"%2f" in raw_path.lower():
-        raw = raw_path.partition(b"?")[0].decode("latin-1")
-        path = "/".join(unquote(segment).replace("/", SLASH) for segment in raw.split("/"))
-    return path.rstrip("/") or "/"

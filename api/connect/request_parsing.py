@@ -1,18 +1,23 @@
 """Parses a request to Kafka Connect's REST API: its body, its path and its flags.
 
-Every function raises BadRequest for an invalid value.
+Functions raise BadRequest for an invalid value. The app's outermost middleware is here as well. It removes trailing
+slashes from paths, distinguishes slashes within names from separators, and answers 503 while the worker is starting up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 import msgspec
 from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.api.connect.errors import error_response
 from penstock.api.http.csrf import is_simple
-from penstock.api.http.status import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
+from penstock.api.http.status import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
@@ -27,6 +32,8 @@ INITIAL_STATES = {
     "PAUSED": TargetState.PAUSED,
     "STOPPED": TargetState.STOPPED,
 }
+
+WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 async def json_body(request: Request) -> Any:
@@ -124,3 +131,36 @@ def flag(request: Request, name: str, default: bool = False) -> bool:
     """Returns a boolean query parameter. Any value but `true` is false."""
     value = request.query_params.get(name)
     return default if value is None else value.lower() == "true"
+
+
+class ConnectPaths:
+    """The outermost middleware. It normalizes the paths of requests as Kafka Connect does."""
+
+    def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
+        self._app = app
+        self._is_ready = is_ready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        root = str(scope.get("root_path", ""))
+        path = normalize_path(scope.get("raw_path", b""), str(scope["path"]))
+        if path.removeprefix(root) not in WHILE_STARTING and not self._is_ready():
+            await error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")(scope, receive, send)
+            return
+        await self._app({**scope, "path": path}, receive, send)
+
+
+def normalize_path(raw_path: bytes, path: str) -> str:
+    """Returns a request's path without trailing slashes, with SLASH in place of each %2F.
+
+    >>> normalize_path(b"/connectors/", "/connectors/")
+    '/connectors'
+    >>> normalize_path(b"/connectors/a%2Fb/status", "/connectors/a/b/status") == f"/connectors/a{SLASH}b/status"
+    True
+    """
+    if b"%2f" in raw_path.lower():
+        raw = raw_path.partition(b"?")[0].decode("latin-1")
+        path = "/".join(unquote(segment).replace("/", SLASH) for segment in raw.split("/"))
+    return path.rstrip("/") or "/"

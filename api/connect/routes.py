@@ -16,19 +16,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.connect.errors import error_response, install
+from penstock.api.connect.errors import error_response, install_error_handlers
 from penstock.api.connect.forwarding import Forwarding
-from penstock.api.connect.request_parsing import (
-    Name,
-    TaskNumber,
-    config_of,
-    create_request,
-    flag,
-    json_body,
-    json_list,
-    patch_of,
-)
-from penstock.api.connect.responses import (
+from penstock.api.connect.openapi_types import (
     CONFIG_BODY,
     CREATE_BODY,
     LEVEL_BODY,
@@ -52,6 +42,17 @@ from penstock.api.connect.responses import (
     Validation,
     WorkerHealth,
 )
+from penstock.api.connect.request_parsing import (
+    ConnectPaths,
+    Name,
+    TaskNumber,
+    config_of,
+    create_request,
+    flag,
+    json_body,
+    json_list,
+    patch_of,
+)
 from penstock.api.http.problem import json_response
 from penstock.api.http.status import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
@@ -73,8 +74,8 @@ def create_connect_app(
 ) -> FastAPI:
     """Returns the app: Kafka Connect's REST API over one herder, and `/metrics` of `registry`."""
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
-    forwarding = Forwarding()
-    install(app, forwarding, lambda: herder.is_ready)
+    install_error_handlers(app, Forwarding())
+    app.add_middleware(ConnectPaths, is_ready=lambda: herder.is_ready)
     app.include_router(_root_routes(herder))
     app.include_router(_connector_routes(herder))
     app.include_router(_state_routes(herder))

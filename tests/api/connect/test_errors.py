@@ -1,4 +1,4 @@
-"""HTTP statuses of errors, and normalized paths."""
+"""HTTP statuses of errors, and the answers to them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
-from penstock.api.connect.errors import install, normalized, status_of
+from penstock.api.connect.errors import install_error_handlers, status_of
 from penstock.api.connect.forwarding import Forwarding
-from penstock.api.connect.request_parsing import Name
+from penstock.api.connect.request_parsing import ConnectPaths, Name
 from penstock.api.http.problem import json_response
 from penstock.shared.common import errors
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
@@ -36,16 +36,10 @@ def test_each_error_has_its_status(error: errors.PenstockError, status: int) -> 
     assert status_of(error) == status
 
 
-def test_paths_lose_trailing_slashes_and_keep_those_in_names() -> None:
-    """Trailing slashes are removed, and %2F does not separate path segments."""
-    assert normalized(b"/", "/") == "/"
-    assert normalized(b"/connectors//", "/connectors//") == "/connectors"
-    assert normalized(b"/connectors/a%2fb", "/connectors/a/b") == "/connectors/a\x00b"
-
-
 def app(*, is_ready: bool = True) -> FastAPI:
     made = FastAPI(redirect_slashes=False)
-    install(made, Forwarding(), lambda: is_ready)
+    install_error_handlers(made, Forwarding())
+    made.add_middleware(ConnectPaths, is_ready=lambda: is_ready)
 
     @made.get("/connectors/{name}")
     async def show(name: Name) -> Response:

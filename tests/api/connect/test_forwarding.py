@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 from fastapi import FastAPI, Request, Response
 
-from penstock.api.connect.errors import install
+from penstock.api.connect.errors import install_error_handlers
 from penstock.api.connect.forwarding import CONFLICT_MESSAGE, Forwarding
 from penstock.api.http.problem import json_response
 from penstock.api.http.server import HttpServer
@@ -20,7 +20,7 @@ from penstock.shared.connect.herder.errors import NotHere
 def worker(url: str | None) -> FastAPI:
     """A worker that answers no request itself, and names another one."""
     app = FastAPI()
-    install(app, Forwarding(timeout_ms=2_000), lambda: True)
+    install_error_handlers(app, Forwarding(timeout_ms=2_000))
 
     @app.api_route("/{path:path}", methods=["GET", "PUT"])
     async def any_path(request: Request) -> Response:

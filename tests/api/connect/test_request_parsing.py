@@ -8,7 +8,14 @@ import pytest
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from penstock.api.connect.request_parsing import config_of, create_request, json_body, json_list, patch_of
+from penstock.api.connect.request_parsing import (
+    config_of,
+    create_request,
+    json_body,
+    json_list,
+    normalize_path,
+    patch_of,
+)
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
@@ -94,3 +101,10 @@ async def test_a_simple_content_type_is_a_415() -> None:
         await json_body(_request("text/plain", b'{"a":1}'))
     assert raised.value.status_code == 415
     assert await json_body(_request("text/plain", b"")) == {}
+
+
+def test_paths_lose_trailing_slashes_and_keep_those_in_names() -> None:
+    """Trailing slashes are removed, and %2F does not separate path segments."""
+    assert normalize_path(b"/", "/") == "/"
+    assert normalize_path(b"/connectors//", "/connectors//") == "/connectors"
+    assert normalize_path(b"/connectors/a%2fb", "/connectors/a/b") == "/connectors/a\x00b"

@@ -171,14 +171,17 @@ ActiveTopics = Annotated[dict[str, dict[str, list[str]]], Field(examples=[{"file
 LoggerLevels = Annotated[dict[str, LoggerLevel], Field(examples=[{"root": {"level": "INFO", "last_modified": None}}])]
 
 
-def body(example: dict[str, Any]) -> dict[str, Any]:
-    """Describe a JSON body. The routes decode it themselves, since invalid bodies have Kafka Connect's errors."""
+def openapi_body(example: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of a JSON request body.
+
+    The routes decode the body themselves, since invalid bodies have Kafka Connect's errors.
+    """
     schema = {"type": "object", "examples": [example]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-CREATE_BODY = body({"name": "files", "config": CONFIG})
-CONFIG_BODY = body(CONFIG)
-PATCH_BODY = body({"file": "other.txt", "topic": None})
-OFFSETS_BODY = body({"offsets": [{"partition": {"filename": "in.txt"}, "offset": {"position": 42}}]})
-LEVEL_BODY = body({"level": "DEBUG"})
+CREATE_BODY = openapi_body({"name": "files", "config": CONFIG})
+CONFIG_BODY = openapi_body(CONFIG)
+PATCH_BODY = openapi_body({"file": "other.txt", "topic": None})
+OFFSETS_BODY = openapi_body({"offsets": [{"partition": {"filename": "in.txt"}, "offset": {"position": 42}}]})
+LEVEL_BODY = openapi_body({"level": "DEBUG"})
