@@ -1,35 +1,87 @@
-"""Builds the dashboard's overview from the samples of each service.
+"""Builds the dashboard's overview from samples of the services and of Kafka.
 
 Sans-IO. Samples go in, and one plain value comes out. Unknown values are None. A rate is the increase of a counter over
 the last seconds. A counter that fell was reset by a restart of its service, and counts from zero again:
 
->>> rate = Rate(window_ms=5_000)
+>>> rate = CounterRate(window_ms=5_000)
 >>> rate.add(0, 100), rate.add(1_000, 600), rate.add(2_000, 200)
 (None, 500.0, 350.0)
+
+A group catches up at the rate at which its lag fell over the last seconds:
+
+>>> watch = GroupWatch()
+>>> banks = {"group": "banks", "state": "Stable", "members": 1, "lag": 100}
+>>> watch.observe([banks], now_ms=0, monotonic_ms=0)[0]["catch_up_s"]
+>>> watch.observe([banks | {"lag": 80}], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"]
+8.0
+>>> _ = watch.observe([banks | {"lag": 80, "members": 2}], now_ms=3_000, monotonic_ms=3_000)
+>>> [(event["at_ms"], event["what"]) for event in watch.events]
+[(3000, 'members 1 to 2')]
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.console.history import Point
-from penstock.api.console.samples import KafkaSample, ServiceSample
-from penstock.api.console.watches import GroupWatch, Latency, restore_estimate_s
 from penstock.api.http import field_types as of
 
 RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
+
+LAG_WINDOW_MS = 30_000
+LATENCY_WINDOW_MS = 10_000
+EVENTS_MAX = 200
+GROUPS_MAX = 500
+"""The most groups in an overview."""
+RESTORE_RATE_RECORDS_MIN = 10_000
+"""The duration of a restore of fewer records is the fixed cost of connections, not a rate."""
+RESTORE_RECORDS_PER_MS = 100
+"""The assumed rate if no restore had RESTORE_RATE_RECORDS_MIN records. Disk is a little slower, memory faster."""
 
 STORED = "penstock_ingest_stored_records_total"
 REJECTED = "penstock_ingest_rejected_records_total"
 REJECTED_REQUESTS = "penstock_ingest_rejected_requests_total"
 LATE = "penstock_streams_late_records_total"
 DEAD_LETTERS_SUFFIX = "_dead_letters_total"
+
+LATENCY_BUCKET = "penstock_ingest_request_seconds_bucket|"
+
+
+Metrics = Mapping[str, float]
+"""Maps a metric's name to its value, summed over its labels. A latency histogram adds `<name>_bucket|<bound>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSample:
+    """The answer of one service, or the reason why there is none."""
+
+    name: str
+    url: str
+    status: str
+    """ok, failing or unreachable."""
+    detail: str = ""
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    streams: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSample:
+    """The answer of Kafka: brokers, and each group with its state, number of members and total lag."""
+
+    cluster_id: str | None = None
+    brokers: int | None = None
+    groups: Sequence[Mapping[str, Any]] = ()
+    groups_omitted: int = 0
+    """The number of groups left out of the sample because there are too many."""
+    error: str = ""
 
 
 class ServiceRow(TypedDict):
@@ -107,19 +159,19 @@ class Overview(TypedDict):
 
 
 class OverviewProvider(Protocol):
-    """The data of the dashboard's routes."""
+    """Provides the overview and its history to the routes of the dashboard."""
 
     async def overview(self) -> dict[str, Any]:
-        """Return the newest overview as plain values (see `build`)."""
+        """Return the newest overview as plain values (see `OverviewBuilder.build`)."""
         ...
 
     def history(self) -> list[Point]:
-        """Return the points so far, oldest first (see `penstock.api.console.history`)."""
+        """Return the points of the overviews so far, oldest first, for the charts."""
         ...
 
 
-class Rate:
-    """The increase of a counter per second over a sliding window."""
+class CounterRate:
+    """The increase per second of a counter in the overview, over a sliding window."""
 
     def __init__(self, window_ms: int = RATE_WINDOW_MS) -> None:
         self._window_ms = window_ms
@@ -128,7 +180,7 @@ class Rate:
         self._total = 0.0
 
     def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Add a sample, which is None if the counter could not be read. Returns the rate; None for too few samples."""
+        """Add a value of the counter, None if unknown. Returns the overview's rate; None for too few values."""
         if value is None:
             return None
         if self._last is not None:
@@ -141,13 +193,124 @@ class Rate:
         return (self._total - first) * 1_000 / (monotonic_ms - first_ms) if monotonic_ms > first_ms else None
 
 
-class OverviewBuilder:
-    """Builds overviews from samples. Keeps only the state that rates and group events need."""
+class GroupWatch:
+    """Derives the overview's lag rates and rebalances from samples of the groups.
+
+    `events` are the rebalances, newest first.
+    """
 
     def __init__(self) -> None:
-        self._ingest_rate = Rate()
-        self._late_rate = Rate()
-        self._latency = Latency()
+        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
+        self._lags: dict[str, deque[tuple[int, int]]] = {}
+        self._last: dict[str, Mapping[str, Any]] = {}
+
+    def observe(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
+        """Add a sample of the groups. Returns the overview's groups, each with `lag_per_second` and `catch_up_s`.
+
+        `lag_per_second` is negative if the group catches up. Both are None if unknown.
+        """
+        rows = []
+        for group in groups[:GROUPS_MAX]:
+            name = str(group["group"])
+            self._record_changes(name, group, now_ms)
+            rate = self._lag_rate(name, int(group["lag"]), monotonic_ms)
+            catch_up_s: float | None = None
+            if group["lag"] == 0:
+                catch_up_s = 0.0
+            elif rate is not None and rate < 0:
+                catch_up_s = -group["lag"] / rate
+            rows.append({**group, "lag_per_second": rate, "catch_up_s": catch_up_s})
+        if groups:  # no groups at all: Kafka did not answer, and the next sample continues
+            for name in self._last.keys() - {str(group["group"]) for group in groups}:
+                del self._last[name]
+                self._lags.pop(name, None)
+        return rows
+
+    def _record_changes(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
+        """Add an event if the group's state or its number of members changed since the last sample."""
+        before = self._last.get(name)
+        self._last[name] = group
+        if before is None:
+            return
+        changes = [
+            f"{field} {before.get(field)} to {group.get(field)}"
+            for field in ("state", "members")
+            if before.get(field) != group.get(field)
+        ]
+        if changes:
+            self.events.appendleft({"at_ms": now_ms, "group": name, "what": ", ".join(changes)})
+
+    def _lag_rate(self, name: str, lag: int, monotonic_ms: int) -> float | None:
+        """Return the change of a group's lag per second over LAG_WINDOW_MS; None for the first sample."""
+        points = self._lags.setdefault(name, deque())
+        points.append((monotonic_ms, lag))
+        while len(points) > 2 and points[1][0] <= monotonic_ms - LAG_WINDOW_MS:
+            points.popleft()
+        first_ms, first = points[0]
+        return None if monotonic_ms <= first_ms else (lag - first) * 1_000 / (monotonic_ms - first_ms)
+
+
+class IngestLatency:
+    """Quantiles of the ingest latency in the overview, over the last seconds, from histograms that only grow."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[int, dict[float, float]]] = deque()
+
+    def observe(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
+        """Add a sample of the services. Returns the overview's `p50_ms` and `p99_ms`.
+
+        Both are None without a request in the last LATENCY_WINDOW_MS.
+        """
+        totals: dict[float, float] = {}  # cumulative counts by upper bound, in seconds
+        for service in services:
+            for name, value in service.metrics.items():
+                if name.startswith(LATENCY_BUCKET):
+                    bound = float(name.removeprefix(LATENCY_BUCKET))
+                    totals[bound] = totals.get(bound, 0.0) + value
+        if self._points and any(value < self._points[-1][1].get(bound, 0.0) for bound, value in totals.items()):
+            self._points.clear()  # a service was restarted
+        self._points.append((monotonic_ms, totals))
+        while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - LATENCY_WINDOW_MS:
+            self._points.popleft()
+        before = self._points[0][1]
+        counts = {bound: value - before.get(bound, 0.0) for bound, value in totals.items()}
+        return {"p50_ms": latency_quantile_ms(counts, 0.5), "p99_ms": latency_quantile_ms(counts, 0.99)}
+
+
+def latency_quantile_ms(counts: Mapping[float, float], quantile: float) -> float | None:
+    """Return a quantile in ms of the overview's ingest latency, interpolated between the bounds of a histogram.
+
+    `counts` are cumulative, by upper bound in seconds.
+
+    >>> latency_quantile_ms({0.01: 50, 0.1: 100, float("inf"): 100}, 0.5)
+    10.0
+    >>> latency_quantile_ms({0.01: 50, 0.1: 100}, 0.75)
+    55.0
+    """
+    bounds = sorted(counts)
+    if not bounds or counts[bounds[-1]] <= 0:
+        return None
+    rank = counts[bounds[-1]] * quantile
+    low = 0.0
+    below = 0.0
+    for bound in bounds:
+        if counts[bound] >= rank:
+            if bound == float("inf"):
+                return low * 1_000
+            within = (rank - below) / (counts[bound] - below) if counts[bound] > below else 1.0
+            return round((low + (bound - low) * within) * 1_000, 3)
+        low = bound
+        below = counts[bound]
+    return None
+
+
+class OverviewBuilder:
+    """Builds overviews from samples. Keeps only the state that rates, latency and group events need."""
+
+    def __init__(self) -> None:
+        self._ingest_rate = CounterRate()
+        self._late_rate = CounterRate()
+        self._latency = IngestLatency()
         self._groups = GroupWatch()
 
     def build(
@@ -216,7 +379,7 @@ def _missing_count(streams: Mapping[str, Any]) -> int:
 
 
 def _counts_dead_letters(name: str) -> bool:
-    """Return whether a metric counts dead letters: consumers and tasks each have one."""
+    """Return whether the overview counts a metric as dead letters: consumers and tasks each have one."""
     return name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX)
 
 
@@ -231,12 +394,36 @@ def _service_row(sample: ServiceSample) -> ServiceRow:
 
 
 def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> float | None:
-    """Return the sum of the selected metrics of all services; None if there are none."""
+    """Return the overview's sum of the selected metrics of all services; None if there are none."""
     values = [value for service in services for name, value in service.metrics.items() if selects(name)]
     return sum(values) if values else None
 
 
 def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
-    """Return the sum of a value of all tasks; None if no task reports it."""
+    """Return the overview's sum of a value of all tasks; None if no task reports it."""
     values = [task[key] for task in tasks if task.get(key) is not None]
     return sum(values) if values else None
+
+
+def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
+    """Return the overview's estimate of the seconds that a restore would take now; None before the first restore.
+
+    A restore reads the live windows and the changelog records after the snapshot. There are two cases:
+
+    1. Some restores read at least RESTORE_RATE_RECORDS_MIN records: the estimate uses their rate.
+    2. No restore did: the estimate is the duration of the shortest restore plus the records at RESTORE_RECORDS_PER_MS.
+    """
+    restores = [
+        (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))
+        for task in tasks
+        if task.get("restore_ms") is not None
+    ]
+    checks = [service.checks.get("compaction") or {} for service in services]
+    changelog_records = [check["changelog_records"] for check in checks if check.get("changelog_records") is not None]
+    if not restores or not changelog_records:
+        return None
+    large = [(ms, restored) for ms, restored in restores if restored >= RESTORE_RATE_RECORDS_MIN]
+    records = sum(task.get("open_sessions") or 0 for task in tasks) + sum(changelog_records)
+    if not large:
+        return float(min(ms for ms, _ in restores) + records / RESTORE_RECORDS_PER_MS) / 1_000
+    return float(records * sum(ms for ms, _ in large) / sum(restored for _, restored in large)) / 1_000

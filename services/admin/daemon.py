@@ -16,7 +16,7 @@ from penstock.api.http.health import health_router
 from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
 from penstock.api.rest_proxy.routes import metadata_routers
-from penstock.services.admin.overview_provider import CachedOverview
+from penstock.services.admin.cached_overview import CachedOverview
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings

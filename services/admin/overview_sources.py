@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from penstock.api.admin.routes import DEAD, AdminClient
-from penstock.api.console.samples import KafkaSample, ServiceSample
+from penstock.api.console.overview import KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, health_body, run_checks
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import Answer

@@ -14,7 +14,7 @@ from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
 from penstock.services import daemon
-from penstock.services.admin.overview_provider import CachedOverview
+from penstock.services.admin.cached_overview import CachedOverview
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.local.settings import GatewaySettings

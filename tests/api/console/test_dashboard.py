@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 
 from penstock.api.console.dashboard import content_security_policy, dashboard_router
-from penstock.api.console.overview import OverviewBuilder
-from penstock.api.console.samples import KafkaSample
+from penstock.api.console.overview import KafkaSample, OverviewBuilder
 from penstock.api.http.app import create_app
 
 

@@ -16,8 +16,7 @@ from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.admin.routes import admin_router
 from penstock.api.console.dashboard import dashboard_router
 from penstock.api.console.history import Point, point
-from penstock.api.console.overview import OverviewBuilder
-from penstock.api.console.samples import KafkaSample, ServiceSample
+from penstock.api.console.overview import KafkaSample, OverviewBuilder, ServiceSample
 from penstock.api.http.app import create_app
 from penstock.api.http.health import health_router
 from penstock.api.http.openapi import operations_of

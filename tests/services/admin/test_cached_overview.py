@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.api.console.samples import KafkaSample, ServiceSample
-from penstock.services.admin.overview_provider import CachedOverview
+from penstock.api.console.overview import KafkaSample, ServiceSample
+from penstock.services.admin.cached_overview import CachedOverview
 
 
 class Clock:
