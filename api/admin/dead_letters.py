@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import json_response
+from penstock.api.http.json_response import json_response
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)

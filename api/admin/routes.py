@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import json_response
-from penstock.api.http.status import NO_CONTENT
+from penstock.api.http.json_response import json_response
+from penstock.api.http.status_codes import NO_CONTENT
 from penstock.shared.clients.admin import (
     ClusterDescription,
     ConfigEntry,

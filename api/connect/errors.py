@@ -6,8 +6,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from penstock.api.connect.forwarding import Forwarding
-from penstock.api.http.problem import json_response
-from penstock.api.http.status import (
+from penstock.api.http.json_response import json_response
+from penstock.api.http.status_codes import (
     BAD_REQUEST,
     CONFLICT,
     FORBIDDEN,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import httpx
 from fastapi import Request, Response
 
-from penstock.api.http.status import CONFLICT, INTERNAL_SERVER_ERROR
+from penstock.api.http.status_codes import CONFLICT, INTERNAL_SERVER_ERROR
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.herder.errors import NotHere
 

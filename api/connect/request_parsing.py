@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.connect.errors import error_response
 from penstock.api.http.csrf import is_simple
-from penstock.api.http.status import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUPPORTED_MEDIA_TYPE
+from penstock.api.http.status_codes import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState

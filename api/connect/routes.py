@@ -53,8 +53,8 @@ from penstock.api.connect.request_parsing import (
     json_list,
     patch_of,
 )
-from penstock.api.http.problem import json_response
-from penstock.api.http.status import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT, SERVICE_UNAVAILABLE
+from penstock.api.http.json_response import json_response
+from penstock.api.http.status_codes import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound

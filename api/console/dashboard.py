@@ -15,7 +15,7 @@ from fastapi import APIRouter, Response
 
 from penstock.api.console.history import HistoryAnswer
 from penstock.api.console.overview import Overview, OverviewProvider
-from penstock.api.http.problem import json_response
+from penstock.api.http.json_response import json_response
 
 HTML_TYPE = "text/html; charset=utf-8"
 

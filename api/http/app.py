@@ -1,25 +1,24 @@
-"""Builds the app of a service from its routers. `FastPath` handles ordinary ingest requests without them."""
+"""Builds the app of a service from its routers."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from penstock.api.http import problem
 from penstock.api.http.auth import Guard
+from penstock.api.http.health import Check, health_router
 from penstock.api.http.openapi import Document, serve_openapi_document
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import BAD_REQUEST
+from penstock.api.http.status_codes import BAD_REQUEST
 from penstock.api.settings import Credential
-from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.setting_names import nearest
 
 CHECKED_PREFIX = "/v1/"
@@ -76,7 +75,7 @@ def create_app(
     more: Sequence[APIRouter] = (),
     dashboard: APIRouter | None = None,
     health: APIRouter | None = None,
-    fast_path: Handle | None = None,
+    fast_path: Callable[[ASGIApp], ASGIApp] | None = None,
     rest_proxy: Sequence[APIRouter] = (),
     auth_token: SecretStr | None = None,
     credentials: Mapping[str, Credential] | None = None,
@@ -89,7 +88,7 @@ def create_app(
 
     With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential.
     `local_hosts_only` rejects requests whose Host header is not this machine (for a loopback address without a token).
-    `fast_path` handles ordinary ingest requests without the router (`FastPath`). `forwarded_documents`
+    `fast_path` is the middleware that handles ordinary ingest requests without the router. `forwarded_documents`
     returns the OpenAPI documents of forwarded routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
@@ -99,7 +98,7 @@ def create_app(
             app.include_router(router, dependencies=[Depends(reject_unknown_query)])
     serve_openapi_document(app, forwarded_documents)
     if fast_path is not None:
-        app.add_middleware(FastPath, handle=fast_path)
+        app.add_middleware(fast_path)
     app.add_middleware(
         Guard,
         auth_token=auth_token,
@@ -118,68 +117,9 @@ def create_app(
     return app
 
 
-EVENTS_PREFIX = "/v1/topics/"
-EVENTS_SUFFIX = "/events"
-_PLAIN_QUERY_PAIRS: dict[bytes, tuple[str, Any]] = {
-    b"offsets=true": ("offsets", True),
-    b"offsets=false": ("offsets", False),
-    b"atomic=true": ("atomic", True),
-    b"atomic=false": ("atomic", False),
-    b"ack=all": ("ack", "all"),
-    b"ack=none": ("ack", "none"),
-}
-
-Handle = Callable[..., Awaitable[Response]]
-"""`handle(topic, request, offsets=…, atomic=…, ack=…)`."""
-
-
-class FastPath:
-    """Passes ordinary ingest requests to their handler before the router (ASGI middleware).
-
-    Routing and parameter parsing double the cost of a request with one record. So a POST to `/v1/topics/{topic}/events`
-    with a plain query is passed directly to the handler. All other requests go through the router, which also documents
-    the route. The answers are the same.
-    """
-
-    def __init__(self, app: ASGIApp, handle: Handle) -> None:
-        self._app = app
-        self._handle = handle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            path: str = scope["path"]
-            if path.startswith(EVENTS_PREFIX) and path.endswith(EVENTS_SUFFIX):
-                topic = path[len(EVENTS_PREFIX) : -len(EVENTS_SUFFIX)]
-                query = plain_query(scope["query_string"])
-                if topic and "/" not in topic and query is not None:
-                    await self._handle_directly(topic, query, scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
-
-    async def _handle_directly(
-        self, topic: str, query: dict[str, Any], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        try:
-            response = await self._handle(topic, Request(scope, receive), **query)
-        except Problem as e:
-            response = e.response()
-        except PenstockError as e:
-            response = Problem.of(e).response()
-        await response(scope, receive, send)
-
-
-def plain_query(query: bytes) -> dict[str, Any] | None:
-    """Return the parameters of a query with known names and plain values; None if the router must parse it.
-
-    >>> plain_query(b"offsets=true&ack=none"), plain_query(b"offsets=maybe"), plain_query(b"")
-    ({'offsets': True, 'ack': 'none'}, None, {})
-    """
-    params: dict[str, Any] = {}
-    for pair in query.split(b"&") if query else ():
-        if pair not in _PLAIN_QUERY_PAIRS:
-            return None
-        name, value = _PLAIN_QUERY_PAIRS[pair]
-        if name in params:
-            return None
-        params[name] = value
-    return params
+def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
+    """Return the app of a service that has only the routes `/health` and `/metrics`."""
+    app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
+    problem.install_problem_handlers(app)
+    app.include_router(health_router(service, checks, registry))
+    return app

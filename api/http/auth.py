@@ -37,7 +37,13 @@ from starlette.types import Scope as AsgiScope
 
 from penstock.api.http.csrf import foreign_page
 from penstock.api.http.problem import UNEXPECTED, ErrorKind, Problem
-from penstock.api.http.status import CONTENT_TOO_LARGE, FORBIDDEN, MISDIRECTED_REQUEST, REQUEST_TIMEOUT, UNAUTHORIZED
+from penstock.api.http.status_codes import (
+    CONTENT_TOO_LARGE,
+    FORBIDDEN,
+    MISDIRECTED_REQUEST,
+    REQUEST_TIMEOUT,
+    UNAUTHORIZED,
+)
 from penstock.api.settings import Credential, Scope, is_loopback
 from penstock.shared.common.log import get_logger
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from penstock.api.http.content_encoding import Inflater
+from penstock.api.http.content_encoding import CorruptBody, Inflater
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import CONTENT_TOO_LARGE
+from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE, REQUEST_TIMEOUT, SERVICE_UNAVAILABLE
 from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import IllegalState, PenstockError
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class ClientDisconnected(PenstockError):
     """The client closed the connection before its body was complete."""
 
 
-class Drain:
+class BodyDrain:
     """Sets the deadline for the bodies that are being read when the service shuts down."""
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Drain:
         self._waiting: set[asyncio.Timeout] = set()
 
     def __repr__(self) -> str:
-        return f"Drain(deadline={self.deadline}, waiting={len(self._waiting)})"
+        return f"BodyDrain(deadline={self.deadline}, waiting={len(self._waiting)})"
 
     @property
     def begun(self) -> bool:
-        """Whether the service is shutting down."""
+        """Whether the service is shutting down, so that bodies have a deadline."""
         return self.deadline != float("inf")
 
     def begin(self, grace_ms: int) -> None:
@@ -88,7 +88,7 @@ class BodyReader:
     def __init__(
         self,
         receive: Receive,
-        drain: Drain,
+        drain: BodyDrain,
         timeout_ms: int,
         whole_timeout_ms: int = 2**31,
         *,
@@ -126,7 +126,7 @@ class BodyReader:
                 "more_body": start + CHUNK_BYTES < len(body),
             }
 
-        return cls(receive_chunk, Drain(), timeout_ms=1_000)
+        return cls(receive_chunk, BodyDrain(), timeout_ms=1_000)
 
     @property
     def since_last_byte_s(self) -> float:
@@ -139,7 +139,7 @@ class BodyReader:
         return 0 if self._inflater is not None else self._declared_bytes
 
     async def turn(self, events: int) -> Turn:
-        """Wait for the right to parse and send the next batch; `events` is the number of events before it.
+        """Wait until the next batch of this body may be parsed and sent. `events` is the number of events before it.
 
         Raises ServiceShuttingDown.
         """
@@ -246,3 +246,46 @@ def body_too_long(max_body_bytes: int) -> Problem:
     """Return the answer to a body over its limit."""
     kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
     return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")
+
+
+async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
+    """Return a request's complete body, up to `max_body_bytes`.
+
+    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 if the service shuts down.
+    """
+    if body.declared_bytes > max_body_bytes:
+        raise body_too_long(max_body_bytes)
+    try:
+        return await body.read_all(max_body_bytes)
+    except (BodyStalled, CorruptBody) as e:
+        status = body_error_status(e)
+        raise Problem(ErrorKind(status, body_error_code(status), "Body incomplete"), str(e)) from None
+    except ServiceShuttingDown as e:
+        raise Problem.of(IllegalState(str(e))) from None
+
+
+async def next_turn(body: BodyReader, events: int) -> Turn:
+    """Like `BodyReader.turn`, for a body of which nothing is stored yet.
+
+    Raises Problem (503) if the service shuts down.
+    """
+    try:
+        return await body.turn(events)
+    except ServiceShuttingDown as e:
+        raise Problem.of(IllegalState(str(e))) from None
+
+
+def body_error_status(error: Exception) -> int:
+    """Return the answer's status if an error ended the reading of a body before its first complete event."""
+    if isinstance(error, BodyStalled):
+        return REQUEST_TIMEOUT
+    return BAD_REQUEST if isinstance(error, CorruptBody) else SERVICE_UNAVAILABLE
+
+
+def body_error_code(status: int) -> str:
+    """Return the error code of an answer with a status of `body_error_status`.
+
+    >>> body_error_code(408), body_error_code(400), body_error_code(503)
+    ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')
+    """
+    return {REQUEST_TIMEOUT: "BODY_STALLED", BAD_REQUEST: "CORRUPT_BODY"}.get(status, "NOTHING_READ")

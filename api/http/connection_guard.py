@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.api.http.auth import SECURITY_HEADERS
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import BAD_REQUEST, REQUEST_HEADER_FIELDS_TOO_LARGE, URI_TOO_LONG
+from penstock.api.http.status_codes import BAD_REQUEST, REQUEST_HEADER_FIELDS_TOO_LARGE, URI_TOO_LONG
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)

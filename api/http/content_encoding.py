@@ -21,7 +21,7 @@ from typing import Protocol
 from starlette.datastructures import Headers
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import UNSUPPORTED_MEDIA_TYPE
+from penstock.api.http.status_codes import UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.errors import PenstockError
 
 if sys.version_info >= (3, 14):

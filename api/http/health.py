@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.api.http import problem
-from penstock.api.http.status import OK, SERVICE_UNAVAILABLE
+from penstock.api.http.json_response import json_response
+from penstock.api.http.status_codes import OK, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
 
 CHECK_TIMEOUT_MS = 2_000
@@ -77,6 +77,11 @@ def health_body(service: str, results: Mapping[str, CheckResult]) -> Health:
     }
 
 
+def describe_failing_checks(checks: Mapping[str, Any]) -> str:
+    """Return the failing checks of an answer of `/health` with their reasons, in one line."""
+    return "; ".join(f"{name}: {c.get('detail') or 'failing'}" for name, c in checks.items() if c.get("status") != "ok")
+
+
 def health_router(
     service: str,
     checks: Mapping[str, Check],
@@ -93,7 +98,7 @@ def health_router(
     )
     async def get_health() -> Response:
         body = health_body(service, await run_checks(checks))
-        return problem.json_response(body, OK if body["status"] == "ok" else SERVICE_UNAVAILABLE)
+        return json_response(body, OK if body["status"] == "ok" else SERVICE_UNAVAILABLE)
 
     @router.get(
         "/metrics",
@@ -106,11 +111,3 @@ def health_router(
         return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     return router
-
-
-def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
-    """Return an app with only `/health` and `/metrics`."""
-    app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
-    problem.install_problem_handlers(app)
-    app.include_router(health_router(service, checks, registry))
-    return app

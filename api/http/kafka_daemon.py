@@ -8,10 +8,8 @@ service.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
-from penstock.api.http.health import CheckResult
+from penstock.api.http.kafka_liveness import PROBE_TIMEOUT_MS, KafkaProbe
 from penstock.api.http.server import HttpServer
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
@@ -20,59 +18,6 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 RECONNECT_MS = 1_000
-PROBE_INTERVAL_MS = 2_000
-PROBE_TIMEOUT_MS = 3_000
-
-
-class Probe:
-    """A check that runs on a schedule, so reading its result costs nothing and never waits.
-
-    A service probes whether Kafka answers. `/health` shows the result, and ingest answers 503 at once while the brokers
-    are known to be unreachable. Otherwise every client would wait for a timeout. The result is not ok until the first
-    answer.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        request: Callable[[], Awaitable[Any]],
-        *,
-        interval_ms: int = PROBE_INTERVAL_MS,
-        timeout_ms: int = PROBE_TIMEOUT_MS,
-    ) -> None:
-        self._name = name
-        self._request = request
-        self._interval_ms = interval_ms
-        self._timeout_ms = timeout_ms
-        self._result = CheckResult(False, "not probed yet")
-
-    def __repr__(self) -> str:
-        return f"Probe({self._name}, {self._result})"
-
-    def __call__(self) -> CheckResult:
-        """Return the latest result."""
-        return self._result
-
-    async def run_once(self) -> CheckResult:
-        """Send the request and store the result. An error, or no answer in time, is a failed result."""
-        try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                await self._request()
-            result = CheckResult(True)
-        except TimeoutError:
-            result = CheckResult(False, f"{self._name} did not answer within {self._timeout_ms} ms")
-        except Exception as e:
-            result = CheckResult(False, str(e) or type(e).__name__)
-        if result.ok != self._result.ok:
-            log.info("check changed", check=self._name, ok=result.ok, detail=result.detail)
-        self._result = result
-        return result
-
-    async def run(self) -> None:
-        """Repeat at intervals until cancelled."""
-        while True:
-            await self.run_once()
-            await asyncio.sleep(self._interval_ms / 1000)
 
 
 class KafkaHttpDaemon:
@@ -83,7 +28,7 @@ class KafkaHttpDaemon:
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._connected = False
-        self._probe = Probe("kafka", self._request_cluster)
+        self._probe = KafkaProbe(self._request_cluster)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.server!r}, {self._probe!r})"

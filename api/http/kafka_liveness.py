@@ -1,23 +1,29 @@
-"""A health check: whether Kafka still answers the client of a service.
+"""Health checks: whether Kafka answers a service.
 
-A group member receives answers to fetches several times a second, and answers to heartbeats every few seconds. Only
-while it waits for a rebalance may no answer arrive for a minute. So after a share of the limit without an answer the
-check sends a request. Silence beyond the limit then means that the brokers hang or cannot be reached.
+`KafkaProbe` is the check of services that serve HTTP in front of Kafka: it sends a request at intervals.
+
+`KafkaLiveness` is the check of group members. A member receives answers to fetches several times a second, and answers
+to heartbeats every few seconds. Only while it waits for a rebalance may no answer arrive for a minute. So after a share
+of the limit without an answer the check sends a request. Silence beyond the limit then means that the brokers hang or
+cannot be reached.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from penstock.api.http.health import CheckResult
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-PROBE_SHARE = 0.25
+PING_SHARE = 0.25
 """The share of the limit between two runs of the check, and the share of silence after which it sends a request."""
+
+PROBE_INTERVAL_MS = 2_000
+PROBE_TIMEOUT_MS = 3_000
 
 
 class LivenessClient(Protocol):
@@ -56,12 +62,12 @@ class KafkaLiveness:
         )
 
     def run_once(self) -> None:
-        """Send a request after PROBE_SHARE of the limit without an answer, and log a change of the result."""
+        """Send a request after PING_SHARE of the limit without an answer, and log a change of the result."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if client is None or silent_ms is None:
             return
-        if silent_ms >= self._silence_max_ms * PROBE_SHARE:
+        if silent_ms >= self._silence_max_ms * PING_SHARE:
             client.ping()
         result = self()
         if result.ok != self._was_ok:
@@ -69,7 +75,55 @@ class KafkaLiveness:
         self._was_ok = result.ok
 
     async def run(self) -> None:
-        """Run at intervals until cancelled."""
+        """Run the check at intervals until cancelled."""
         while True:
             self.run_once()
-            await asyncio.sleep(self._silence_max_ms * PROBE_SHARE / 1000)
+            await asyncio.sleep(self._silence_max_ms * PING_SHARE / 1000)
+
+
+class KafkaProbe:
+    """Checks at intervals whether Kafka answers a request, so reading the result costs nothing and never waits.
+
+    `/health` shows the result, and ingest answers 503 at once while the brokers are known to be unreachable. Otherwise
+    every client would wait for a timeout. The result is not ok until the first answer.
+    """
+
+    def __init__(
+        self,
+        request: Callable[[], Awaitable[Any]],
+        *,
+        interval_ms: int = PROBE_INTERVAL_MS,
+        timeout_ms: int = PROBE_TIMEOUT_MS,
+    ) -> None:
+        self._request = request
+        self._interval_ms = interval_ms
+        self._timeout_ms = timeout_ms
+        self._result = CheckResult(False, "not probed yet")
+
+    def __repr__(self) -> str:
+        return f"KafkaProbe({self._result})"
+
+    def __call__(self) -> CheckResult:
+        """Return the latest result."""
+        return self._result
+
+    async def run_once(self) -> CheckResult:
+        """Send the request to Kafka and store the result. An error, or no answer in time, is a failed result."""
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await self._request()
+            result = CheckResult(True)
+        except TimeoutError:
+            result = CheckResult(False, f"kafka did not answer within {self._timeout_ms} ms")
+        except Exception as e:
+            result = CheckResult(False, str(e) or type(e).__name__)
+        if result.ok != self._result.ok:
+            log.info("check changed", check="kafka", ok=result.ok, detail=result.detail)
+        self._result = result
+        return result
+
+    async def run(self) -> None:
+        """Probe Kafka at intervals until cancelled."""
+        while True:
+            await self.run_once()
+            await asyncio.sleep(self._interval_ms / 1000)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from penstock.api.http.problem import JSON_TYPE, PROBLEM_TYPE, ProblemDetails, RestError, is_rest_proxy
+from penstock.api.http.problem import ProblemDetails, RestError, error_format_of
 
 Document = Mapping[str, Any]
 _REFERENCE = re.compile(r"#/components/schemas/([\w.-]+)")
@@ -94,11 +94,6 @@ def forwarded_paths(document: Document, *prefixes: str) -> Document:
         schemas |= added
         missing = _referenced_schemas(added) - schemas.keys()
     return {"paths": paths, "components": {"schemas": schemas}}
-
-
-def error_format_of(path: str) -> tuple[str, type]:
-    """Return the error format of a path: the media type, and the type of the body."""
-    return (JSON_TYPE, RestError) if is_rest_proxy(path) else (PROBLEM_TYPE, ProblemDetails)
 
 
 def _referenced_schemas(schema: Any) -> set[str]:

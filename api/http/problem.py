@@ -20,7 +20,8 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
-from penstock.api.http.status import (
+from penstock.api.http.json_response import JSON_TYPE
+from penstock.api.http.status_codes import (
     BAD_GATEWAY,
     BAD_REQUEST,
     CONFLICT,
@@ -29,7 +30,6 @@ from penstock.api.http.status import (
     GATEWAY_TIMEOUT,
     INTERNAL_SERVER_ERROR,
     NOT_FOUND,
-    OK,
     SERVICE_UNAVAILABLE,
     TOO_MANY_REQUESTS,
 )
@@ -39,7 +39,6 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
-JSON_TYPE = "application/json"
 ErrorMessage = Annotated[str, Field(examples=["flights: no such topic"])]
 
 
@@ -95,7 +94,7 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """Return the answer to an error, by its class or the nearest base class in the table."""
+    """Return how an error is answered as a problem, by its class or the nearest base class in the table."""
     for base in type(error).__mro__:
         kind = KINDS.get(base)
         if kind is not None:
@@ -103,12 +102,14 @@ def kind_of(error: BaseException) -> ErrorKind:
     return UNEXPECTED
 
 
-def kind_of_record(error: BaseException) -> ErrorKind:
-    """Return the answer for a record that failed: 504 if Kafka may hold it, any other status if it does not.
+def kind_of_record_error(error: BaseException) -> ErrorKind:
+    """Return how the error of one record is answered as a problem.
+
+    The status is 504 if Kafka may hold the record, and any other one if it does not.
 
     >>> timeout = errors.DeliveryTimeout("t-0: it was not written")
     >>> timeout.maybe_written = False
-    >>> kind_of_record(timeout).status, kind_of_record(errors.DeliveryTimeout()).status
+    >>> kind_of_record_error(timeout).status, kind_of_record_error(errors.DeliveryTimeout()).status
     (503, 504)
     """
     kind = kind_of(error)
@@ -153,15 +154,17 @@ def is_rest_proxy(path: str) -> bool:
     return path.removeprefix("/").partition("/")[0] in _REST_PROXY
 
 
-def rest_error_code(kind: ErrorKind, path: str) -> int:
-    """Return REST Proxy's error code.
+def rest_proxy_error_code(kind: ErrorKind, path: str) -> int:
+    """Return the `error_code` of a problem in the error format of REST Proxy.
 
     >>> unknown = kind_of(errors.UnknownTopicOrPartition())
-    >>> rest_error_code(unknown, "/topics/t"), rest_error_code(unknown, "/v3/clusters/c/topics/t")
+    >>> rest_proxy_error_code(unknown, "/topics/t"), rest_proxy_error_code(unknown, "/v3/clusters/c/topics/t")
     (40401, 40403)
-    >>> rest_error_code(kind_of(errors.BrokerNotAvailable()), "/v3/clusters"), rest_error_code(UNEXPECTED, "/topics")
-    (50003, 50002)
-    >>> rest_error_code(kind_of(errors.InvalidTopic()), "/v3/clusters/c/topics/a b")
+    >>> rest_proxy_error_code(kind_of(errors.BrokerNotAvailable()), "/v3/clusters")
+    50003
+    >>> rest_proxy_error_code(UNEXPECTED, "/topics")
+    50002
+    >>> rest_proxy_error_code(kind_of(errors.InvalidTopic()), "/v3/clusters/c/topics/a b")
     40002
     """
     if kind.error_code == "UNKNOWN_TOPIC_OR_PARTITION":
@@ -171,6 +174,11 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
     if kind.status < 500:
         return kind.status
     return NON_RETRIABLE if kind.retry_after_s is None else RETRIABLE
+
+
+def retry_after_header(seconds: int | None) -> dict[str, str]:
+    """Return the header Retry-After of a problem; no header for None."""
+    return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
 class ProblemDetails(TypedDict):
@@ -191,6 +199,11 @@ class RestError(TypedDict):
     message: ErrorMessage
 
 
+def error_format_of(path: str) -> tuple[str, type]:
+    """Return the format of problems at a path: the media type, and the type of the body."""
+    return (JSON_TYPE, RestError) if is_rest_proxy(path) else (PROBLEM_TYPE, ProblemDetails)
+
+
 class Problem(Exception):
     """An error answer. The members of `extra` are added to the body (RFC 9457, section 3.2)."""
 
@@ -205,9 +218,7 @@ class Problem(Exception):
         self.kind = kind
         self.detail = detail
         self.extra = extra or {}
-        self.headers = dict(headers or {})
-        if kind.retry_after_s is not None:
-            self.headers["Retry-After"] = str(kind.retry_after_s)
+        self.headers = {**(headers or {}), **retry_after_header(kind.retry_after_s)}
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> Problem:
@@ -220,7 +231,7 @@ class Problem(Exception):
         if not is_rest_proxy(path):
             return self.response()
         kind = self.kind
-        body: RestError = {"error_code": rest_error_code(kind, path), "message": self.detail}
+        body: RestError = {"error_code": rest_proxy_error_code(kind, path), "message": self.detail}
         return Response(msgspec.json.encode(body), kind.status, self.headers, JSON_TYPE)
 
     def response(self) -> Response:
@@ -236,11 +247,6 @@ class Problem(Exception):
             **self.extra,
         }
         return Response(msgspec.json.encode(body), kind.status, self.headers, PROBLEM_TYPE)
-
-
-def json_response(body: Any, status: int = OK, headers: Mapping[str, str] | None = None) -> Response:
-    """Return any plain value as a JSON response."""
-    return Response(msgspec.json.encode(body), status, dict(headers or {}), JSON_TYPE)
 
 
 def install_problem_handlers(app: FastAPI) -> None:

@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
+import httpx
 from fastapi import APIRouter, Request, Response
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import BAD_REQUEST, NOT_FOUND
+from penstock.api.http.status_codes import BAD_GATEWAY, BAD_REQUEST, NOT_FOUND
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CONNECT_PATHS = ("/connectors", "/connector-plugins")
 STREAMS_PATHS = ("/v1/streams", "/v1/compactions")
+
+FORWARD_TIMEOUT_S = 30
+"""The time limit of a forwarded request: the other service may wait for Kafka."""
 
 
 class Answer(NamedTuple):
@@ -39,6 +43,32 @@ class Upstream(Protocol):
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         """Forward a request and return the answer. Raises Problem (502, 503) if there is none."""
         ...
+
+
+class HttpUpstream:
+    """A service in another process that receives forwarded requests over HTTP."""
+
+    def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
+        self.name = name
+        self._url = url
+        self._client = client
+
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+        """Forward a request over HTTP and return the answer. Raises Problem (502) if there is none."""
+        headers = {"Content-Type": media_type} if media_type else {}
+        url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
+        try:
+            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
+        except httpx.HTTPError as e:
+            kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
+            raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
+        return Answer(
+            answer.status_code,
+            answer.headers.get("content-type", ""),
+            answer.content,
+            retry_after=answer.headers.get("retry-after", ""),
+            location=answer.headers.get("location", "").removeprefix(self._url),
+        )
 
 
 def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:
@@ -74,9 +104,3 @@ def _add_upstream_routes(router: APIRouter, prefix: str, upstream: Upstream | No
 
     router.add_api_route(prefix, forward_request, methods=METHODS)
     router.add_api_route(prefix + "/{rest:path}", forward_request, methods=METHODS)
-
-
-def upstreams_of(services: Mapping[str, Upstream], connect: str, streams: str) -> dict[str, Upstream | None]:
-    """Map each prefix to the service behind it. `connect` and `streams` are the services' names."""
-    upstreams: dict[str, Upstream | None] = {path: services.get(connect) for path in CONNECT_PATHS}
-    return upstreams | {path: services.get(streams) for path in STREAMS_PATHS}

@@ -76,6 +76,19 @@ class HttpServer:
         url = url_of(self.host, self.port)
         return url if self._settings.ssl_certfile is None else url.replace("http:", "https:", 1)
 
+    @property
+    def advertised_url(self) -> str:
+        """The address of the server for other machines, as far as it is known; default: this machine's name.
+
+        >>> from fastapi import FastAPI
+        >>> HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)).advertised_url
+        'http://10.0.0.7:8083'
+        """
+        if self.host not in ("0.0.0.0", "::"):  # noqa: S104 - a name for "every address", not a binding
+            return self.url
+        scheme = self.url.partition(":")[0]
+        return f"{scheme}://{socket.getfqdn()}:{self.port}"
+
     async def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound."""
         bound = _bind_socket(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)

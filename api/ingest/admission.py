@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from fastapi import Request
 
-from penstock.api.http.body import BodyReader, Drain
+from penstock.api.http.body import BodyDrain, BodyReader
 from penstock.api.http.content_encoding import inflater_of
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import FORBIDDEN, TOO_MANY_REQUESTS
+from penstock.api.http.status_codes import FORBIDDEN, TOO_MANY_REQUESTS
 from penstock.api.http.turns import Turns
 from penstock.api.ingest.batches import IngestProducer
 from penstock.api.settings import IngestSettings
@@ -47,7 +47,7 @@ class Admission:
         self._in_progress: Counter[str] = Counter()
         self._accepted_topics: set[str] = set()
         self._turns = Turns(settings.bulk_requests_at_once, settings.max_in_flight_records)
-        self.drain = Drain()
+        self.drain = BodyDrain()
 
     def __repr__(self) -> str:
         return f"Admission(active={self.active}, {self.drain!r})"

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import BAD_REQUEST, UNPROCESSABLE_CONTENT
+from penstock.api.http.status_codes import BAD_REQUEST, UNPROCESSABLE_CONTENT
 from penstock.api.ingest.result import Outcome
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ProducerRecord

@@ -29,7 +29,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from penstock.api.http.status import BAD_REQUEST
+from penstock.api.http.status_codes import BAD_REQUEST
 from penstock.api.ingest.event import EventRejected, RecordError, explain_malformed
 from penstock.api.ingest.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
 from penstock.api.settings import CloudEventsForm

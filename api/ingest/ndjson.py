@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE
+from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.ingest.event import EventRejected, RecordError, TopicReader, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import Headers, ProducerRecord

@@ -9,10 +9,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
+from penstock.api.http.body import body_error_code
 from penstock.api.http.content_encoding import STREAMS
-from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.http.status import ACCEPTED
-from penstock.api.ingest.bodies import stop_code
+from penstock.api.http.json_response import json_response
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import ACCEPTED
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
 from penstock.api.ingest.event import RecordError
 from penstock.api.ingest.result import IngestResult
@@ -149,7 +150,7 @@ def problem_of(result: IngestResult) -> Problem:
         error_code = first.error_code
         detail = _describe_first_error(result, first)
     else:
-        error_code = stop_code(status)
+        error_code = body_error_code(status)
         detail = result.stop_reason
     return Problem(ErrorKind(status, error_code, title, result.retry_after_s), detail, result.body())
 
@@ -162,11 +163,6 @@ def accepted_response(result: IngestResult, accepted_count: int) -> Response:
     """Return the answer 202: the events were accepted without waiting for an acknowledgement."""
     body = {name: value for name, value in result.body().items() if name not in ONLY_ACKNOWLEDGED}
     return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, ACCEPTED)
-
-
-def retry_after(seconds: int | None) -> dict[str, str]:
-    """Return the header Retry-After; no header for None."""
-    return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
 def _describe_first_error(result: IngestResult, first: RecordError) -> str:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from penstock.api.http.problem import UNEXPECTED, kind_of_record
-from penstock.api.http.status import (
+from penstock.api.http.problem import UNEXPECTED, kind_of_record_error
+from penstock.api.http.status_codes import (
     BAD_REQUEST,
     FORBIDDEN,
     GATEWAY_TIMEOUT,
@@ -189,7 +189,7 @@ class IngestResult:
             self.on_error(error)
 
     def _add_failed_record(self, position: int, error: BaseException) -> None:
-        kind = kind_of_record(error)
+        kind = kind_of_record_error(error)
         status, error_code, title, retry_after_s = kind
         message = str(error) if isinstance(error, PenstockError) and str(error) else title
         is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED

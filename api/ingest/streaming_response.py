@@ -22,13 +22,19 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
+from penstock.api.http.body import (
+    BodyReader,
+    BodyStalled,
+    ClientDisconnected,
+    ServiceShuttingDown,
+    body_error_status,
+)
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import Problem
-from penstock.api.http.status import MULTI_STATUS
+from penstock.api.http.status_codes import MULTI_STATUS
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.batches import EventSender
-from penstock.api.ingest.bodies import RequestEvents, stop_status
+from penstock.api.ingest.request_events import RequestEvents
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 
@@ -91,7 +97,7 @@ class StreamedAnswer(Response):
                 upcoming = asyncio.ensure_future(self._next_batch_turn())
                 await self._report_progress(send)
         except (BodyStalled, CorruptBody, ServiceShuttingDown) as e:
-            sender.result.stop(events.position, str(e), stop_status(e))
+            sender.result.stop(events.position, str(e), body_error_status(e))
         except (Problem, PenstockError) as e:
             if isinstance(e, ClientDisconnected):
                 raise

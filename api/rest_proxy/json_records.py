@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.api.http.status import OK
+from penstock.api.http.status_codes import OK
 from penstock.api.ingest.event import EventRejected, ReadTime
 from penstock.shared.common.records import Headers, ProducerRecord
 

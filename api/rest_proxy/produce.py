@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from penstock.api.http.body import BodyReader
+from penstock.api.http.body import BodyReader, read_body
 from penstock.api.http.problem import (
     NON_RETRIABLE,
     RETRIABLE,
@@ -17,12 +17,12 @@ from penstock.api.http.problem import (
     UNKNOWN_PARTITION,
     ErrorKind,
     Problem,
-    kind_of_record,
+    kind_of_record_error,
+    retry_after_header,
 )
-from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
+from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.batches import IngestProducer
-from penstock.api.ingest.bodies import read_body
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.ndjson import TooManyEvents
 from penstock.api.ingest.result import Outcome
@@ -186,7 +186,7 @@ class RestProducer:
             if isinstance(outcome, RecordMetadata):
                 stored += 1
                 continue
-            kind = kind_of_record(outcome)
+            kind = kind_of_record_error(outcome)
             is_unknown = kind.status == GATEWAY_TIMEOUT or kind is UNEXPECTED
             error = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if is_unknown else "not_stored")
             metrics.failed_record(topic, error)
@@ -212,7 +212,7 @@ def error_code_of(error: BaseException) -> int:
     """
     if isinstance(error, UnknownTopicOrPartition):
         return UNKNOWN_PARTITION
-    kind = kind_of_record(error)
+    kind = kind_of_record_error(error)
     if kind.status < 500:
         return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
     return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
@@ -224,12 +224,12 @@ def status_of(error: BaseException) -> tuple[int, dict[str, str]]:
     >>> status_of(UnknownTopicOrPartition()), status_of(DataError()), status_of(KafkaTimeout())
     ((404, {}), (422, {}), (504, {'Retry-After': '5'}))
     """
-    kind = kind_of_record(error)
+    kind = kind_of_record_error(error)
     code = error_code_of(error)
     status = kind.status
     if status < 500:
         status = code if code < 1_000 else code // 100  # 40402 is a 404
-    return status, {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
+    return status, retry_after_header(kind.retry_after_s)
 
 
 def message_of(error: BaseException) -> str:

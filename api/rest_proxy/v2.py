@@ -18,10 +18,16 @@ from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
+from penstock.api.http.body import next_turn
 from penstock.api.http.problem import RETRIABLE, ErrorKind, Problem
-from penstock.api.http.status import NOT_FOUND, OK, TOO_MANY_REQUESTS, UNPROCESSABLE_CONTENT, UNSUPPORTED_MEDIA_TYPE
+from penstock.api.http.status_codes import (
+    NOT_FOUND,
+    OK,
+    TOO_MANY_REQUESTS,
+    UNPROCESSABLE_CONTENT,
+    UNSUPPORTED_MEDIA_TYPE,
+)
 from penstock.api.ingest.admission import client_of
-from penstock.api.ingest.bodies import next_turn
 from penstock.api.ingest.event import EventRejected
 from penstock.api.rest_proxy.json_records import v2_records
 from penstock.api.rest_proxy.produce import RestProducer, error_code_of, message_of

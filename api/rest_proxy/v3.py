@@ -18,13 +18,20 @@ from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
-from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
+from penstock.api.http.body import (
+    BodyReader,
+    BodyStalled,
+    ClientDisconnected,
+    ServiceShuttingDown,
+    body_error_status,
+    next_turn,
+)
 from penstock.api.http.content_encoding import CorruptBody
-from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
-from penstock.api.http.status import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, NOT_FOUND, OK
+from penstock.api.http.json_response import json_response
+from penstock.api.http.problem import ErrorKind, Problem, rest_proxy_error_code
+from penstock.api.http.status_codes import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, NOT_FOUND, OK
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.admission import client_of
-from penstock.api.ingest.bodies import next_turn, stop_status
 from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.result import Outcome
 from penstock.api.rest_proxy.json_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
@@ -188,7 +195,7 @@ class DeliveryReports(Response):
             if not count:
                 raise NotAnObject(NO_RECORD)
         except (NotAnObject, BodyStalled, CorruptBody, ServiceShuttingDown) as e:
-            error_code = BAD_REQUEST if isinstance(e, NotAnObject) else stop_status(e)
+            error_code = BAD_REQUEST if isinstance(e, NotAnObject) else body_error_status(e)
             await queue.put(asyncio.ensure_future(_final_report({"error_code": error_code, "message": str(e)})))
 
     async def _write_reports(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
@@ -202,7 +209,7 @@ class DeliveryReports(Response):
             reports, _ = await self.send(objects)
             return as_lines(reports)
         except Problem as e:  # the answer has begun, so the error becomes a row
-            return as_lines([{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
+            return as_lines([{"error_code": rest_proxy_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
 
     async def send(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
         """Send the records of complete objects. Returns their reports and outcomes.

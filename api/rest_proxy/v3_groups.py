@@ -12,8 +12,9 @@ from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import DEAD, AdminClient
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.http.status import NOT_FOUND
+from penstock.api.http.json_response import json_response
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import NOT_FOUND
 from penstock.api.rest_proxy.v3 import check_cluster
 from penstock.api.rest_proxy.v3_shapes import Link, ListMetadata, Metadata, metadata_of, related, rows_of
 from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import json_response
+from penstock.api.http.json_response import json_response
 from penstock.shared.clients.admin import ClusterDescription, ConfigEntry, TopicDescription
 from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
 from penstock.shared.common.records import TopicPartition

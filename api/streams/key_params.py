@@ -20,7 +20,7 @@ from fastapi import Query
 from pydantic import Field
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import BAD_REQUEST
+from penstock.api.http.status_codes import BAD_REQUEST
 
 Key = str | bytes | None
 SUFFIX = "_base64"

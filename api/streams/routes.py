@@ -16,8 +16,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.http.status import ACCEPTED, CONFLICT
+from penstock.api.http.json_response import json_response
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import ACCEPTED, CONFLICT
 from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQueryParams
 from penstock.shared.common.continuation_codec import WrongContinuation
 

@@ -14,8 +14,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.http.status import NOT_FOUND
+from penstock.api.http.json_response import json_response
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import NOT_FOUND
 from penstock.api.streams.key_params import (
     WRONG_CONTINUATION,
     Continuation,

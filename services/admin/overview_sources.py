@@ -14,10 +14,7 @@ from pydantic import SecretStr
 
 from penstock.api.admin.routes import DEAD, AdminClient
 from penstock.api.console.overview import KafkaSample, ServiceSample
-from penstock.api.http.health import Check, CheckResult, health_body, run_checks
-from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.reverse_proxy import Answer
-from penstock.api.http.status import BAD_GATEWAY
+from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
 from penstock.api.streams.routes import StreamsView
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
@@ -30,8 +27,6 @@ KAFKA_TIMEOUT_MS = 3_000
 LATENCY = "penstock_ingest_request_seconds_bucket"
 HEALTHY_STATUSES = ("ok", "healthy")
 """The `status` in `/health` of a healthy service: `ok` of Penstock's services, `healthy` of Kafka Connect."""
-FORWARD_TIMEOUT_S = 30
-"""The time limit of a forwarded request: the other service may wait for Kafka."""
 
 
 def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
@@ -63,7 +58,7 @@ class HttpSource:
         """Return the service's own `/health` as one check."""
         try:
             body = (await self._client.get(f"{self._url}/health")).json()
-            return CheckResult(body["status"] in HEALTHY_STATUSES, failing(checks_of(body)))
+            return CheckResult(body["status"] in HEALTHY_STATUSES, describe_failing_checks(checks_of(body)))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return CheckResult(False, f"{self._url} does not answer: {type(e).__name__}: {e}".rstrip(": "))
 
@@ -76,35 +71,9 @@ class HttpSource:
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = streams.json() if streams.status_code == httpx.codes.OK else None
-            return ServiceSample(self.name, self._url, status, failing(checks), checks, totals, state)
+            return ServiceSample(self.name, self._url, status, describe_failing_checks(checks), checks, totals, state)
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
-
-
-class HttpUpstream:
-    """A service in another process that receives forwarded requests; see `penstock.api.http.reverse_proxy.Upstream`."""
-
-    def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
-        self.name = name
-        self._url = url
-        self._client = client
-
-    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Forward a request and return the answer. Raises Problem (502) if there is none."""
-        headers = {"Content-Type": media_type} if media_type else {}
-        url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
-        try:
-            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
-        except httpx.HTTPError as e:
-            kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
-            raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
-        return Answer(
-            answer.status_code,
-            answer.headers.get("content-type", ""),
-            answer.content,
-            retry_after=answer.headers.get("retry-after", ""),
-            location=answer.headers.get("location", "").removeprefix(self._url),
-        )
 
 
 class LocalSource:
@@ -130,7 +99,7 @@ class LocalSource:
         totals = {} if self._registry is None else sum_metrics(metrics.render(self._registry).decode())
         state = None if self._streams is None else await self._streams.describe()
         return ServiceSample(
-            self._name, "", health["status"], failing(health["checks"]), health["checks"], totals, state
+            self._name, "", health["status"], describe_failing_checks(health["checks"]), health["checks"], totals, state
         )
 
 
@@ -190,8 +159,3 @@ def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:
         return dict(health["checks"])
     status = "ok" if health["status"] in HEALTHY_STATUSES else "failing"
     return {"worker": {"status": status, "detail": health["message"]}}
-
-
-def failing(checks: Mapping[str, Any]) -> str:
-    """Return the failing checks with their reasons, in one line."""
-    return "; ".join(f"{name}: {c.get('detail') or 'failing'}" for name, c in checks.items() if c.get("status") != "ok")

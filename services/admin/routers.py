@@ -10,12 +10,11 @@ import httpx
 from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.http.app import create_app
 from penstock.api.http.openapi import Document, forwarded_paths
-from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
+from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, HttpUpstream, Upstream, forward_router
 from penstock.api.rest_proxy.routes import APIRouter
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.services.admin.dead_letters import KafkaDeadLetters
-from penstock.services.admin.overview_sources import HttpUpstream
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 
@@ -41,5 +40,11 @@ def more_routers(
     upstreams = {name: HttpUpstream(name, url, client) for name, url in services.items()}
     return [
         dead_letters_router(KafkaDeadLetters(kafka, admin)),
-        forward_router(upstreams_of(upstreams, CONNECT, STREAMS)),
+        forward_router(_upstreams_by_prefix(upstreams)),
     ]
+
+
+def _upstreams_by_prefix(services: Mapping[str, Upstream]) -> dict[str, Upstream | None]:
+    """Return the service behind each prefix of the forwarded routes: the Connect worker or the aggregator, by name."""
+    upstreams: dict[str, Upstream | None] = {path: services.get(CONNECT) for path in CONNECT_PATHS}
+    return upstreams | {path: services.get(STREAMS) for path in STREAMS_PATHS}

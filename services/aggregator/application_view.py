@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import socket
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -24,7 +23,6 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.server import HttpServer
 from penstock.api.settings import GuardedSettings, Scope
 from penstock.api.streams.key_params import StoreQueryParams, query_params
 from penstock.api.streams.routes import StreamsState, StreamsView
@@ -269,20 +267,6 @@ def tokens_of(settings: GuardedSettings) -> dict[Scope, str]:
     if settings.auth_token is not None:
         found = dict.fromkeys(("ingest", "read", "admin"), settings.auth_token.get_secret_value())
     return found
-
-
-def advertised(server: HttpServer) -> str:
-    """Return a server's address for other machines, as far as it is known; default: this machine's name.
-
-    >>> from fastapi import FastAPI
-    >>> from penstock.shared.common.settings import HttpSettings
-    >>> advertised(HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)))
-    'http://10.0.0.7:8083'
-    """
-    if server.host not in ("0.0.0.0", "::"):  # noqa: S104 - a name for "every address", not a binding
-        return server.url
-    scheme = server.url.partition(":")[0]
-    return f"{scheme}://{socket.getfqdn()}:{server.port}"
 
 
 class InstanceAnswer(NamedTuple):

@@ -23,7 +23,6 @@ from penstock.services.aggregator.application_view import (
     COMPACTION_PARTITION,
     INCOMPLETE,
     ApplicationView,
-    advertised,
     tokens_of,
 )
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
@@ -98,7 +97,7 @@ class Aggregator:
         await self.server.start()
         self.compaction.warn()
         if self._settings.queries.all_instances:
-            self._application_view.url = self._settings.queries.application_server or advertised(self.server)
+            self._application_view.url = self._settings.queries.application_server or self.server.advertised_url
             self.run_beside({"instances": self._instances.run(self._application_view.url)})
         await self.worker.startup()
         self.run_beside(

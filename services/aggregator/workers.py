@@ -32,7 +32,7 @@ from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
 from penstock.api.http.server import HttpServer
-from penstock.services.aggregator.application_view import advertised, tokens_of
+from penstock.services.aggregator.application_view import tokens_of
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
@@ -232,7 +232,7 @@ class WorkerSupervisor:
         )
 
     def _worker_command(self, worker: WorkerSlot) -> list[str]:
-        url = self._settings.queries.application_server or advertised(self.server)
+        url = self._settings.queries.application_server or self.server.advertised_url
         own = [str(worker.number), str(worker.unix_socket), f"{url}/workers/{worker.number}"]
         return [sys.executable, "-m", "penstock.services.aggregator.worker_process", *own, "--", *self._arguments]
 

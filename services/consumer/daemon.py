@@ -9,7 +9,8 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.health import Check, CheckResult, create_health_app
+from penstock.api.http.app import create_health_app
+from penstock.api.http.health import Check, CheckResult
 from penstock.api.http.kafka_liveness import KafkaLiveness
 from penstock.api.http.server import HttpServer
 from penstock.services.consumer.handler_runner import HandlerRunner

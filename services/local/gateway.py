@@ -52,7 +52,7 @@ class GatewayDaemon(ProducerDaemon):
         self._overview = CachedOverview([own, *others], KafkaSource(self._admin))
         app = create_app(
             ingest=self.ingest.router,
-            fast_path=self.ingest.handle,
+            fast_path=self.ingest.fast_path,
             rest_proxy=self.rest_proxy(),
             admin=admin_router(self._admin),
             more=more_routers(self._settings.kafka, self._admin, self._services, self._http),

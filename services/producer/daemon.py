@@ -52,7 +52,7 @@ class ProducerDaemon(KafkaHttpDaemon):
         settings = self._settings
         app = create_app(
             ingest=self.ingest.router,
-            fast_path=self.ingest.handle,
+            fast_path=self.ingest.fast_path,
             rest_proxy=self.rest_proxy(),
             health=health_router("producer", {"kafka": self._probe}, self._registry),
             auth_token=settings.auth_token,

@@ -15,7 +15,7 @@ import pytest
 from fastapi import APIRouter, Request, Response
 
 from penstock.api.http.app import create_app
-from penstock.api.http.problem import json_response
+from penstock.api.http.json_response import json_response
 from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
 from penstock.services.local.embedded_kafka import EmbeddedKafka

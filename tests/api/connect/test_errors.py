@@ -9,7 +9,7 @@ from fastapi import FastAPI, Response
 from penstock.api.connect.errors import install_error_handlers, status_of
 from penstock.api.connect.forwarding import Forwarding
 from penstock.api.connect.request_parsing import ConnectPaths, Name
-from penstock.api.http.problem import json_response
+from penstock.api.http.json_response import json_response
 from penstock.shared.common import errors
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder import errors as herder

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from penstock.api.connect.errors import install_error_handlers
 from penstock.api.connect.forwarding import CONFLICT_MESSAGE, Forwarding
-from penstock.api.http.problem import json_response
+from penstock.api.http.json_response import json_response
 from penstock.api.http.server import HttpServer
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.connect.herder.errors import NotHere

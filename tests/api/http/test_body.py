@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.api.http.body import CHUNK_BYTES, BodyReader, BodyStalled, ClientDisconnected, Drain, ServiceShuttingDown
+from penstock.api.http.body import (
+    CHUNK_BYTES,
+    BodyDrain,
+    BodyReader,
+    BodyStalled,
+    ClientDisconnected,
+    ServiceShuttingDown,
+)
 from penstock.api.http.content_encoding import STEP_BYTES, Inflater
 from penstock.api.http.problem import Problem
 from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
@@ -32,26 +39,26 @@ def part(body: bytes, more: bool = True) -> dict[str, Any]:
 
 async def test_chunks_come_in_order_and_end() -> None:
     """Chunks are returned in order, empty ones too, and then None."""
-    reader = BodyReader(receiving(part(b"a"), part(b""), {"type": "http.request", "body": b"b"}), Drain(), 1_000)
+    reader = BodyReader(receiving(part(b"a"), part(b""), {"type": "http.request", "body": b"b"}), BodyDrain(), 1_000)
     assert [await reader.next() for _ in range(5)] == [b"a", b"", b"b", None, None]
 
 
 async def test_a_whole_body_is_bounded() -> None:
     """A body of exactly the limit is accepted; one byte more is a Problem that names the setting."""
-    assert await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).read_all(3) == b"abc"
+    assert await BodyReader(receiving(part(b"ab"), part(b"c", False)), BodyDrain(), 1_000).read_all(3) == b"abc"
     with pytest.raises(Problem, match="max_body_bytes=2"):
-        await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).read_all(2)
+        await BodyReader(receiving(part(b"ab"), part(b"c", False)), BodyDrain(), 1_000).read_all(2)
 
 
 async def test_a_pause_over_the_limit_is_a_stall() -> None:
     """A pause over the limit raises BodyStalled with the setting's name."""
     with pytest.raises(BodyStalled, match="body_timeout_ms=5"):
-        await BodyReader(receiving(), Drain(), 5).next()
+        await BodyReader(receiving(), BodyDrain(), 5).next()
 
 
 async def test_a_disconnect_is_not_the_end_of_the_body() -> None:
     """A disconnect raises ClientDisconnected."""
-    reader = BodyReader(receiving(part(b"a"), {"type": "http.disconnect"}), Drain(), 1_000)
+    reader = BodyReader(receiving(part(b"a"), {"type": "http.disconnect"}), BodyDrain(), 1_000)
     assert await reader.next() == b"a"
     with pytest.raises(ClientDisconnected):
         await reader.next()
@@ -69,7 +76,7 @@ async def test_a_disconnect_stops_decompression(more: bool) -> None:
         await left.wait()
         return {"type": "http.disconnect"}
 
-    reader = BodyReader(receive, Drain(), 1_000, inflater=Inflater("gzip"))
+    reader = BodyReader(receive, BodyDrain(), 1_000, inflater=Inflater("gzip"))
     assert await reader.next()
     assert await reader.next()
     left.set()
@@ -79,7 +86,7 @@ async def test_a_disconnect_stops_decompression(more: bool) -> None:
 
 async def test_draining_shortens_waits_for_bodies() -> None:
     """Draining shortens waits for bodies to the grace period and lengthens none."""
-    drain = Drain()
+    drain = BodyDrain()
     waiting = [asyncio.ensure_future(BodyReader(receiving(), drain, ms).next()) for ms in (60_000, 1)]
     await asyncio.sleep(0)
     assert "waiting=2" in repr(drain)
@@ -91,7 +98,7 @@ async def test_draining_shortens_waits_for_bodies() -> None:
 
 async def test_draining_reaches_bodies_that_are_read_later() -> None:
     """After the drain's deadline received data is still read, but no more is awaited."""
-    drain = Drain()
+    drain = BodyDrain()
     drain.begin(0)
     assert await BodyReader(receiving(part(b"a")), drain, 60_000).next() == b"a"
     with pytest.raises(ServiceShuttingDown):
@@ -112,7 +119,7 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
     """A line that does not end in time raises BodyStalled, even if bytes keep coming; each
     ended line restarts the time.
     """
-    reader = BodyReader(dripping(b"x"), Drain(), 30)
+    reader = BodyReader(dripping(b"x"), BodyDrain(), 30)
 
     async def read() -> None:
         while await reader.next():
@@ -120,7 +127,7 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
 
     with pytest.raises(BodyStalled, match="body_timeout_ms=30"):
         await read()
-    lines = BodyReader(dripping(b"x\n", 0.02), Drain(), 400)
+    lines = BodyReader(dripping(b"x\n", 0.02), BodyDrain(), 400)
     for _ in range(30):
         await lines.next()
         lines.chunk_parsed(ended=1, unfinished=True)
@@ -128,7 +135,7 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
 
 async def test_a_lines_time_excludes_the_services_own_time() -> None:
     """A line's time runs only while its bytes are awaited, so a request may wait for its turn."""
-    reader = BodyReader(receiving(part(b"x"), part(b"y")), Drain(), 30)
+    reader = BodyReader(receiving(part(b"x"), part(b"y")), BodyDrain(), 30)
     await reader.next()
     reader.chunk_parsed(ended=0, unfinished=True)
     await after(0.06)
@@ -141,7 +148,7 @@ async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
     """Only a request with many declared bytes, received bytes or events needs a turn; shutting
     down ends the wait for one.
     """
-    turns, drain = Turns(1, 1_000), Drain()
+    turns, drain = Turns(1, 1_000), BodyDrain()
 
     def reader(declared: int = 0) -> BodyReader:
         return BodyReader(receiving(part(bytes(BULK_BYTES + 1))), drain, 1_000, declared_bytes=declared, turns=turns)
@@ -164,7 +171,7 @@ async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
 async def test_a_whole_body_has_a_deadline_of_its_own() -> None:
     """`whole_body_timeout_ms` limits the time of a whole body."""
     with pytest.raises(BodyStalled, match="whole_body_timeout_ms=40"):
-        await BodyReader(dripping(b"x"), Drain(), 30_000, whole_timeout_ms=40).read_all(1_000_000)
+        await BodyReader(dripping(b"x"), BodyDrain(), 30_000, whole_timeout_ms=40).read_all(1_000_000)
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])

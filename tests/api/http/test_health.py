@@ -7,7 +7,8 @@ import asyncio
 import httpx
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.health import CheckResult, create_health_app, run_checks
+from penstock.api.http.app import create_health_app
+from penstock.api.http.health import CheckResult, run_checks
 from penstock.shared.common import metrics
 
 

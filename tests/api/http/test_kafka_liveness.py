@@ -1,10 +1,12 @@
-"""The check of a Kafka client's liveness, with a client that is silent for a time that the test sets."""
+"""Checks of whether Kafka answers: a client that is silent for a time that the test sets, and a probe."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
-from penstock.api.http.kafka_liveness import PROBE_SHARE, KafkaLiveness
+from penstock.api.http.health import CheckResult
+from penstock.api.http.kafka_liveness import PING_SHARE, KafkaLiveness, KafkaProbe
 
 LIMIT_MS = 1_000
 
@@ -45,7 +47,7 @@ def test_a_silent_client_is_probed_before_the_limit() -> None:
     liveness = KafkaLiveness(lambda: client, LIMIT_MS)
     liveness.run_once()
     assert client.requests == 0
-    client.silent = LIMIT_MS * PROBE_SHARE
+    client.silent = LIMIT_MS * PING_SHARE
     liveness.run_once()
     liveness.run_once()
     assert client.requests == 2
@@ -69,3 +71,49 @@ def test_the_newest_client_counts() -> None:
     assert liveness().ok
     clients.pop()
     assert not liveness().ok
+
+
+async def test_it_fails_until_the_first_answer() -> None:
+    """A probe fails until its first successful answer."""
+
+    async def request() -> None:
+        return None
+
+    probe = KafkaProbe(request)
+    assert not probe().ok
+    assert await probe.run_once() == CheckResult(True)
+    assert probe() == CheckResult(True)
+
+
+async def test_errors_and_silence_are_failures_with_their_reason() -> None:
+    """An error and a timeout fail the probe with the reason, and a later success clears it."""
+    answers = ["error", "silence", "ok"]
+
+    async def request() -> None:
+        match answers.pop(0):
+            case "error":
+                raise ConnectionError("refused")
+            case "silence":
+                await asyncio.Event().wait()
+
+    probe = KafkaProbe(request, timeout_ms=10)
+    assert await probe.run_once() == CheckResult(False, "refused")
+    assert await probe.run_once() == CheckResult(False, "kafka did not answer within 10 ms")
+    assert (await probe.run_once()).ok
+
+
+async def test_it_probes_repeatedly() -> None:
+    """`run` probes by its interval until it is cancelled."""
+    enough = asyncio.Event()
+    count = 0
+
+    async def request() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            enough.set()
+
+    running = asyncio.ensure_future(KafkaProbe(request, interval_ms=1).run())
+    async with asyncio.timeout(5):
+        await enough.wait()
+    running.cancel()

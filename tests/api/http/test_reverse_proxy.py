@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from penstock.api.http.app import create_app
-from penstock.api.http.reverse_proxy import Answer, forward_router, upstreams_of
+from penstock.api.http.reverse_proxy import Answer, forward_router
 
 
 class Echo:
@@ -22,7 +22,7 @@ class Echo:
 
 
 async def send_request(method: str, path: str, **options: Any) -> httpx.Response:
-    app = create_app(more=[forward_router(upstreams_of({"connect": Echo()}, "connect", "aggregator"))])
+    app = create_app(more=[forward_router({"/connectors": Echo(), "/v1/streams": None})])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         return await client.request(method, path, **options)
 

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.health import CheckResult, create_health_app
+from penstock.api.http.app import create_health_app
+from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import StreamsState, streams_router
 from penstock.services.admin.overview_sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
 from penstock.shared.clients.admin import GroupListing, PartitionLag

@@ -13,7 +13,8 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.health import Check, CheckResult, create_health_app
+from penstock.api.http.app import create_health_app
+from penstock.api.http.health import Check, CheckResult
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.settings import AggregatorSettings

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.app import create_app, plain_query
-from penstock.api.ingest.routes import Ingest
+from penstock.api.http.app import create_app
+from penstock.api.ingest.routes import Ingest, plain_query
 from penstock.api.settings import IngestSettings
 from tests.api.conftest import MemoryProducer
 
@@ -24,7 +24,7 @@ async def test_both_paths_have_the_same_answer(query: str, topic: str, content: 
     answers: list[Any] = []
     for fast_path in (True, False):
         ingest = Ingest(MemoryProducer(), IngestSettings(), CollectorRegistry())
-        app = create_app(ingest=ingest.router, fast_path=ingest.handle if fast_path else None)
+        app = create_app(ingest=ingest.router, fast_path=ingest.fast_path if fast_path else None)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             answer = await client.post(f"/v1/topics/{topic}/events{query}", content=content, headers=headers)
             answers.append((answer.status_code, dict(answer.headers), answer.json()))

@@ -17,24 +17,19 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
-from penstock.api.http.body import BodyReader, BodyStalled, ServiceShuttingDown, body_too_long
-from penstock.api.http.content_encoding import CorruptBody
+from penstock.api.http.body import BodyReader, read_body
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status import (
+from penstock.api.http.status_codes import (
     BAD_REQUEST,
     CONTENT_TOO_LARGE,
-    REQUEST_TIMEOUT,
-    SERVICE_UNAVAILABLE,
     UNSUPPORTED_MEDIA_TYPE,
 )
-from penstock.api.http.turns import Turn
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
 from penstock.api.ingest.event import EventRejected, TopicReader
 from penstock.api.ingest.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import IllegalState
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 JSON_TYPE = "application/json"
@@ -195,45 +190,6 @@ async def open_events(
     else:
         buffered = BufferedBody(json_elements, events.structured if media_type == BATCH_TYPE else parse_plain_events)
     return buffered.start(await read_body(body, settings.max_body_bytes), clock)
-
-
-async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
-    """Return the complete body, up to `max_body_bytes`.
-
-    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 if the service shuts down.
-    """
-    if body.declared_bytes > max_body_bytes:
-        raise body_too_long(max_body_bytes)
-    try:
-        return await body.read_all(max_body_bytes)
-    except (BodyStalled, CorruptBody) as e:
-        raise Problem(ErrorKind(stop_status(e), stop_code(stop_status(e)), "Body incomplete"), str(e)) from None
-    except ServiceShuttingDown as e:
-        raise Problem.of(IllegalState(str(e))) from None
-
-
-async def next_turn(body: BodyReader, events: int) -> Turn:
-    """Like `BodyReader.turn`, before anything was stored. Raises Problem (503) if the service shuts down."""
-    try:
-        return await body.turn(events)
-    except ServiceShuttingDown as e:
-        raise Problem.of(IllegalState(str(e))) from None
-
-
-def stop_status(error: Exception) -> int:
-    """Return the answer's status if an error ended the reading of the body before its first complete event."""
-    if isinstance(error, BodyStalled):
-        return REQUEST_TIMEOUT
-    return BAD_REQUEST if isinstance(error, CorruptBody) else SERVICE_UNAVAILABLE
-
-
-def stop_code(status: int) -> str:
-    """Return the error code of such an answer.
-
-    >>> stop_code(408), stop_code(400), stop_code(503)
-    ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')
-    """
-    return {REQUEST_TIMEOUT: "BODY_STALLED", BAD_REQUEST: "CORRUPT_BODY"}.get(status, "NOTHING_READ")
 
 
 def check_media_type(request: Request) -> str:
