@@ -34,8 +34,8 @@ def _check_json_pointer(pointer: str) -> str:
     return pointer
 
 
-def _as_text(value: Any) -> Any:
-    """Return dates and times as text, since TOML parses them to objects."""
+def _event_time_as_text(value: Any) -> Any:
+    """Return an event time in ingest's settings as text, since TOML parses dates and times to objects."""
     return value.isoformat() if isinstance(value, date) else value
 
 
@@ -51,7 +51,7 @@ def _check_event_time(text: str) -> str:
 
 CloudEventsForm = Literal["data", "envelope"]
 Pointer = Annotated[str, AfterValidator(_check_json_pointer)]
-EventTime = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_event_time)]
+EventTime = Annotated[str, BeforeValidator(_event_time_as_text), AfterValidator(_check_event_time)]
 PositiveCount = Annotated[int, Field(gt=0)]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
@@ -175,7 +175,7 @@ class GuardedSettings(ServiceSettings):
     def _check_auth(self) -> Self:
         try:
             secrets = [*([self.auth_token] if self.auth_token else []), *(c.secret for c in self.credentials.values())]
-            require_auth(self.http.host, secrets, insecure_no_auth=self.insecure_no_auth)
+            check_secrets(self.http.host, secrets, insecure_no_auth=self.insecure_no_auth)
         except ConfigError as e:
             raise ValueError(str(e)) from None
         return self
@@ -186,8 +186,8 @@ class GuardedSettings(ServiceSettings):
         return self.auth_token is None and not self.credentials and is_loopback(self.http.host)
 
 
-def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
-    """Check the secrets of a service that listens at `host`.
+def check_secrets(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
+    """Check the secrets in the settings of an HTTP interface that listens at `host`.
 
     Raises ConfigError if other machines could reach it without credentials, or if a secret is too short or not unique.
     """
@@ -204,7 +204,7 @@ def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: b
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
+    """Return whether a host in the settings of an HTTP interface can be reached only from this machine."""
     if host == "localhost":
         return True
     try:

@@ -18,7 +18,7 @@ from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import FORBIDDEN, TOO_MANY_REQUESTS
 from penstock.api.http.turns import Turns
-from penstock.api.ingest.batches import IngestProducer
+from penstock.api.ingest.event_sender import IngestProducer
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout

@@ -30,8 +30,15 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from penstock.api.http.status_codes import BAD_REQUEST
-from penstock.api.ingest.event import EventRejected, RecordError, explain_malformed
-from penstock.api.ingest.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
+from penstock.api.ingest.event import (
+    JSON_SPACE,
+    Attributes,
+    EventParser,
+    EventRejected,
+    Parsed,
+    RecordError,
+    explain_malformed,
+)
 from penstock.api.settings import CloudEventsForm
 from penstock.shared.common.records import Headers, ProducerRecord
 
@@ -155,7 +162,9 @@ class CloudEventParser:
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
-        self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_read_opaque_event))
+        self._opaque = EventParser(
+            parser.topic, parser.settings, parser.reader._replace(event=_read_opaque_cloudevent_data)
+        )
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
         """Parse the event of a request in binary mode."""
@@ -211,8 +220,8 @@ def _rejected_cloudevent(position: int, message: str) -> Parsed:
     return parsed
 
 
-def _read_opaque_event(value: bytes, latest_ms: int) -> tuple[None, None]:
-    """Accept any bytes, without a key and a time. An event reader (`ReadEvent`)."""
+def _read_opaque_cloudevent_data(value: bytes, latest_ms: int) -> tuple[None, None]:
+    """Accept a CloudEvent's data of any bytes, without a key and a time. An event reader (`ReadEvent`)."""
     return None, None
 
 

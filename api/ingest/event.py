@@ -1,4 +1,4 @@
-"""Reads the key and the event time of an event, which is the bytes of a JSON value.
+"""Parses events: converts the bytes of a JSON value to a record, with its key and its event time.
 
 Sans-IO. Decoding validates the value. The stored value is the received bytes.
 
@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
+from penstock.shared.common.records import Headers, ProducerRecord
 from penstock.shared.common.time_text import TimeUnit, time_ms, utc_text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,6 +44,10 @@ SCHEMA_VIOLATED = "SCHEMA_VIOLATED"
 
 SHOWN_MAX = 40
 """The most characters of a time in an error message."""
+
+BLANK = b" \t\r"
+JSON_SPACE = b" \t\r\n"
+SPACE = 0x20
 
 ReadEvent = Callable[[bytes, int], tuple[bytes | None, int | None]]
 """(value, latest_ms) -> (key, timestamp in ms). The latest event time is `latest_ms`. Raises EventRejected."""
@@ -65,22 +71,27 @@ Validate = Callable[[Any], str | None]
 MESSAGE_CHARACTERS_MAX = 300
 
 
-def load_schema(path: Path) -> Validate:
-    """Return the validator of a schema file. Raises ConfigError if it cannot be read or is not a JSON Schema."""
+def load_event_schema(path: Path) -> Validate:
+    """Return the validator of events by a schema file.
+
+    Raises ConfigError if the file cannot be read or is not a JSON Schema.
+    """
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"json_schema: {path}: {e.strerror}") from None
     except ValueError as e:
         raise ConfigError(f"json_schema: {path}: not JSON: {e}") from None
-    return compile_schema(schema, str(path))
+    return compile_event_schema(schema, str(path))
 
 
-def compile_schema(schema: Any, name: str) -> Validate:
-    """Return the validator of a schema. `name` is its name in errors. Raises ConfigError for an invalid schema.
+def compile_event_schema(schema: Any, name: str) -> Validate:
+    """Return the validator of events by a JSON Schema; `name` is its name in errors.
+
+    Raises ConfigError if the schema is invalid.
 
     >>> schema = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}
-    >>> validate = compile_schema(schema, "it")
+    >>> validate = compile_event_schema(schema, "it")
     >>> validate({"id": 1})
     >>> validate({"id": "x"})
     '/id: "x" is not of type "integer"'
@@ -142,7 +153,7 @@ def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
 
 def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
     decode = msgspec.json.Decoder().decode
-    validate = None if own.json_schema is None else load_schema(own.json_schema)
+    validate = None if own.json_schema is None else load_event_schema(own.json_schema)
     key_parts = [(pointer, _json_pointer_resolver(pointer)) for pointer in own.key]
     time = None if own.time is None else (own.time, _json_pointer_resolver(own.time))
 
@@ -202,7 +213,10 @@ def _json_pointer_resolver(pointer: str) -> Resolve:
 
 
 def _is_array_index(step: str) -> bool:
-    """Return whether a step is an array index: no sign, no leading zero, and at most nine digits."""
+    """Return whether a step of a JSON pointer into an event is an array index.
+
+    An index has no sign, no leading zero, and at most nine digits.
+    """
     return step.isascii() and step.isdigit() and len(step) < 10 and (step == "0" or step[0] != "0")
 
 
@@ -321,7 +335,7 @@ def _msgspec_error(message: str, value_bytes: int) -> tuple[int | None, str]:
 
 
 def column_after(before: str) -> int:
-    """Return the 1-based column of the character after `before`.
+    """Return the 1-based column of the character in an event's JSON that follows the text `before`.
 
     >>> column_after(""), column_after("ab"), column_after("ab\\nc")
     (1, 3, 2)
@@ -336,3 +350,107 @@ def _first_non_utf8_byte(value: bytes) -> int | None:
     except UnicodeDecodeError as e:
         return e.start
     return None
+
+
+class Attributes(NamedTuple):
+    """The key and the time (ms, or ISO 8601) of an event that are not in its value."""
+
+    key: bytes | None = None
+    time: str | None = None
+
+
+NO_ATTRIBUTES = Attributes()
+
+
+class Parsed:
+    """A batch of consecutive events: records to send, each with its position, and the errors of the others."""
+
+    __slots__ = ("errors", "positions", "records")
+
+    def __init__(self) -> None:
+        self.records: list[ProducerRecord] = []
+        self.positions: list[int] = []
+        self.errors: list[RecordError] = []
+
+    def __repr__(self) -> str:
+        return f"Parsed({len(self.records)} records, errors={self.errors})"
+
+
+class EventParser:
+    """Converts values to records of one topic. `key` and `time` are the request's, for events that lack them."""
+
+    def __init__(
+        self,
+        topic: str,
+        settings: IngestSettings,
+        reader: TopicReader | None = None,
+        *,
+        key: bytes | None = None,
+        time: str | None = None,
+    ) -> None:
+        self.topic = topic
+        self.settings = settings
+        self.reader = topic_reader(settings, settings.for_topic(topic)) if reader is None else reader
+        self._max_future_ms = settings.max_future_ms
+        self._max_line_bytes = settings.max_line_bytes
+        self._key = key
+        self._time = time
+
+    def parse(
+        self,
+        values: Sequence[bytes | None],
+        first: int,
+        now_ms: int,
+        headers: Headers = (),
+        event: Attributes = NO_ATTRIBUTES,
+    ) -> Parsed:
+        """Parse events at the positions `first`, `first + 1`, ... Blank values are skipped but have a position.
+
+        `headers` and `event` (such as a CloudEvent's attributes) apply to all of them.
+        """
+        parsed = Parsed()
+        read = self.reader.event
+        topic = self.topic
+        latest_ms = now_ms + self._max_future_ms
+        default_key = self._key if event.key is None else event.key
+        default_time = self._default_time(event, latest_ms, parsed, first)
+        if parsed.errors:
+            return parsed
+        add_record = parsed.records.append
+        add_position = parsed.positions.append
+        for position, value in enumerate(values, first):
+            if value is None:
+                parsed.errors.append(self._too_long_event_error(position))
+                continue
+            # Checked before reading: a compressed body of a few KB may hold millions of blank lines.
+            if not value or (value[0] <= SPACE and not value.strip(BLANK)):
+                continue
+            try:
+                key, timestamp = read(value, latest_ms)
+            except EventRejected as e:
+                parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
+                continue
+            if key is None:
+                key = default_key
+            if timestamp is None:
+                timestamp = default_time
+            add_record(ProducerRecord(topic, value, key, headers, None, timestamp))
+            add_position(position)
+        return parsed
+
+    def _default_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
+        """Return the time of events that lack one. Adds an error at `first` if it is invalid."""
+        text = self._time if event.time is None else event.time
+        if text is None:
+            return None
+        try:
+            value = int(text) if text.isascii() and text.isdigit() else text
+            return self.reader.time("its header or attribute", value, latest_ms)
+        except EventRejected as e:
+            parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
+            return None
+
+    def _too_long_event_error(self, position: int) -> RecordError:
+        return RecordError(
+            position, CONTENT_TOO_LARGE, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}"
+        )

@@ -12,9 +12,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Literal, Protocol
 
+import msgspec
 from fastapi import Request
 
 from penstock.api.http.body import BodyReader, read_body
@@ -26,13 +29,17 @@ from penstock.api.http.status_codes import (
 )
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
-from penstock.api.ingest.event import EventRejected, TopicReader
-from penstock.api.ingest.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
+from penstock.api.ingest.event import JSON_SPACE, EventParser, EventRejected, Parsed, TopicReader, explain_malformed
+from penstock.api.ingest.ndjson import NdjsonReader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 JSON_TYPE = "application/json"
+
+
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 Unit = Literal["line", "index"]
 ParseBatch = Callable[[Sequence[bytes | None], int, int], Parsed]
@@ -151,7 +158,7 @@ async def open_events(
     clock: Clock,
 ) -> RequestEvents:
     """Return the events of a request of a type from `check_media_type`. Raises Problem (400, 408, 413, 503)."""
-    key, time = _key_and_time(request, topic, reader, settings, clock)
+    key, time = _key_and_time_of_headers(request, topic, reader, settings, clock)
     parser = EventParser(topic, settings, reader, key=key, time=time)
     if media_type in NDJSON_TYPES:
         return NdjsonLines(body, parser, settings.max_line_bytes, clock)
@@ -164,7 +171,7 @@ async def open_events(
         return iter([(0, [content if len(content) <= max_bytes else None])])
 
     def json_elements(content: bytes) -> Iterator[Batch]:
-        if media_type == JSON_TYPE and (value := json_object(content)) is not None:
+        if media_type == JSON_TYPE and (value := json_object_body(content)) is not None:
             return single_event(value)
         return array_elements(content, max_bytes, settings.max_body_events)
 
@@ -205,10 +212,10 @@ def check_media_type(request: Request) -> str:
     )
 
 
-def _key_and_time(
+def _key_and_time_of_headers(
     request: Request, topic: str, reader: TopicReader, settings: IngestSettings, clock: Clock
 ) -> tuple[bytes | None, str | None]:
-    """Return the key and the time that the request's headers set for all of its events."""
+    """Return the key and the time that the headers of a request set for all of its events."""
     own = settings.for_topic(topic)
     key = request.headers.get(own.key_header) if own.key_header else None
     time = request.headers.get(own.time_header) if own.time_header else None
@@ -220,3 +227,58 @@ def _key_and_time(
             raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Wrong event time"), str(e)) from None
     # A header's value is bytes; Starlette decodes each to one character.
     return None if key is None else key.encode("latin-1"), time
+
+
+class TooManyEvents(EventRejected):
+    """A buffered body has more events than `max_body_events`."""
+
+    def __init__(self, max_body_events: int) -> None:
+        message = f"the body has more than max_body_events={max_body_events} events; NDJSON has no such limit"
+        super().__init__("TOO_MANY_EVENTS", message)
+
+
+def array_elements(
+    body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    """Yield the events of a request's JSON array as bytes, in batches: (0-based index of the first, the values).
+
+    A batch has at most `batch` values.
+
+    Raises EventRejected before the first element if the body is not an array, or has too many elements.
+    """
+    try:
+        elements = _decode_elements(body)
+    except msgspec.ValidationError:
+        message = "the body must be a JSON object, which is one event, or an array of events"
+        raise EventRejected("NOT_AN_OBJECT_OR_ARRAY", message) from None
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(body, e) from None
+    if len(elements) > max_elements:
+        raise TooManyEvents(max_elements)
+    return _batches_of_elements(iter(elements), max_element_bytes, batch)
+
+
+def json_object_body(body: bytes) -> bytes | None:
+    """Return the body of a request that is a JSON object, without surrounding space; None for another body.
+
+    Raises EventRejected if the body is not JSON.
+
+    >>> json_object_body(b' {"a": 1}\\n'), json_object_body(b"[1]")
+    (b'{"a": 1}', None)
+    """
+    if _OBJECT.match(body) is None:
+        return None
+    try:
+        msgspec.json.decode(body)
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(body, e) from None
+    return body.strip(JSON_SPACE)
+
+
+def _batches_of_elements(
+    elements: Iterator[msgspec.Raw], max_element_bytes: int, batch: int
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    first = 0
+    while values := [bytes(element) for element in islice(elements, batch)]:
+        yield first, [value if len(value) <= max_element_bytes else None for value in values]
+        first += len(values)

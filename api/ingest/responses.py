@@ -148,7 +148,7 @@ def problem_of(result: IngestResult) -> Problem:
     if result.errors:
         first = min(result.errors, key=lambda e: (e.status != status, e.position))
         error_code = first.error_code
-        detail = _describe_first_error(result, first)
+        detail = _describe_first_event_error(result, first)
     else:
         error_code = body_error_code(status)
         detail = result.stop_reason
@@ -165,8 +165,8 @@ def accepted_response(result: IngestResult, accepted_count: int) -> Response:
     return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, ACCEPTED)
 
 
-def _describe_first_error(result: IngestResult, first: RecordError) -> str:
-    """Return the text of the first error, with the number of the others."""
+def _describe_first_event_error(result: IngestResult, first: RecordError) -> str:
+    """Return the `detail` of ingest's answer: the error of the first event, with the number of the other errors."""
     count = len(result.errors)
     coordinates = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
     return f"{coordinates}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")

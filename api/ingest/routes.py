@@ -61,11 +61,10 @@ from penstock.api.ingest.atomic import (
     fingerprint_headers,
     idempotency_key,
 )
-from penstock.api.ingest.batches import EventSender, IngestProducer
-from penstock.api.ingest.event import TopicReader, topic_reader
+from penstock.api.ingest.event import Parsed, TopicReader, topic_reader
+from penstock.api.ingest.event_sender import EventSender, IngestProducer
 from penstock.api.ingest.metrics import IngestMetrics
-from penstock.api.ingest.ndjson import Parsed, TooManyEvents
-from penstock.api.ingest.request_events import RequestEvents, check_media_type, open_events
+from penstock.api.ingest.request_events import RequestEvents, TooManyEvents, check_media_type, open_events
 from penstock.api.ingest.responses import OPENAPI, accepted_response, problem_of
 from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedAnswer

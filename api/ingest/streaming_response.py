@@ -33,7 +33,7 @@ from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import Problem
 from penstock.api.http.status_codes import MULTI_STATUS
 from penstock.api.http.turns import Turn
-from penstock.api.ingest.batches import EventSender
+from penstock.api.ingest.event_sender import EventSender
 from penstock.api.ingest.request_events import RequestEvents
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError

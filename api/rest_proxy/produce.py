@@ -22,9 +22,9 @@ from penstock.api.http.problem import (
 )
 from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
 from penstock.api.http.turns import Turn
-from penstock.api.ingest.batches import IngestProducer
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
-from penstock.api.ingest.ndjson import TooManyEvents
+from penstock.api.ingest.event_sender import IngestProducer
+from penstock.api.ingest.request_events import TooManyEvents
 from penstock.api.ingest.result import Outcome
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from penstock.api.settings import Credential, is_loopback, require_auth
+from penstock.api.settings import Credential, check_secrets, is_loopback
 from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
@@ -127,7 +127,7 @@ def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard
         users[name] = Credential(secret=SecretStr(password), scopes=("admin",))
     secrets = [*([token] if token else []), *(user.secret for user in users.values())]
     try:
-        require_auth(http.host, secrets, insecure_no_auth=True)
+        check_secrets(http.host, secrets, insecure_no_auth=True)
     except ConfigError as e:
         raise ConfigError(str(e).replace("auth_token, credentials", "rest.auth.token, rest.auth.users")) from None
     local_hosts_only = not secrets and is_loopback(http.host) and not config["rest.advertised.host.name"]

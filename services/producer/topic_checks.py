@@ -23,7 +23,7 @@ FREE_BYTES_MIN = 1_048_576
 
 
 class TopicCheckingProducer:
-    """Implements `penstock.api.ingest.batches.IngestProducer` over a Producer and an Admin."""
+    """Implements `penstock.api.ingest.event_sender.IngestProducer` over a Producer and an Admin."""
 
     def __init__(self, producer: Producer, admin: Admin, clock: Clock = SYSTEM_CLOCK) -> None:
         self._producer = producer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from penstock.api.settings import IngestSettings, TopicSettings, is_loopback, require_auth
+from penstock.api.settings import IngestSettings, TopicSettings, check_secrets, is_loopback
 from penstock.shared.common.errors import ConfigError
 
 
@@ -30,20 +30,20 @@ def test_a_topic_without_entry_has_the_default() -> None:
 def test_a_loopback_address_needs_no_token(host: str) -> None:
     """A loopback address needs no token."""
     assert is_loopback(host)
-    require_auth(host, [], insecure_no_auth=False)
+    check_secrets(host, [], insecure_no_auth=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "kafka.example", "localhost.example", ""])
 def test_any_other_address_needs_one(host: str) -> None:
     """Any other address needs a token, unless `insecure_no_auth` is set."""
     with pytest.raises(ConfigError, match=r"auth_token.*insecure_no_auth"):
-        require_auth(host, [], insecure_no_auth=False)
-    require_auth(host, [], insecure_no_auth=True)
-    require_auth(host, [SecretStr("x" * 16)], insecure_no_auth=False)
+        check_secrets(host, [], insecure_no_auth=False)
+    check_secrets(host, [], insecure_no_auth=True)
+    check_secrets(host, [SecretStr("x" * 16)], insecure_no_auth=False)
 
 
 def test_a_short_token_is_an_error_that_hides_it() -> None:
     """A token of fewer than 16 characters is a ConfigError that does not contain it."""
     with pytest.raises(ConfigError, match="at least 16 characters") as e:
-        require_auth("127.0.0.1", [SecretStr("hunter2")], insecure_no_auth=False)
+        check_secrets("127.0.0.1", [SecretStr("hunter2")], insecure_no_auth=False)
     assert "hunter2" not in str(e.value)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.ingest.event import EventRejected, RecordError, topic_reader
-from penstock.api.ingest.ndjson import EventParser, LineSplitter, NdjsonReader, array_elements
+from penstock.api.ingest.event import EventParser, EventRejected, RecordError, topic_reader
+from penstock.api.ingest.ndjson import LineSplitter, NdjsonReader
+from penstock.api.ingest.request_events import array_elements
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import ProducerRecord
 

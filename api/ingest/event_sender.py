@@ -15,7 +15,7 @@ from operator import length_hint
 from typing import NamedTuple, Protocol
 
 from penstock.api.http.turns import Turn
-from penstock.api.ingest.ndjson import Parsed
+from penstock.api.ingest.event import Parsed
 from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
@@ -119,13 +119,13 @@ class EventSender:
         outcomes = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(parsed.records), outcomes)
         UNWATCHED.add(outcomes)
-        outcomes.add_done_callback(_retrieve_exception)
+        outcomes.add_done_callback(_retrieve_unwatched_exception)
         return len(parsed.records)
 
     def abandon(self) -> None:
         """Stop waiting for batches in flight. Their delivery continues without this request."""
         for flight in self._flights:
-            flight.outcomes.add_done_callback(_retrieve_exception)
+            flight.outcomes.add_done_callback(_retrieve_unwatched_exception)
         self._flights.clear()
 
     @property
@@ -182,7 +182,7 @@ class EventSender:
             timeout = KafkaTimeout(f"{self._timeout_message}; {MAYBE_STORED}")
             self.result.add_outcomes(flight.positions, [timeout] * len(flight.positions))
         except PenstockError as e:
-            failure = _error_with_outcome(e, maybe_written=True)
+            failure = _event_error_with_outcome(e, maybe_written=True)
             self.result.add_outcomes(flight.positions, [failure] * len(flight.positions))
         else:
             self.result.add_outcomes(flight.positions, outcomes)
@@ -194,13 +194,13 @@ class EventSender:
     def _add_interrupted(self, positions: list[int], unsent: Iterator[ProducerRecord], error: PenstockError) -> None:
         """Add the outcomes of a batch that was sent in part: the producer did not accept the records in `unsent`."""
         sent = len(positions) - length_hint(unsent)
-        maybe_stored = _error_with_outcome(error, maybe_written=True)
-        not_stored = _error_with_outcome(error, maybe_written=False)
+        maybe_stored = _event_error_with_outcome(error, maybe_written=True)
+        not_stored = _event_error_with_outcome(error, maybe_written=False)
         self.result.add_outcomes(positions, [maybe_stored] * sent + [not_stored] * (len(positions) - sent))
 
 
-def _error_with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:
-    """Return the error with `maybe_written`, and with the same in its message."""
+def _event_error_with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:
+    """Return the error of an event's record with `maybe_written`, and with the same in its message."""
     copy = type(error)(f"{error}; {MAYBE_STORED if maybe_written else NOT_STORED}")
     copy.maybe_written = maybe_written
     return copy
@@ -210,8 +210,8 @@ UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
 """Batches that no request waits for. The event loop itself has only weak references to tasks."""
 
 
-def _retrieve_exception(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
-    """Retrieve the exception, or asyncio would log it as never retrieved."""
+def _retrieve_unwatched_exception(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
+    """Retrieve the exception of a batch of events that no request waits for; asyncio would log it otherwise."""
     UNWATCHED.discard(outcomes)
     if not outcomes.cancelled():
         outcomes.exception()

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.api.http.turns import FREE
-from penstock.api.ingest.batches import EventSender
-from penstock.api.ingest.event import RecordError
-from penstock.api.ingest.ndjson import Parsed
+from penstock.api.ingest.event import Parsed, RecordError
+from penstock.api.ingest.event_sender import EventSender
 from penstock.api.ingest.result import IngestResult
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, PenstockError
