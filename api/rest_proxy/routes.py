@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter as APIRouter
 
 from penstock.api.admin.routes import AdminClient
-from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.v2 import v2_consumers_router, v2_metadata_router, v2_produce_router
-from penstock.api.rest_proxy.v3 import v3_metadata_router, v3_produce_router
 from penstock.api.rest_proxy.v3_groups import v3_groups_router
+from penstock.api.rest_proxy.v3_metadata import v3_metadata_router
+from penstock.api.rest_proxy.v3_produce import v3_produce_router
 
 
 def metadata_routers(admin: AdminClient) -> list[APIRouter]:

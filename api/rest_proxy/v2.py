@@ -29,15 +29,15 @@ from penstock.api.http.status_codes import (
 )
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.event import EventRejected
-from penstock.api.rest_proxy.json_records import v2_records
-from penstock.api.rest_proxy.produce import RestProducer, error_code_of, message_of
-from penstock.shared.clients.admin import TopicDescription
+from penstock.api.rest_proxy.embedded_format import INVALID, EmbeddedFormat, decode_embedded, decode_json
+from penstock.api.rest_proxy.partitions import describe_partition, describe_topic, first_and_next_offset
+from penstock.api.rest_proxy.record_errors import error_code_of, error_message_of
+from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.shared.clients.admin.types import PartitionDescription
-from penstock.shared.common.errors import UnknownTopicOrPartition
-from penstock.shared.common.records import RecordMetadata, TopicPartition
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 
 V2_TYPE = "application/vnd.kafka.v2+json"
-_EMBEDDED = re.compile(r"application/vnd\.kafka\.(json|binary)\.v2\+json")
+_PRODUCE_TYPE = re.compile(r"application/vnd\.kafka\.(json|binary)\.v2\+json")
 BODY = {
     f"application/vnd.kafka.{name}.v2+json": {
         "schema": {
@@ -105,6 +105,20 @@ class BrokerIds(TypedDict):
     brokers: list[of.Broker]
 
 
+class V2Record(msgspec.Struct):
+    """One of the `records` of a v2 request."""
+
+    key: msgspec.Raw = msgspec.Raw(b"null")
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    partition: int | None = None
+
+
+class V2Request(msgspec.Struct):
+    """The body of a v2 request. Its fields for schemas are ignored, since formats with schemas are not supported."""
+
+    records: list[V2Record]
+
+
 class V2Answer(JSONResponse):
     """A plain value as JSON, with v2's content type."""
 
@@ -137,8 +151,8 @@ def v2_produce_router(producer: RestProducer) -> APIRouter:
 
 async def _produce_v2_records(producer: RestProducer, topic: str, partition: int | None, request: Request) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    embedded = _EMBEDDED.fullmatch(media_type)
-    if embedded is None:
+    content_type = _PRODUCE_TYPE.fullmatch(media_type)
+    if content_type is None:
         detail = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
         raise Problem(ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), detail)
     client = client_of(request)
@@ -147,10 +161,10 @@ async def _produce_v2_records(producer: RestProducer, topic: str, partition: int
     if partition is not None and partition not in partitions:
         raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
     content = await producer.read_body(body)
-    form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
+    embedded: EmbeddedFormat = "JSON" if content_type[1] == "json" else "BINARY"
     with await next_turn(body, 0) as turn:
         try:
-            records = v2_records(content, topic, form, partition)
+            records = _decode_v2_records(content, topic, embedded, partition)
         except EventRejected as e:
             raise Problem(ErrorKind(UNPROCESSABLE_CONTENT, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         producer.check_count(len(records))
@@ -162,11 +176,33 @@ async def _produce_v2_records(producer: RestProducer, topic: str, partition: int
     )
 
 
+def _decode_v2_records(
+    body: bytes, topic: str, embedded: EmbeddedFormat, partition: int | None
+) -> list[ProducerRecord | str]:
+    """Return the records of a v2 request; a record that cannot be decoded is the text of its error.
+
+    `partition` overrides the partition of the records. Raises EventRejected if the body is invalid.
+    """
+    request = decode_json(body, V2Request)
+    if not request.records:
+        raise EventRejected(INVALID, "records may not be empty")
+    records: list[ProducerRecord | str] = []
+    for item in request.records:
+        try:
+            key = decode_embedded(item.key, embedded, "key")
+            value = decode_embedded(item.value, embedded, "value")
+        except EventRejected as e:
+            records.append(str(e))
+            continue
+        records.append(ProducerRecord(topic, value, key, (), item.partition if partition is None else partition))
+    return records
+
+
 def _stored_record_row(outcome: RecordMetadata | BaseException) -> StoredRecord:
     if isinstance(outcome, RecordMetadata):
         return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
     may_retry = error_code_of(outcome) in (RETRIABLE, TOO_MANY_REQUESTS)
-    return {"partition": None, "offset": None, "error_code": 2 if may_retry else 1, "error": message_of(outcome)}
+    return {"partition": None, "offset": None, "error_code": 2 if may_retry else 1, "error": error_message_of(outcome)}
 
 
 def v2_metadata_router(admin: AdminClient) -> APIRouter:
@@ -201,7 +237,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": PartitionOfTopic}},
     )
     async def get_partition(topic: of.Topic, partition: of.Partition) -> Response:
-        return V2Answer(_row_of_partition(await partition_of(admin, topic, partition)))
+        return V2Answer(_row_of_partition(await describe_partition(admin, topic, partition)))
 
     @router.get(
         "/topics/{topic}/partitions/{partition}/offsets",
@@ -209,8 +245,8 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": OffsetsOfPartition}},
     )
     async def get_partition_offsets(topic: of.Topic, partition: of.Partition) -> Response:
-        description = await partition_of(admin, topic, partition)
-        earliest, latest = await both_offsets(admin, TopicPartition(topic, description.partition))
+        description = await describe_partition(admin, topic, partition)
+        earliest, latest = await first_and_next_offset(admin, TopicPartition(topic, description.partition))
         return V2Answer(OffsetsOfPartition(beginning_offset=earliest, end_offset=latest))
 
     @router.get("/brokers", summary="REST Proxy v2: broker ids", responses={200: {"model": BrokerIds}})
@@ -236,28 +272,8 @@ def v2_consumers_router() -> APIRouter:
     return router
 
 
-async def partition_of(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
-    """Return a partition. Raises Problem (404) or, for an unknown topic, UnknownTopicOrPartition."""
-    for description in (await _describe_topic(admin, topic)).partitions:
-        if description.partition == partition:
-            return description
-    raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
-
-
-async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
-    """Return a partition's first offset, and the one after its last record."""
-    return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]
-
-
-async def _describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
-    description = (await admin.describe_topics([topic])).get(topic)
-    if description is None:
-        raise UnknownTopicOrPartition(f"{topic}: no such topic")
-    return description
-
-
 async def _partition_rows(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
-    return [_row_of_partition(p) for p in (await _describe_topic(admin, topic)).partitions]
+    return [_row_of_partition(p) for p in (await describe_topic(admin, topic)).partitions]
 
 
 def _row_of_partition(description: PartitionDescription) -> PartitionOfTopic:

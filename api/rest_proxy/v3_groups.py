@@ -15,8 +15,15 @@ from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import NOT_FOUND
-from penstock.api.rest_proxy.v3 import check_cluster
-from penstock.api.rest_proxy.v3_shapes import Link, ListMetadata, Metadata, metadata_of, related, rows_of
+from penstock.api.rest_proxy.v3_resources import (
+    Link,
+    ListMetadata,
+    Metadata,
+    check_cluster,
+    metadata_of,
+    related,
+    rows_of,
+)
 from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
 from penstock.shared.common.errors import GroupNotFound
 from penstock.shared.common.records import TopicPartition

@@ -13,7 +13,7 @@ from penstock.api.http.health import health_router
 from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
 from penstock.api.ingest.routes import Ingest
-from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import APIRouter, metadata_routers, produce_routers
 from penstock.services.producer.ingest_transactions import KafkaTransactor
 from penstock.services.producer.settings import ProducerServiceSettings

@@ -21,7 +21,7 @@ from penstock.api.http.app import create_app
 from penstock.api.http.health import health_router
 from penstock.api.http.openapi import operations_of
 from penstock.api.ingest.routes import Ingest
-from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.api.streams.routes import streams_router

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from penstock.api.http.app import create_app
 from penstock.api.http.server import HttpServer
 from penstock.api.ingest.routes import Ingest
-from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.settings import HttpSettings

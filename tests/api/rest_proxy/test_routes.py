@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from penstock.api.http.app import create_app
 from penstock.api.ingest.routes import Ingest
-from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.settings import Credential, IngestSettings
 from penstock.shared.clients.admin import MemberDescription

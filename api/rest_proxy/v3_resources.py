@@ -9,8 +9,11 @@ from fastapi import Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import NOT_FOUND
 from penstock.shared.clients.admin import ClusterDescription, ConfigEntry, TopicDescription
 from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
 from penstock.shared.common.records import TopicPartition
@@ -174,28 +177,28 @@ class KafkaTopicConfigList(TypedDict):
 
 
 def link(request: Request, path: str) -> str:
-    """Return the address of a resource for the requesting client."""
+    """Return the address of a resource of REST Proxy v3 for the requesting client."""
     return f"{str(request.base_url).rstrip('/')}{path}"
 
 
 def related(request: Request, path: str) -> Link:
-    """Return the link to a resource."""
+    """Return the link to a resource of REST Proxy v3."""
     return {"related": link(request, path)}
 
 
 def metadata_of(request: Request, path: str, name: str) -> Metadata:
-    """Return the metadata of a resource."""
+    """Return the metadata of a resource of REST Proxy v3."""
     return {"self": link(request, path), "resource_name": f"crn:///{name}"}
 
 
 def rows_of(request: Request, kind: str, rows: Sequence[Any]) -> Response:
-    """Return a list of resources. It is never split into pages."""
+    """Return a list of resources of REST Proxy v3. It is never split into pages."""
     metadata: ListMetadata = {"self": link(request, request.url.path), "next": None}
     return json_response({"kind": kind, "metadata": metadata, "data": list(rows)})
 
 
 def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> KafkaTopic:
-    """Return a topic."""
+    """Return a topic as a resource of REST Proxy v3."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic.name}"
     return {
         "kind": "KafkaTopic",
@@ -212,7 +215,7 @@ def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> Kaf
 
 
 def partition_row(request: Request, cluster_id: str, topic: str, description: PartitionDescription) -> KafkaPartition:
-    """Return a partition."""
+    """Return a partition as a resource of REST Proxy v3."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic}/partitions/{description.partition}"
     name = f"kafka={cluster_id}/topic={topic}/partition={description.partition}"
     return {
@@ -228,7 +231,7 @@ def partition_row(request: Request, cluster_id: str, topic: str, description: Pa
 
 
 def broker_row(request: Request, cluster_id: str, broker: BrokerDescription) -> KafkaBroker:
-    """Return a broker."""
+    """Return a broker as a resource of REST Proxy v3."""
     path = f"/v3/clusters/{cluster_id}/brokers/{broker.node_id}"
     name = f"kafka={cluster_id}/broker={broker.node_id}"
     return {
@@ -243,7 +246,7 @@ def broker_row(request: Request, cluster_id: str, broker: BrokerDescription) -> 
 
 
 def config_row(request: Request, cluster_id: str, topic: str, entry: ConfigEntry) -> KafkaTopicConfig:
-    """Return a config of a topic."""
+    """Return a config of a topic as a resource of REST Proxy v3."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic}/configs/{entry.name}"
     name = f"kafka={cluster_id}/topic={topic}/config={entry.name}"
     return {
@@ -264,7 +267,7 @@ def config_row(request: Request, cluster_id: str, topic: str, entry: ConfigEntry
 def offsets_row(
     request: Request, cluster_id: str, tp: TopicPartition, earliest: int, latest: int
 ) -> KafkaPartitionWithOffsets:
-    """Return a partition's first offset and the one after its last record."""
+    """Return a partition's first offset and the one after its last record, as a resource of REST Proxy v3."""
     path = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}/offset"
     name = f"kafka={cluster_id}/topic={tp.topic}/partition={tp.partition}/offset_type={BOTH_OFFSETS}"
     return {
@@ -279,7 +282,7 @@ def offsets_row(
 
 
 def cluster_row(request: Request, cluster: ClusterDescription) -> KafkaCluster:
-    """Return the cluster."""
+    """Return the cluster as a resource of REST Proxy v3."""
     cluster_id = cluster.cluster_id or ""
     path = f"/v3/clusters/{cluster_id}"
     return {
@@ -291,3 +294,13 @@ def cluster_row(request: Request, cluster: ClusterDescription) -> KafkaCluster:
         "consumer_groups": related(request, f"{path}/consumer-groups"),
         "topics": related(request, f"{path}/topics"),
     }
+
+
+async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
+    """Return the cluster that a v3 path names. Raises Problem (404) for another cluster id."""
+    cluster = await admin.cluster()
+    if cluster_id != (cluster.cluster_id or ""):
+        raise Problem(
+            ErrorKind(NOT_FOUND, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found."
+        )
+    return cluster

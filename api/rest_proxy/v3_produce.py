@@ -1,4 +1,4 @@
-"""Confluent REST Proxy v3: clusters, topics and partitions, produce as a stream, and records:batch.
+"""Confluent REST Proxy v3: the routes that produce records, as a stream and as `records:batch`.
 
 A produce request is a stream of JSON objects. Its answer is a stream of delivery reports in the same order, each with
 its own `error_code` (200: stored). If a request of known length has a single record and it fails, the answer has the
@@ -8,10 +8,11 @@ error's status, and `Retry-After` if the same request may succeed later.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
@@ -29,39 +30,27 @@ from penstock.api.http.body import (
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem, rest_proxy_error_code
-from penstock.api.http.status_codes import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, NOT_FOUND, OK
+from penstock.api.http.status_codes import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, OK
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.result import Outcome
-from penstock.api.rest_proxy.json_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
-from penstock.api.rest_proxy.json_values import NotAnObject, ObjectSplitter
-from penstock.api.rest_proxy.produce import RestProducer, SentRecords, error_code_of, message_of, status_of
-from penstock.api.rest_proxy.v2 import both_offsets, partition_of
-from penstock.api.rest_proxy.v3_shapes import (
-    BOTH_OFFSETS,
-    KafkaBroker,
-    KafkaBrokerList,
-    KafkaCluster,
-    KafkaClusterList,
-    KafkaPartition,
-    KafkaPartitionList,
-    KafkaPartitionWithOffsets,
-    KafkaTopic,
-    KafkaTopicConfig,
-    KafkaTopicConfigList,
-    KafkaTopicList,
-    broker_row,
-    cluster_row,
-    config_row,
-    offsets_row,
-    partition_row,
-    rows_of,
-    topic_row,
+from penstock.api.rest_proxy.embedded_format import EmbeddedFormat
+from penstock.api.rest_proxy.record_errors import error_code_of, error_message_of, error_status_of
+from penstock.api.rest_proxy.rest_producer import RestProducer, SentRecords
+from penstock.api.rest_proxy.v3_records import (
+    Decoded,
+    NotAnObject,
+    RecordStreamSplitter,
+    id_of_invalid_entry,
+    v3_entries,
+    v3_entry,
+    v3_record,
 )
-from penstock.shared.clients.admin import ClusterDescription
-from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.api.rest_proxy.v3_resources import check_cluster
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ENTRIES_MAX = 1_000
 """The most entries of one records:batch."""
 GROUP_OBJECTS = 1_000
@@ -181,7 +170,7 @@ class DeliveryReports(Response):
 
     async def _read_record_stream(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
         """Read the stream. Puts into the queue a task for the reports of each group, in order."""
-        splitter = ObjectSplitter(self._producer.settings.max_line_bytes)
+        splitter = RecordStreamSplitter(self._producer.settings.max_line_bytes)
         count = 0
         try:
             while (chunk := await self.reader.next()) is not None:
@@ -207,9 +196,11 @@ class DeliveryReports(Response):
     async def _reports_of_records(self, objects: list[bytes]) -> bytes:
         try:
             reports, _ = await self.send(objects)
-            return as_lines(reports)
+            return reports_as_lines(reports)
         except Problem as e:  # the answer has begun, so the error becomes a row
-            return as_lines([{"error_code": rest_proxy_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
+            return reports_as_lines(
+                [{"error_code": rest_proxy_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
+            )
 
     async def send(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
         """Send the records of complete objects. Returns their reports and outcomes.
@@ -225,36 +216,56 @@ class DeliveryReports(Response):
                     decoded.append(v3_record(body, self._topic, read_time, latest_ms))
                 except EventRejected as e:
                     decoded.append(e)
-            sent = await send_decoded(self._producer, decoded, self._partitions, turn)
+            sent = await _send_v3_records(self._producer, decoded, self._partitions, turn)
         outcomes = await self._producer.settle(self._topic, sent, self._client)
-        rows = [row_of(self._cluster_id, record, outcome) for record, outcome in zip(decoded, outcomes, strict=True)]
+        rows = [report_of(self._cluster_id, record, outcome) for record, outcome in zip(decoded, outcomes, strict=True)]
         return rows, outcomes
 
 
-def as_lines(rows: list[dict[str, Any]]) -> bytes:
-    """Return reports in the answer's format: one a line."""
+def reports_as_lines(rows: list[dict[str, Any]]) -> bytes:
+    """Return v3 delivery reports in the answer's format: one a line."""
     return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
 
 
 async def _final_report(row: dict[str, Any]) -> bytes:
-    """Return the report of an error that ended the stream. A coroutine, like the reports of groups."""
-    return as_lines([row])
+    """Return the delivery report of an error that ended the stream. A coroutine, like the reports of groups."""
+    return reports_as_lines([row])
 
 
-async def send_decoded(
+async def _send_v3_records(
     producer: RestProducer, decoded: list[Decoded | EventRejected], partitions: list[int], turn: Turn
 ) -> SentRecords:
-    """Send the records. The outcome of a record that could not be decoded is its error."""
+    """Send the decoded records of a v3 request. The outcome of a record that could not be decoded is its error."""
     records: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRejected) else d.record for d in decoded]
     return await producer.send(records, partitions, turn)
 
 
-def row_of(cluster_id: str, decoded: Decoded | EventRejected, outcome: Outcome) -> dict[str, Any]:
-    """Return the report of a record: the delivery report if it is stored, else its error."""
+def report_of(cluster_id: str, decoded: Decoded | EventRejected, outcome: Outcome) -> dict[str, Any]:
+    """Return the report of a v3 record: the delivery report if it is stored, else its error."""
     if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRejected):
-        return report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
+        return _delivery_report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
     assert isinstance(outcome, BaseException)
-    return {"error_code": error_code_of(outcome), "message": message_of(outcome)}
+    return {"error_code": error_code_of(outcome), "message": error_message_of(outcome)}
+
+
+def _delivery_report(cluster_id: str, decoded: Decoded, partition: int, offset: int, timestamp: int) -> dict[str, Any]:
+    """Return the delivery report of a stored v3 record; `timestamp` is in ms since the epoch."""
+    record = decoded.record
+    return {
+        "error_code": OK,
+        "cluster_id": cluster_id,
+        "topic_name": record.topic,
+        "partition_id": partition,
+        "offset": offset,
+        "timestamp": (EPOCH + timedelta(milliseconds=timestamp)).isoformat().replace("+00:00", "Z"),
+        "key": _size_of_data(decoded.key_type, record.key),
+        "value": _size_of_data(decoded.value_type, record.value),
+    }
+
+
+def _size_of_data(data_type: EmbeddedFormat | None, data: bytes | None) -> dict[str, Any] | None:
+    """Return the type and the size of a key or a value, for a v3 delivery report."""
+    return None if data_type is None else {"type": data_type, "size": 0 if data is None else len(data)}
 
 
 def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
@@ -276,7 +287,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
             reports = await DeliveryReports(body, producer, topic, cluster_id, client).prepare()
             if "content-length" not in request.headers:
                 return reports
-            return await _known_length(producer, reports, topic)
+            return await _produce_complete_body(producer, reports, topic)
 
     @router.post(
         f"{path}:batch",
@@ -292,18 +303,21 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
             await check_cluster(admin, cluster_id)
             partitions = await producer.check(topic, client)
             content = await producer.read_body(body)
-            answer = await _batch(producer, body, content, topic, cluster_id, partitions, client)
+            answer = await _produce_batch(producer, body, content, topic, cluster_id, partitions, client)
             producer.answered(topic, answer.status_code, body)
             return answer
 
     return router
 
 
-async def _known_length(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
-    """Answer a request of known length. If its only record failed, the answer has the error's status."""
+async def _produce_complete_body(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
+    """Answer a v3 produce request of known length, once its body is complete.
+
+    If its only record failed, the answer has the error's status.
+    """
     content = await producer.read_body(reports.reader)
     try:
-        splitter = ObjectSplitter(producer.settings.max_line_bytes)
+        splitter = RecordStreamSplitter(producer.settings.max_line_bytes)
         objects = splitter.feed(content)
         splitter.close()
         if not objects:
@@ -315,12 +329,12 @@ async def _known_length(producer: RestProducer, reports: DeliveryReports, topic:
     status = OK
     headers: dict[str, str] = {}
     if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):
-        status, headers = status_of(outcomes[0])
+        status, headers = error_status_of(outcomes[0])
     producer.answered(topic, status, reports.reader)
-    return Response(as_lines(rows), status, headers, "application/json")
+    return Response(reports_as_lines(rows), status, headers, "application/json")
 
 
-async def _batch(
+async def _produce_batch(
     producer: RestProducer,
     body: BodyReader,
     content: bytes,
@@ -329,7 +343,7 @@ async def _batch(
     partitions: list[int],
     client: str,
 ) -> Response:
-    """Send the entries of a batch, and answer with the outcome of each."""
+    """Send the entries of a v3 batch, and answer with the outcome of each."""
     read_time = producer.read_time(topic)
     latest_ms = producer.latest_ms()
     ids = []
@@ -344,13 +358,13 @@ async def _batch(
                 id_, record = v3_entry(entry, topic, read_time, latest_ms)
                 decoded.append(record)
             except EventRejected as e:
-                id_ = entry_id(entry)
+                id_ = id_of_invalid_entry(entry)
                 decoded.append(e)
             ids.append(id_)
-        sent = await send_decoded(producer, decoded, partitions, turn)
+        sent = await _send_v3_records(producer, decoded, partitions, turn)
     outcomes = await producer.settle(topic, sent, client)
     rows = [
-        {"id": id_} | row_of(cluster_id, entry, outcome)
+        {"id": id_} | report_of(cluster_id, entry, outcome)
         for id_, entry, outcome in zip(ids, decoded, outcomes, strict=True)
     ]
     successes = [row for row in rows if row["error_code"] == OK]
@@ -358,152 +372,3 @@ async def _batch(
     for row in successes:
         del row["error_code"]
     return json_response({"successes": successes, "failures": failures}, MULTI_STATUS)
-
-
-async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
-    """Return the cluster. Raises Problem (404) for another cluster id."""
-    cluster = await admin.cluster()
-    if cluster_id != (cluster.cluster_id or ""):
-        raise Problem(
-            ErrorKind(NOT_FOUND, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found."
-        )
-    return cluster
-
-
-def v3_metadata_router(admin: AdminClient) -> APIRouter:
-    """Return the routes of clusters, brokers, topics with their configs, and partitions with their offsets."""
-    router = APIRouter(tags=["rest proxy v3"])
-    _cluster_routes(router, admin)
-    _topic_routes(router, admin)
-    _partition_routes(router, admin)
-    return router
-
-
-def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get(
-        "/v3/clusters",
-        summary="REST Proxy v3: the cluster, as a list of one",
-        responses={200: {"model": KafkaClusterList}},
-    )
-    async def list_clusters(request: Request) -> Response:
-        return rows_of(request, "KafkaClusterList", [cluster_row(request, await admin.cluster())])
-
-    @router.get(
-        "/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster", responses={200: {"model": KafkaCluster}}
-    )
-    async def get_cluster(cluster_id: of.ClusterId, request: Request) -> Response:
-        return json_response(cluster_row(request, await check_cluster(admin, cluster_id)))
-
-    @router.get(
-        "/v3/clusters/{cluster_id}/brokers",
-        summary="REST Proxy v3: brokers",
-        responses={200: {"model": KafkaBrokerList}},
-    )
-    async def list_brokers(cluster_id: of.ClusterId, request: Request) -> Response:
-        description = await check_cluster(admin, cluster_id)
-        rows = [broker_row(request, cluster_id, broker) for broker in description.brokers]
-        return rows_of(request, "KafkaBrokerList", rows)
-
-    @router.get(
-        "/v3/clusters/{cluster_id}/brokers/{broker_id}",
-        summary="REST Proxy v3: a broker",
-        responses={200: {"model": KafkaBroker}},
-    )
-    async def get_broker(cluster_id: of.ClusterId, broker_id: of.Broker, request: Request) -> Response:
-        for broker in (await check_cluster(admin, cluster_id)).brokers:
-            if broker.node_id == broker_id:
-                return json_response(broker_row(request, cluster_id, broker))
-        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
-
-
-def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get(
-        "/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics", responses={200: {"model": KafkaTopicList}}
-    )
-    async def list_topics(cluster_id: of.ClusterId, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        descriptions = await admin.describe_topics(await admin.list_topics())
-        rows = [topic_row(request, cluster_id, descriptions[name]) for name in sorted(descriptions)]
-        return rows_of(request, "KafkaTopicList", rows)
-
-    @router.get(
-        "/v3/clusters/{cluster_id}/topics/-/configs",
-        summary="REST Proxy v3: the configs of all topics",
-        responses={200: {"model": KafkaTopicConfigList}},
-    )
-    async def all_configs(cluster_id: of.ClusterId, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        configs = await admin.topic_configs(await admin.list_topics())
-        rows = [config_row(request, cluster_id, topic, entry) for topic in sorted(configs) for entry in configs[topic]]
-        return rows_of(request, "KafkaTopicConfigList", rows)
-
-    @router.get(
-        "/v3/clusters/{cluster_id}/topics/{topic}",
-        summary="REST Proxy v3: a topic",
-        responses={200: {"model": KafkaTopic}},
-    )
-    async def get_topic(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        return json_response(topic_row(request, cluster_id, (await admin.describe_topics([topic]))[topic]))
-
-    @router.get(
-        "/v3/clusters/{cluster_id}/topics/{topic}/configs",
-        summary="REST Proxy v3: a topic's configs",
-        responses={200: {"model": KafkaTopicConfigList}},
-    )
-    async def list_topic_configs(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        entries = (await admin.topic_configs([topic]))[topic]
-        rows = [config_row(request, cluster_id, topic, entry) for entry in entries]
-        return rows_of(request, "KafkaTopicConfigList", rows)
-
-    @router.get(
-        "/v3/clusters/{cluster_id}/topics/{topic}/configs/{config}",
-        summary="REST Proxy v3: a config of a topic",
-        responses={200: {"model": KafkaTopicConfig}},
-    )
-    async def get_topic_config(
-        cluster_id: of.ClusterId, topic: of.Topic, config: of.ConfigName, request: Request
-    ) -> Response:
-        await check_cluster(admin, cluster_id)
-        for entry in (await admin.topic_configs([topic]))[topic]:
-            if entry.name == config:
-                return json_response(config_row(request, cluster_id, topic, entry))
-        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
-
-
-def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
-    path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
-
-    @router.get(path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": KafkaPartitionList}})
-    async def list_partitions(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
-        await check_cluster(admin, cluster_id)
-        description = (await admin.describe_topics([topic]))[topic]
-        rows = [partition_row(request, cluster_id, topic, p) for p in description.partitions]
-        return rows_of(request, "KafkaPartitionList", rows)
-
-    @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition", responses={200: {"model": KafkaPartition}})
-    async def get_partition(
-        cluster_id: of.ClusterId, topic: of.Topic, number: of.Partition, request: Request
-    ) -> Response:
-        await check_cluster(admin, cluster_id)
-        return json_response(partition_row(request, cluster_id, topic, await partition_of(admin, topic, number)))
-
-    @router.get(
-        f"{path}/{{number}}/offset",
-        summary="REST Proxy v3: a partition's first and next offset",
-        responses={200: {"model": KafkaPartitionWithOffsets}},
-    )
-    async def get_partition_offsets(
-        cluster_id: of.ClusterId,
-        topic: of.Topic,
-        number: of.Partition,
-        request: Request,
-        offset_type: Annotated[str, Query(examples=[BOTH_OFFSETS], description=f"only {BOTH_OFFSETS}")] = BOTH_OFFSETS,
-    ) -> Response:
-        if offset_type != BOTH_OFFSETS:
-            detail = f"offset_type: {offset_type!r} is not supported; leave it out, or use {BOTH_OFFSETS}"
-            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), detail)
-        await check_cluster(admin, cluster_id)
-        tp = TopicPartition(topic, (await partition_of(admin, topic, number)).partition)
-        return json_response(offsets_row(request, cluster_id, tp, *await both_offsets(admin, tp)))

@@ -1,4 +1,4 @@
-"""What the v2 and v3 routes of REST Proxy share: admission, and sending records for outcomes in order."""
+"""Sends records for the v2 and v3 routes of REST Proxy, by the rules of ingest. Outcomes are in the records' order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from fastapi import Request
 
 from penstock.api.http.body import BodyReader, read_body
 from penstock.api.http.problem import (
-    NON_RETRIABLE,
-    RETRIABLE,
     UNEXPECTED,
-    UNKNOWN_PARTITION,
     ErrorKind,
     Problem,
     kind_of_record_error,
-    retry_after_header,
 )
-from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
+from penstock.api.http.status_codes import CONTENT_TOO_LARGE, GATEWAY_TIMEOUT
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.event_sender import IngestProducer
@@ -32,7 +28,6 @@ from penstock.shared.common.errors import (
     DataError,
     KafkaTimeout,
     PenstockError,
-    RetriableError,
     UnknownTopicOrPartition,
 )
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
@@ -150,7 +145,10 @@ class RestProducer:
                 deliveries = await self._producer.send_many(records)
         except (TimeoutError, PenstockError) as e:
             return SentRecords(
-                _fill_outcomes(outcomes, indexes, [self._outcome_of_error(e)] * len(indexes)), [], deadline, None
+                _fill_delivered_outcomes(outcomes, indexes, [self._outcome_of_error(e)] * len(indexes)),
+                [],
+                deadline,
+                None,
             )
         pending = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(records), pending)
@@ -165,7 +163,7 @@ class RestProducer:
                     delivered: Sequence[Outcome] = await sent.deliveries
             except (TimeoutError, PenstockError) as e:
                 delivered = [self._outcome_of_error(e)] * len(sent.indexes)
-            outcomes = _fill_outcomes(outcomes, sent.indexes, delivered)
+            outcomes = _fill_delivered_outcomes(outcomes, sent.indexes, delivered)
         settled = [outcome for outcome in outcomes if outcome is not None]
         self._count_outcomes(topic, settled, client)
         return settled
@@ -194,44 +192,11 @@ class RestProducer:
         self._ingest.admission.charge(client, stored)
 
 
-def _fill_outcomes(
+def _fill_delivered_outcomes(
     outcomes: Sequence[Outcome | None], indexes: Sequence[int], delivered: Sequence[Outcome]
 ) -> list[Outcome | None]:
-    """Return the outcomes with those of the records at `indexes` filled in."""
+    """Return the outcomes of a REST Proxy request, with those of the sent records at `indexes` filled in."""
     filled = list(outcomes)
     for i, outcome in zip(indexes, delivered, strict=True):
         filled[i] = outcome
     return filled
-
-
-def error_code_of(error: BaseException) -> int:
-    """Return REST Proxy's error code of a record.
-
-    >>> error_code_of(UnknownTopicOrPartition()), error_code_of(DataError()), error_code_of(KafkaTimeout())
-    (40402, 422, 50003)
-    """
-    if isinstance(error, UnknownTopicOrPartition):
-        return UNKNOWN_PARTITION
-    kind = kind_of_record_error(error)
-    if kind.status < 500:
-        return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
-    return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
-
-
-def status_of(error: BaseException) -> tuple[int, dict[str, str]]:
-    """Return the status and headers of an answer that reports only this error.
-
-    >>> status_of(UnknownTopicOrPartition()), status_of(DataError()), status_of(KafkaTimeout())
-    ((404, {}), (422, {}), (504, {'Retry-After': '5'}))
-    """
-    kind = kind_of_record_error(error)
-    code = error_code_of(error)
-    status = kind.status
-    if status < 500:
-        status = code if code < 1_000 else code // 100  # 40402 is a 404
-    return status, retry_after_header(kind.retry_after_s)
-
-
-def message_of(error: BaseException) -> str:
-    """Return an error's message. That of a programming error appears only in the log."""
-    return str(error) if isinstance(error, PenstockError) and str(error) else "unexpected error"

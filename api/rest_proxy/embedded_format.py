@@ -1,0 +1,51 @@
+"""Decodes keys and values in REST Proxy's embedded formats.
+
+JSON is stored as the received bytes. BINARY is base64, STRING is UTF-8. A null key is no key, and a null value is a
+tombstone.
+
+>>> decode_embedded(msgspec.Raw(b'{"a": 1}'), "JSON", "value"), decode_embedded(msgspec.Raw(b'"YW5u"'), "BINARY", "key")
+(b'{"a": 1}', b'ann')
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.api.ingest.event import EventRejected
+
+EmbeddedFormat = Literal["BINARY", "JSON", "STRING"]
+INVALID = "INVALID_RECORD"
+
+
+def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -> bytes | None:
+    """Return the bytes of a key or a value in an embedded format; None for null. Raises EventRejected.
+
+    `name` is the key's or the value's name in errors.
+    """
+    if data_format == "JSON":
+        content = bytes(data)
+        return None if content == b"null" else content
+    text = decode_json(bytes(data), str | None)
+    if text is None or data_format == "STRING":
+        return None if text is None else text.encode()
+    return decode_base64(text, name)
+
+
+def decode_base64(text: str, name: str) -> bytes:
+    """Return the bytes of a text in base64. Raises EventRejected, with `name`, for another text."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise EventRejected(INVALID, f"{name} is not base64") from None
+
+
+def decode_json(body: bytes, type_: Any) -> Any:
+    """Return a value of a type, decoded from JSON in a request to REST Proxy. Raises EventRejected for other data."""
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (ValueError, RecursionError) as e:
+        raise EventRejected(INVALID, str(e) or type(e).__name__) from None

@@ -1,0 +1,35 @@
+"""Looks up partitions of topics for the metadata routes of REST Proxy v2 and v3."""
+
+from __future__ import annotations
+
+from penstock.api.admin.routes import AdminClient
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import NOT_FOUND
+from penstock.shared.clients.admin import TopicDescription
+from penstock.shared.clients.admin.types import PartitionDescription
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import TopicPartition
+
+
+async def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
+    """Return the description of a topic and its partitions. Raises UnknownTopicOrPartition."""
+    description = (await admin.describe_topics([topic])).get(topic)
+    if description is None:
+        raise UnknownTopicOrPartition(f"{topic}: no such topic")
+    return description
+
+
+async def describe_partition(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
+    """Return the description of one partition for REST Proxy.
+
+    Raises Problem (404) for an unknown partition, and UnknownTopicOrPartition for an unknown topic.
+    """
+    for description in (await describe_topic(admin, topic)).partitions:
+        if description.partition == partition:
+            return description
+    raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+
+
+async def first_and_next_offset(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
+    """Return a partition's first offset, and the one after its last record, for REST Proxy."""
+    return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]

@@ -1,0 +1,53 @@
+"""How REST Proxy v2 and v3 report the error of a record: its error code, status and message."""
+
+from __future__ import annotations
+
+from penstock.api.http.problem import (
+    NON_RETRIABLE,
+    RETRIABLE,
+    UNKNOWN_PARTITION,
+    kind_of_record_error,
+    retry_after_header,
+)
+from penstock.api.http.status_codes import BAD_REQUEST, UNPROCESSABLE_CONTENT
+from penstock.shared.common.errors import (
+    DataError,
+    PenstockError,
+    RetriableError,
+    UnknownTopicOrPartition,
+)
+
+
+def error_code_of(error: BaseException) -> int:
+    """Return REST Proxy's error code of a record's error.
+
+    >>> from penstock.shared.common.errors import KafkaTimeout
+    >>> error_code_of(UnknownTopicOrPartition()), error_code_of(DataError()), error_code_of(KafkaTimeout())
+    (40402, 422, 50003)
+    """
+    if isinstance(error, UnknownTopicOrPartition):
+        return UNKNOWN_PARTITION
+    kind = kind_of_record_error(error)
+    if kind.status < 500:
+        return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
+    return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
+
+
+def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:
+    """Return the status and headers of an answer that reports only this record's error.
+
+    >>> from penstock.shared.common.errors import KafkaTimeout
+    >>> error_status_of(UnknownTopicOrPartition()), error_status_of(DataError()), error_status_of(KafkaTimeout())
+    ((404, {}), (422, {}), (504, {'Retry-After': '5'}))
+    """
+    kind = kind_of_record_error(error)
+    code = error_code_of(error)
+    status = kind.status
+    if status < 500:
+        status = code if code < 1_000 else code // 100  # 40402 is a 404
+    return status, retry_after_header(kind.retry_after_s)
+
+
+def error_message_of(error: BaseException) -> str:
+    """Return the message of a record's error. That of a programming error appears only in the log."""
+    return str(error) if isinstance(error, PenstockError) and str(error) else "unexpected error"
