@@ -9,7 +9,7 @@ imports nothing of streams.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, Protocol, Unpack
+from typing import Annotated, Any, Literal, NotRequired, Protocol
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -19,7 +19,7 @@ from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import ACCEPTED, CONFLICT
-from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQueryParams
+from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf
 from penstock.shared.common.continuation_codec import WrongContinuation
 
 
@@ -158,10 +158,10 @@ WINDOWS_MAX = 1_000
 
 
 class StreamsView(Protocol):
-    """The state and the actions of a service that runs tasks. Nothing here waits for the network."""
+    """What the routes need of a service that runs tasks. Nothing here waits for the network."""
 
     async def describe(self) -> StreamsState:
-        """Return the current state."""
+        """Return the state of this instance, for the route `/v1/streams`."""
         ...
 
     def stores(self) -> list[dict[str, Any]]:
@@ -181,28 +181,27 @@ class StreamsView(Protocol):
 
 
 class InstancesView(Protocol):
-    """The state and the actions of all instances, which are queried over the network. Each answer has `missing`."""
+    """What the routes need of all instances, which are queried over the network. Each answer has `missing`."""
 
     async def describe(self) -> StreamsState:
-        """Return the state of every instance that answers."""
+        """Return the state of all instances that answer, for the route `/v1/streams`."""
         ...
 
     async def stores(self) -> dict[str, Any]:
-        """Return `stores`: each store with its live rows in each partition."""
+        """Return the stores of all instances with their live rows, for the route `/v1/streams/stores`."""
         ...
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        """Like `StreamsView.windows`, for all instances."""
-        ...
+        """Return live windows of all instances, for the route `/v1/streams/windows`.
 
-    async def read_store(self, store: str, *, partial: bool, **query: Unpack[StoreQueryParams]) -> dict[str, Any]:
-        """Like `StoresView.read_store`. Raises Problem (503) if a partition is missing, unless `partial` is set."""
+        Raises WrongContinuation for an invalid continuation.
+        """
         ...
 
     async def compact(self) -> str:
-        """Like `StreamsView.compact`, for the instance that runs compactions.
+        """Request a compaction of the instance that runs them, for the route `POST /v1/compactions`.
 
-        Raises Problem (503) if that instance does not answer.
+        Returns "" if it was started, else the reason why not. Raises Problem (503) if that instance does not answer.
         """
         ...
 

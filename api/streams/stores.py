@@ -1,8 +1,8 @@
 """`GET /v1/streams/stores/{store}`: the current content of the stores of an aggregator's tasks.
 
-The service that runs the tasks passes a `StoresView`, and an `InstancesView` if there may be several instances. An
-answer about all instances is complete, or 503. With `?partial=true` it has the available rows, and lists the missing
-partitions.
+The service that runs the tasks passes a `StoresView`. If there may be several instances, it also passes an
+`InstancesStoresView`. An answer about all instances is complete, or 503. With `?partial=true` it has the available
+rows, and lists the missing partitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.api.streams.key_params import (
     StoreQueryParams,
     requested_keys,
 )
-from penstock.api.streams.routes import InstancesView, Local, MissingPartition
+from penstock.api.streams.routes import Local, MissingPartition
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TIME_MS_MAX, TIME_MS_MIN
@@ -58,6 +58,17 @@ class StoresView(Protocol):
 
         Raises ConfigError as above. Raises Problem if the service is busy, or if closed windows are requested and there
         is no lake.
+        """
+        ...
+
+
+class InstancesStoresView(Protocol):
+    """The stores of all instances, which are queried over the network."""
+
+    async def read_store(self, store: str, *, partial: bool, **query: Unpack[StoreQueryParams]) -> dict[str, Any]:
+        """Return the rows of a store of all instances, like `StoresView.read_store`, and the `missing` partitions.
+
+        Raises Problem (503) if a partition is missing, unless `partial` is set.
         """
         ...
 
@@ -110,7 +121,7 @@ class StoreRows(TypedDict):
     missing: NotRequired[list[MissingPartition]]
 
 
-def stores_router(view: StoresView, instances: InstancesView | None = None) -> APIRouter:
+def stores_router(view: StoresView, instances: InstancesStoresView | None = None) -> APIRouter:
     """Return the routes of stores. Without `instances` every answer is local."""
     router = APIRouter(tags=["streams"])
 

@@ -76,7 +76,7 @@ class NotAnswered(Exception):
 
 
 class ApplicationView:
-    """Implements `penstock.api.streams.routes.InstancesView` for the instance at `url`."""
+    """Implements `penstock.api.streams.routes.InstancesView`, and `InstancesStoresView`, for the instance at `url`."""
 
     def __init__(
         self,
