@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "sessions": (
         SERVICES,
-        "penstock.services.aggregator.sessions:main",
+        "penstock.services.aggregator.sessions_command:main",
         "Print windows by key and time, from lake and changelog.",
         ("streams",),
     ),

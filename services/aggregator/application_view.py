@@ -49,8 +49,8 @@ COMPACTION_PARTITION = 0
 GLOBAL_TABLE = "global table"
 
 
-class OwnView(StreamsView, Protocol):
-    """The view of this instance alone."""
+class OwnInstanceView(StreamsView, Protocol):
+    """The view of this instance alone, whose answers are merged with those of the others."""
 
     @property
     def application(self) -> str:
@@ -58,11 +58,11 @@ class OwnView(StreamsView, Protocol):
         ...
 
     def registration(self) -> Registration:
-        """Return the partitions of this instance."""
+        """Return the partitions of this instance, which its own answers cover."""
         ...
 
     async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> Any:
-        """Like `penstock.api.streams.stores.StoresView.read_store`."""
+        """Return this instance's answer about a store, like `penstock.api.streams.stores.StoresView.read_store`."""
         ...
 
 
@@ -80,7 +80,7 @@ class ApplicationView:
 
     def __init__(
         self,
-        own: OwnView,
+        own: OwnInstanceView,
         instances: Instances,
         settings: QueriesSettings,
         tokens: Mapping[Scope, str],
@@ -256,8 +256,11 @@ class ApplicationView:
             await answer.aclose()
 
 
-def tokens_of(settings: GuardedSettings) -> dict[Scope, str]:
-    """Return the tokens for other instances, which have the same settings: `auth_token`, or a credential's secret."""
+def instance_tokens(settings: GuardedSettings) -> dict[Scope, str]:
+    """Return the bearer tokens for requests to the other instances of the application, by scope.
+
+    The instances have the same settings, so a token is `auth_token` or a credential's secret.
+    """
     found: dict[Scope, str] = {}
     for credential in settings.credentials.values():
         for scope in credential.scopes:
@@ -277,12 +280,12 @@ class InstanceAnswer(NamedTuple):
 
 
 def missing_rows(missing: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the missing partitions as answers list them."""
+    """Return the missing partitions as the application's answers list them."""
     return [{"partition": partition, "reason": reason} for partition, reason in sorted(missing.items())]
 
 
 def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Return the live rows of each store by partition.
+    """Merge the instances' answers about stores: the live rows of each store by partition.
 
     >>> of_a = InstanceAnswer([0], {"stores": [{"store": "s", "rows": {"0": 2, "1": 9}, "total": 11}]})
     >>> of_b = InstanceAnswer([1], {"stores": [{"store": "s", "rows": {"1": 3}, "total": 3}]})
@@ -301,7 +304,7 @@ def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 def merge_windows(
     parts: Sequence[InstanceAnswer], limit: int, pages: ContinuationCodec[LivePosition]
 ) -> dict[str, Any]:
-    """Return the windows of all instances, latest end first."""
+    """Merge the instances' answers about live windows, latest end first."""
     rows = [
         (live_order(LivePosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
         for partitions, answer in parts
@@ -309,16 +312,16 @@ def merge_windows(
         if row["partition"] in partitions
     ]
     ends = [live_order(position) for _, answer in parts if (position := pages.decode(answer["continuation"]))]
-    found, last = _select_first_rows(rows, limit, ends)
+    found, last = _first_merged_rows(rows, limit, ends)
     position = None if last is None else last.position()
     unseen = sum(answer["unseen"] for _, answer in parts)
     return {"windows": found, "continuation": pages.encode(position), "unseen": unseen}
 
 
-def _select_first_rows(
+def _first_merged_rows(
     rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]
 ) -> tuple[list[RowT], OrderT | None]:
-    """Return the first rows in their order, and the position after which the next ones come; None if there are none.
+    """Return the first rows of merged answers, and the position after which the next ones come; None for no more.
 
     `ends` are the positions up to which cut answers are complete. Rows of other answers behind the first of them wait
     until all answers have reached it.
@@ -330,7 +333,7 @@ def _select_first_rows(
 
 
 def merge_tasks(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Return all tasks by partition, each with the instance that runs or restores it."""
+    """Merge the instances' tasks by partition, each with the instance that runs or restores it."""
     found = [
         {**task, "instance": answer.get("instance", "")}
         for partitions, answer in parts
@@ -341,7 +344,7 @@ def merge_tasks(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 
 
 def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Return all standbys by partition, each with its instance.
+    """Merge the instances' standbys by partition, each with its instance.
 
     >>> of_a = InstanceAnswer([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]})
     >>> merge_standbys([of_a, InstanceAnswer([1], {})])
@@ -358,7 +361,9 @@ def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 def merge_rows(
     parts: Sequence[InstanceAnswer], missing: dict[int, str], rows_max: int, pages: ContinuationCodec[RowPosition]
 ) -> dict[str, Any]:
-    """Return at most `rows_max` rows of a store, and positions. A partition without position is added to `missing`.
+    """Merge the instances' answers about the rows of a store, up to `rows_max`, and their positions.
+
+    A partition without position is added to `missing`.
 
     >>> common = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
     >>> of_a = InstanceAnswer([0], {**common, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
@@ -385,7 +390,7 @@ def merge_rows(
         at = {p: offsets for p, offsets in answer["position"].items() if int(p) in partitions}
         missing |= {p: "its task has just gone" for p in partitions if str(p) not in at}
         source_positions |= at
-    found, last = _select_first_rows(rows, rows_max, ends)
+    found, last = _first_merged_rows(rows, rows_max, ends)
     return {
         "store": first_answer["store"],
         "kind": first_answer["kind"],

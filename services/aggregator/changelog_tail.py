@@ -4,25 +4,38 @@
 2. Each partition is read from its covered offset, or from 0 if no snapshot covers it.
 3. A compaction that ends meanwhile may delete records that are still to be read. Then both steps are repeated with the
    newer snapshot.
+
+`TailChanges` keeps the changes of the windows that a query asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from penstock.shared.clients.admin import TopicDescription
-from penstock.shared.common.errors import ChangelogHole, OffsetOutOfRange
+from penstock.shared.common.errors import ChangelogHole, ConfigError, OffsetOutOfRange
+from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot, read_snapshot
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, locate_corrupt_entry
+from penstock.shared.streams.changelog.changelog_reader import (
+    Change,
+    ChangelogReader,
+    CorruptEntry,
+    locate_corrupt_entry,
+)
+from penstock.shared.streams.changelog.format import DELETED, FINAL, StateCodec, StoreSchema
 from penstock.shared.streams.runtime.restore_io import RESTORE_POLL_MS, changelog_consumer, checked_start
 
 LogOffsets = Mapping[TopicPartition, int]
 CheckProgress = Callable[[LogOffsets, LogOffsets], None]
 """Gets the positions and the ends before each poll. Raises KafkaTimeout if reading takes too long."""
+
+CHANGES_MAX = 200_000
+"""The most windows of one partition's tail for the queried keys and times. They stay in memory until the answer."""
 
 
 class ChangelogLocation(NamedTuple):
@@ -103,13 +116,83 @@ async def _read_to_end(
         while any(positions[at] < ends[at] for at in readers):
             check(positions, ends)
             for at, columns in (await consumer.poll(RESTORE_POLL_MS)).items():
-                feed(readers[at], columns)
+                feed_tail_records(readers[at], columns)
             positions = {at: await consumer.position(at) for at in readers}
 
 
-def feed(reader: ChangelogReader, columns: Columns) -> None:
-    """Feed records to a reader. CorruptRecord names the record that cannot be decoded, and the ways out."""
+def feed_tail_records(reader: ChangelogReader, columns: Columns) -> None:
+    """Feed records of the changelog's tail to a reader.
+
+    Raises CorruptRecord, which names the record that cannot be decoded, and the ways out.
+    """
     try:
         reader.feed(columns.offsets, columns.keys, columns.values)
     except CorruptEntry as e:
         raise locate_corrupt_entry(columns.topic_partition, e) from e
+
+
+class TailChange(NamedTuple):
+    """A confirmed change of a window in the tail. Its state is by the names of the columns that it was written with."""
+
+    operation: bytes
+    store: str
+    key: bytes
+    start: int
+    end: int
+    state: dict[str, Any]
+
+
+def decode_tail_change(change: Change) -> TailChange:
+    """Return a change of the tail with its decoded state. Raises CorruptRecord if the state cannot be decoded."""
+    state = {} if change.operation == DELETED else _state_decoder(change.written_as)(change.state)
+    return TailChange(change.operation, change.store, change.key, change.start, change.end, state)
+
+
+@lru_cache
+def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
+    columns = written.state_columns()
+    codec = StateCodec(columns)
+    names = [column.name for column in columns]
+    return lambda state: dict(zip(names, codec.unpack(state), strict=True))
+
+
+class TailChanges:
+    """The newest change of each window of the keys that touches `reach` (ms, both inclusive), in a changelog's tail.
+
+    A window is kept once, however often it grew. So a busy key costs memory for its windows, not for its records.
+    A window's start never changes and its end only grows. So a window that ends before the reach here ends before it in
+    the lake as well. A deletion has no end and is kept, since the window that it deletes in the lake may be in reach.
+    `store` is the queried store; None if it is not known yet. Iteration is in log order.
+    """
+
+    def __init__(self, keys: KeyRange, reach: tuple[int, int], store: str | None = None) -> None:
+        self._keys = keys
+        self._reach = reach
+        self._store = store
+        self._changes: dict[tuple[str, bytes, int, int | None], TailChange] = {}
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def __iter__(self) -> Iterator[TailChange]:
+        return iter(self._changes.values())
+
+    def keep(self, change: Change) -> None:
+        """Add the next change of the tail, if it belongs to the queried windows.
+
+        Raises ConfigError beyond CHANGES_MAX, CorruptRecord if the change cannot be decoded.
+        """
+        low, high = self._reach
+        if change.start > high or self._store not in (None, change.store) or not self._keys.has(change.key):
+            return
+        at = (change.store, change.key, change.start)
+        # Of one start there is one open window, but several can have closed, with different ends.
+        self._changes.pop((*at, None), None)
+        if change.operation != DELETED and change.end < low:
+            return
+        if len(self._changes) == CHANGES_MAX:
+            raise ConfigError(
+                f"a partition's changelog has over {CHANGES_MAX} windows of these keys and times: query fewer keys "
+                "or a shorter time"
+            )
+        self._changes[*at, change.end if change.operation == FINAL else None] = decode_tail_change(change)

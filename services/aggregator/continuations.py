@@ -32,8 +32,8 @@ def live_pages(application: str, store: str | None, key: str) -> ContinuationCod
     return ContinuationCodec(LivePosition, application, store, key)
 
 
-def as_response(answer: StoreAnswer, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
-    """Return the answer over HTTP."""
+def page_with_continuation(answer: StoreAnswer, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
+    """Return a page of a store's rows as plain values, with the continuation of the next page."""
     fields = msgspec.structs.asdict(answer)
     position = fields.pop("last")
     return {**fields, "is_cut": position is not None, "continuation": pages.encode(position)}

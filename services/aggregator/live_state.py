@@ -20,8 +20,8 @@ ROWS_LOOKED_AT_MAX = 20_000
 """The most rows of one store that one request reads. The event loop is blocked meanwhile."""
 
 
-def describe_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
-    """Return each store with its live rows by partition."""
+def describe_live_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
+    """Return each store of the tasks that run here, with its live rows by partition."""
     rows: dict[str, dict[str, int]] = {}
     for partition, owned in sorted(tasks.items()):
         if owned.task is not None:
@@ -83,14 +83,14 @@ def _live_window_as_json(position: LivePosition, row: LiveRow) -> WindowRow:
         key=position.key,
         start_ms=row.start,
         end_ms=row.end,
-        states=[state_as_json(state) for state in row.states],
+        states=[live_state_as_json(state) for state in row.states],
     )
 
 
-def state_as_json(state: Any) -> Any:
-    """Return a state as JSON values. A value without JSON form becomes its type's name.
+def live_state_as_json(state: Any) -> Any:
+    """Return the state of a live window as JSON values. A value without JSON form becomes its type's name.
 
-    >>> state_as_json([1, b"a", None]), state_as_json(object())
+    >>> live_state_as_json([1, b"a", None]), live_state_as_json(object())
     ([1, 'a', None], '<object>')
     """
     if state is None or isinstance(state, str | int | float | bool):
@@ -98,7 +98,7 @@ def state_as_json(state: Any) -> Any:
     if isinstance(state, bytes):
         return state.decode(errors="backslashreplace")
     if isinstance(state, list | tuple):
-        return [state_as_json(each) for each in state]
+        return [live_state_as_json(each) for each in state]
     if isinstance(state, dict):
-        return {str(name): state_as_json(each) for name, each in state.items()}
+        return {str(name): live_state_as_json(each) for name, each in state.items()}
     return f"<{type(state).__name__}>"

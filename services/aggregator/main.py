@@ -23,13 +23,13 @@ from penstock.services.aggregator.application_view import (
     COMPACTION_PARTITION,
     INCOMPLETE,
     ApplicationView,
-    tokens_of,
+    instance_tokens,
 )
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.compaction_supervisor import SCHEDULE_NAME, CompactionSupervisor
-from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
+from penstock.services.aggregator.continuations import live_pages, page_with_continuation, row_pages
 from penstock.services.aggregator.key_filter import KeyFilter
-from penstock.services.aggregator.live_state import describe_stores, live_windows
+from penstock.services.aggregator.live_state import describe_live_stores, live_windows
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.aggregator.workers import WorkerSupervisor
@@ -74,7 +74,7 @@ class Aggregator:
         replicas = streams.replication_factor
         self._instances = InstanceRegistry(settings.kafka, streams.instances_topic, replicas, self.registration)
         known = self._instances.instances
-        tokens = tokens_of(settings)
+        tokens = instance_tokens(settings)
         self._application_view = ApplicationView(
             self, known, queries, tokens, self._registry, lambda: self._instances.failed
         )
@@ -154,7 +154,7 @@ class Aggregator:
                 while SYSTEM_CLOCK.monotonic_ms() < until_ms:
                     next(reading)
             except StopIteration as done:
-                return as_response(done.value, pages)
+                return page_with_continuation(done.value, pages)
             await asyncio.sleep(0)
             now = {partition: owned.task for partition, owned in self.worker.tasks().items()}
             for partition in [p for p, task in running.items() if now.get(p) is not task]:
@@ -192,7 +192,7 @@ class Aggregator:
 
     def stores(self) -> list[dict[str, Any]]:
         """Return the answer of `GET /v1/streams/stores`."""
-        return describe_stores(self.worker.tasks())
+        return describe_live_stores(self.worker.tasks())
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         """Return the answer of `GET /v1/streams/windows`."""
@@ -240,7 +240,7 @@ def _describe_no_tasks(tasks: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM. Returns the exit status: 2 for an invalid setting or topology."""
+    """Run `penstock aggregator` until SIGTERM. Returns the exit status: 2 for an invalid setting or topology."""
 
     def make_daemon(settings: AggregatorSettings) -> daemon.Daemon:
         return Aggregator(settings) if settings.workers == 1 else WorkerSupervisor(settings, arguments)

@@ -72,7 +72,7 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
         raise GroupNotEmpty(f"application {application} is running: stop {'; '.join(map(str, members))}")
     known = await admin.list_topics()
     always = (changelog_topic(application), instances_topic(application))
-    repartition, unsure = repartition_topics(known, application, {at.topic for at in offsets})
+    repartition, unsure = repartition_topics_to_delete(known, application, {at.topic for at in offsets})
     own = [name for name in known if name in always or name in repartition]
     found = None
     if settings.lake is not None:
@@ -82,17 +82,17 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
     return ResetPlan(application, committed, own, snapshot, tables, unsure, _local_state_folders(settings))
 
 
-def repartition_topics(
+def repartition_topics_to_delete(
     known: Iterable[str], application: str, committed: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the application's own repartition topics, and those that may belong to the named other application.
+    """Return the repartition topics that a reset deletes, and those that may belong to the named other application.
 
     An application's name may begin with another's, and a topic's name does not show where the application's name ends.
     A topic with committed offsets of the group (`committed`) is the application's own. Any other topic is its own
     unless another application, known by its changelog, could have the same topic name.
 
     >>> topics = ["shop-changelog", "shop-by-user-repartition", "shop-eu-changelog", "shop-eu-by-user-repartition"]
-    >>> repartition_topics(topics, "shop", ())
+    >>> repartition_topics_to_delete(topics, "shop", ())
     (['shop-by-user-repartition'], {'shop-eu-by-user-repartition': 'shop-eu'})
     """
     topics = list(known)

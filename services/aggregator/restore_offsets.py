@@ -173,7 +173,7 @@ async def apply_restore(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -
 
 
 def _is_application_offset(offset: OffsetAndMetadata | None) -> bool:
-    """Return whether the application committed the offset: an owner that started meanwhile may have."""
+    """Return whether the application committed over a restored offset: an owner that started meanwhile may have."""
     return offset is not None and offset.metadata == own_offset(0).metadata
 
 
@@ -191,7 +191,7 @@ async def read_changelog_progress(
     # The ends include open transactions: reading waits for them.
     ends = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "latest"))
     location = ChangelogLocation(kafka, settings.application_id, settings.lake, settings.lake_options)
-    _, readers = await read_tail(location, description, _make_progress_reader, _check_idleness, ends)
+    _, readers = await read_tail(location, description, _make_progress_reader, _check_restore_idleness, ends)
     return {partition: reader.progress for partition, reader in readers.items()}
 
 
@@ -201,8 +201,8 @@ def _make_progress_reader(_partition: int, covered: PartitionSnapshot | None) ->
     return ChangelogReader(ignore_changes, epoch=covered.epoch, progress=decode_progress(covered.progress))
 
 
-def _check_idleness(records: int) -> CheckProgress:
-    """Return a check that raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress, as a restore."""
+def _check_restore_idleness(records: int) -> CheckProgress:
+    """Return a check for `restore-offsets`: it raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress."""
     log.info("reading the changelog", records=records)
     last: LogOffsets = {}
     moved_ms = SYSTEM_CLOCK.monotonic_ms()

@@ -1,31 +1,54 @@
-"""A store's windows, open and closed, from the lake and the changelog's tail past it.
+"""Queries a store's windows by key and time, open and closed, in the lake and in the changelog's tail past it.
 
-If the tail changes or closes a live window of the snapshot, the tail counts.
+The lake has the compacted windows. Later changes are in the changelog's tail, which is read by the reader's rule from
+the covered offsets. If the tail changes or closes a live window of the snapshot, the tail counts. Partitions need not
+be known: the key is looked up in all of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 import datasketches
 import msgspec
 
-from penstock.shared.common.errors import ConfigError
+from penstock.services.aggregator.changelog_tail import (
+    ChangelogLocation,
+    CheckProgress,
+    LogOffsets,
+    TailChange,
+    TailChanges,
+    read_tail,
+)
+from penstock.shared.clients.admin import Admin, TopicDescription
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.key_range import KeyRange, raw_key
+from penstock.shared.common.lake import state_snapshot, window_queries
+from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.lake.window_queries import ClosedWindow
 from penstock.shared.common.row_positions import WindowPosition
-from penstock.shared.streams.changelog.changelog_reader import Change
-from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.common.topic_names import changelog_topic
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
+from penstock.shared.streams.changelog.format import (
+    DELETED,
+    FINAL,
+    AggregationSchema,
+    Progress,
+    StoreSchema,
+    decode_progress,
+)
 
-CHANGES_MAX = 200_000
-"""The most windows of one partition's tail for the queried keys and times. They stay in memory until the answer."""
+NO_TABLES = "lake: {} has no tables"
 
 
-class FoundWindow(NamedTuple):
-    """One window. `status` is open or closed; `results` are by name."""
+class StoredWindow(NamedTuple):
+    """One window, from the lake or the tail. `status` is open or closed; `results` are by name."""
 
     partition: int
     start_ms: int
@@ -34,79 +57,20 @@ class FoundWindow(NamedTuple):
     results: dict[str, Any]
     key: str | bytes = ""
 
-
-class TailChange(NamedTuple):
-    """A confirmed change of a window in the tail. Its state is by the names of the columns that it was written with."""
-
-    operation: bytes
-    store: str
-    key: bytes
-    start: int
-    end: int
-    state: dict[str, Any]
+    @property
+    def position(self) -> WindowPosition:
+        """The position of this stored window in the order of all windows."""
+        return WindowPosition(self.start_ms, self.end_ms, self.partition, raw_key(self.key))
 
 
-def decode_change(change: Change) -> TailChange:
-    """Return a change with its decoded state. Raises CorruptRecord if the state cannot be decoded."""
-    state = {} if change.operation == DELETED else _state_decoder(change.written_as)(change.state)
-    return TailChange(change.operation, change.store, change.key, change.start, change.end, state)
-
-
-class TailChanges:
-    """The newest change of each window of the keys that touches `reach` (ms, both inclusive), in a changelog's tail.
-
-    A window is kept once, however often it grew. So a busy key costs memory for its windows, not for its records.
-    A window's start never changes and its end only grows. So a window that ends before the reach here ends before it in
-    the lake as well. A deletion has no end and is kept, since the window that it deletes in the lake may be in reach.
-    `store` is the queried store; None if it is not known yet. Iteration is in log order.
-    """
-
-    def __init__(self, keys: KeyRange, reach: tuple[int, int], store: str | None = None) -> None:
-        self._keys = keys
-        self._reach = reach
-        self._store = store
-        self._changes: dict[tuple[str, bytes, int, int | None], TailChange] = {}
-
-    def __len__(self) -> int:
-        return len(self._changes)
-
-    def __iter__(self) -> Iterator[TailChange]:
-        return iter(self._changes.values())
-
-    def keep(self, change: Change) -> None:
-        """Add the next change. Raises ConfigError beyond CHANGES_MAX, CorruptRecord if it cannot be decoded."""
-        low, high = self._reach
-        if change.start > high or self._store not in (None, change.store) or not self._keys.has(change.key):
-            return
-        at = (change.store, change.key, change.start)
-        # Of one start there is one open window, but several can have closed, with different ends.
-        self._changes.pop((*at, None), None)
-        if change.operation != DELETED and change.end < low:
-            return
-        if len(self._changes) == CHANGES_MAX:
-            raise ConfigError(
-                f"a partition's changelog has over {CHANGES_MAX} windows of these keys and times: query fewer keys "
-                "or a shorter time"
-            )
-        self._changes[*at, change.end if change.operation == FINAL else None] = decode_change(change)
-
-
-@lru_cache
-def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
-    columns = written.state_columns()
-    codec = StateCodec(columns)
-    names = [column.name for column in columns]
-    return lambda state: dict(zip(names, codec.unpack(state), strict=True))
-
-
-def merge(
+def stored_windows_of_key(
     partition: int,
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
     changes: Sequence[TailChange],
     reach: tuple[int, int],
-) -> list[FoundWindow]:
-    """Return a partition's open windows, and those that were closed past the snapshot.
+) -> list[StoredWindow]:
+    """Return a key's stored windows in a partition: the open ones, and those that were closed past the snapshot.
 
     `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order.
     """
@@ -118,26 +82,28 @@ def merge(
             continue
         if change.operation == FINAL:
             open_.pop(change.start, None)
-            found.append(FoundWindow(partition, change.start, change.end, "closed", results(store, change.state)))
+            found.append(
+                StoredWindow(partition, change.start, change.end, "closed", stored_window_results(store, change.state))
+            )
         else:
             open_[change.start] = (change.end, change.state)
     closed = {(one.start_ms, one.end_ms) for one in found}  # a closed sliding window is kept for a while
     found += [
-        FoundWindow(partition, start, end, "open", results(store, state))
+        StoredWindow(partition, start, end, "open", stored_window_results(store, state))
         for start, (end, state) in open_.items()
         if (start, end) not in closed
     ]
     return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
 
 
-def merged(
+def stored_windows_of_partition(
     partition: int,
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
     changes: Iterable[TailChange],
     reach: tuple[int, int],
-) -> list[FoundWindow]:
-    """Like `merge`, for the store's windows of many keys, each with its key."""
+) -> list[StoredWindow]:
+    """Like `stored_windows_of_key`, for all keys in the partition, each window with its key."""
     lives = defaultdict[bytes, list[dict[str, Any]]](list)
     changes_of = defaultdict[bytes, list[TailChange]](list)
     for row in live:
@@ -148,13 +114,16 @@ def merged(
     found = []
     for raw in {**lives, **changes_of}:
         key: str | bytes = raw.decode() if store.key == "string" else raw
-        own = merge(partition, store, lives.get(raw, ()), changes_of.get(raw, ()), reach)
+        own = stored_windows_of_key(partition, store, lives.get(raw, ()), changes_of.get(raw, ()), reach)
         found += [one._replace(key=key) for one in own]
     return found
 
 
-def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the named results of a state by column name. An aggregation without columns in the state is None."""
+def stored_window_results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the named results of a stored window, from its state by column name.
+
+    The result of an aggregation without columns in the state is None.
+    """
     return {
         a.name: _aggregation_result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state})
         for a in store.shown_aggregations()
@@ -179,16 +148,169 @@ def _aggregation_result(aggregation: AggregationSchema, state: dict[str, Any]) -
     return msgspec.json.decode(text) if text else None
 
 
-def position_of(one: FoundWindow) -> WindowPosition:
-    """Return the window's position in the order of all windows."""
-    return WindowPosition(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
-
-
-def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> FoundWindow:
-    """Return a row of the table `closed` as a window."""
+def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow:
+    """Return a row of the lake's table `closed` as a stored window."""
     values = {a.name: row.results.get(a.name) for a in store.shown_aggregations()}
     for a in store.shown_aggregations():
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)
-    return FoundWindow(row.partition, row.start_ms, row.end_ms, "closed", values, row.key)
+    return StoredWindow(row.partition, row.start_ms, row.end_ms, "closed", values, row.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowQueryOptions:
+    """What a query looks for: windows of `keys` that touch `reach` (ms, both inclusive).
+
+    `store` None is the only store. `timeout_name` is the setting that `timeout_ms` comes from.
+    """
+
+    location: ChangelogLocation
+    store: str | None
+    keys: KeyRange
+    reach: tuple[int, int]
+    status: Literal["open", "closed", "all"] = "all"
+    rows_max: int
+    timeout_ms: int
+    timeout_name: str
+
+
+class StoredWindowsQuery:
+    """One query of windows in lake and changelog, for the first windows or those after a position.
+
+    `position` has the source offsets that the answer reflects, by partition. `missing` is set if the named lake has no
+    tables of the application: before the first compaction, or if it is the wrong lake. The answer has the windows that
+    begin first, at most `rows_max`. `last` is the position after which there may be more.
+    """
+
+    def __init__(self, options: WindowQueryOptions, after: WindowPosition | None = None) -> None:
+        self.position: dict[int, dict[str, int]] = {}
+        self.last: WindowPosition | None = None
+        self.missing: str | None = None
+        self._options = options
+        self._after = after
+        location = options.location
+        self._topic = changelog_topic(location.application)
+        self._where = (location.lake or "", location.application)
+        self._lake_options = location.lake_options or None
+
+    async def run(self) -> tuple[StoreSchema, list[StoredWindow]]:
+        """Return the store, and the keys' windows in order of their positions.
+
+        Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
+        """
+        options = self._options
+        async with Admin(options.location.kafka) as admin:
+            description = (await admin.describe_topics([self._topic]))[self._topic]
+        snapshot, tails = await self._snapshot_and_tails(description)
+        covered = {} if snapshot is None else snapshot.partitions
+        progress = {p: decode_progress(one.progress) for p, one in covered.items()}
+        known = [*progress.values()]
+        progress |= {p: newest for p, (_, newest) in tails.items() if newest is not None}
+        self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
+        store = choose_store([*progress.values(), *known], options.store)
+        after = self._after
+        while True:
+            live, closed, all_to = await self._windows_of_lake(store, snapshot, after)
+            found = [closed_window_of_lake(store, row) for row in closed if _is_window_covered(row, covered)]
+            for partition, (changes, _) in tails.items():
+                found += stored_windows_of_partition(partition, store, live, changes, options.reach)
+            positioned = [(one.position, one) for one in found if options.status in ("all", one.status)]
+            positioned = [
+                (position, one)
+                for position, one in positioned
+                if (after is None or position > after) and (all_to is None or position <= all_to)
+            ]
+            positioned.sort(key=itemgetter(0))
+            page = positioned[: options.rows_max]
+            self.last = page[-1][0] if len(page) < len(positioned) else all_to
+            if page or self.last is None:
+                return store, [one for _, one in page]
+            after = self.last  # no window of the lake up to here exists any more
+
+    async def _windows_of_lake(
+        self,
+        store: StoreSchema,
+        snapshot: state_snapshot.Snapshot | None,
+        after: WindowPosition | None,
+    ) -> tuple[list[dict[str, Any]], list[window_queries.ClosedWindow], WindowPosition | None]:
+        """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
+        options = self._options
+        if snapshot is None:
+            return [], [], None
+        where = (*self._where, store.name)
+        most = options.rows_max + 1
+        live: list[dict[str, Any]] = []
+        closed: list[window_queries.ClosedWindow] = []
+        ends: list[WindowPosition] = []
+        if options.status != "closed":
+            arguments = (*where, snapshot.version, options.keys, options.reach, most, self._lake_options, after)
+            live = await asyncio.to_thread(window_queries.find_live_windows, *arguments)
+            ends += [window_queries.window_position(live[-1])] if len(live) == most else []
+        if options.status != "open":
+            keys: Any = options.keys.texts() if store.key == "string" else options.keys
+            of_closed = (*where, keys, options.reach, most, self._lake_options, after)
+            closed = await asyncio.to_thread(window_queries.find_closed_windows, *of_closed)
+            ends += [window_queries.window_position(closed[-1])] if len(closed) == most else []
+        return live, closed, min(ends, default=None)
+
+    async def _snapshot_and_tails(
+        self, topic: TopicDescription
+    ) -> tuple[state_snapshot.Snapshot | None, dict[int, tuple[TailChanges, Progress | None]]]:
+        """Return a snapshot, and by partition the confirmed changes and the newest progress after it."""
+        options = self._options
+        changes = dict[int, TailChanges]()
+
+        def make_reader(partition: int, covered: state_snapshot.PartitionSnapshot | None) -> ChangelogReader:
+            changes[partition] = TailChanges(options.keys, options.reach, options.store)
+            return ChangelogReader(
+                apply_one_by_one(changes[partition].keep), epoch=0 if covered is None else covered.epoch
+            )
+
+        snapshot, readers = await read_tail(options.location, topic, make_reader, self._check_deadline)
+        if options.location.lake is not None and snapshot is None:
+            self.missing = NO_TABLES.format(table_uri(*self._where))
+        return snapshot, {p: (changes[p], reader.progress) for p, reader in readers.items()}
+
+    def _check_deadline(self, records: int) -> CheckProgress:
+        deadline = SYSTEM_CLOCK.monotonic_ms() + self._options.timeout_ms
+
+        def check(_positions: LogOffsets, _ends: LogOffsets) -> None:
+            if SYSTEM_CLOCK.monotonic_ms() > deadline:
+                raise KafkaTimeout(self._changelog_timeout_message(records))
+
+        return check
+
+    def _changelog_timeout_message(self, records: int) -> str:
+        name = self._options.timeout_name
+        timeout = f"{name}={self._options.timeout_ms}"
+        location = self._options.location
+        cause = (
+            "are past the newest compaction: run a compaction"
+            if location.lake is not None
+            else f"are in no lake: set {location.lake_name}, which saves reading compacted records"
+        )
+        return f"{self._topic}: not read within {timeout}. {records} records {cause}; or raise {name}"
+
+
+def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
+    """Return the store whose windows are queried: that of the name, or the only one.
+
+    Raises ConfigError, which names the existing stores.
+    """
+    stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
+    found = [s for s in stores if name in (None, s.name)]
+    if not stores:
+        raise ConfigError("the application has no commit yet: there is nothing to show")
+    if len(found) != 1:
+        raise ConfigError(f"store: {name or 'unset'}: the application has {', '.join(s.name for s in stores)}")
+    return found[0]
+
+
+def _is_window_covered(row: window_queries.ClosedWindow, covered: dict[int, state_snapshot.PartitionSnapshot]) -> bool:
+    """Return whether the snapshot covers a closed window of the lake.
+
+    A crashed compaction may have appended windows of the tail.
+    """
+    own = covered.get(row.partition)
+    return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)

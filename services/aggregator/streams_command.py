@@ -33,7 +33,7 @@ def _declare_subcommands() -> None:
 def _load_settings(
     command: str, config: str | None, bootstrap_servers: str | None, application_id: str | None
 ) -> ResetSettings:
-    """Load the settings from the command line over environment and file, and configure the log."""
+    """Load the settings of `penstock streams` from its command line, and configure the log."""
     given = {"--config": config, "--kafka.bootstrap-servers": bootstrap_servers}
     given["--streams.application-id"] = application_id
     arguments = [part for flag, value in given.items() if value is not None for part in (flag, value)]
@@ -50,8 +50,8 @@ DRY_RUN = "nothing was changed: add --execute to apply the change"
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 
 
-@app.command()
-def reset(
+@app.command("reset")
+def reset_command(
     application_id: ApplicationId = None,
     bootstrap_servers: BootstrapServers = None,
     config: ConfigFile = None,
@@ -72,7 +72,7 @@ def reset(
 
 
 @app.command("restore-offsets")
-def restore_offsets(
+def restore_offsets_command(
     application_id: ApplicationId = None,
     start_over: Annotated[
         list[str] | None,
@@ -112,7 +112,7 @@ async def _plan_and_reset(settings: ResetSettings, execute: bool) -> ResetPlan:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command. Returns the exit status: 1 if it failed, 2 for invalid arguments or settings."""
+    """Run `penstock streams`. Returns the exit status: 1 if it failed, 2 for invalid arguments or settings."""
     return run_app(app, arguments, PROGRAM)
 
 

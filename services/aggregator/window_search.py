@@ -16,8 +16,8 @@ from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
 from penstock.services.aggregator.changelog_tail import ChangelogLocation
 from penstock.services.aggregator.continuations import window_pages
-from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.stored_windows import StoredWindowsQuery, WindowQueryOptions
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
@@ -85,15 +85,15 @@ class WindowSearch:
             timeout_ms=queries.changelog_timeout_ms,
             timeout_name="queries.changelog_timeout_ms",
         )
-        query = SessionsQuery(options, pages.decode(params["continuation"]))
-        _, found = await run_in_loop_thread(query.run)
+        query = StoredWindowsQuery(options, pages.decode(params["continuation"]))
+        _, found = await run_search_in_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.encode(query.last)}
 
     async def _open_windows(self, schema: StoreSchema, params: StoreQueryParams) -> FoundWindows:
         """Return open windows from the tasks."""
         found = await self._read_store(schema.name, params)
-        windows = [_open_window(row) for row in found["rows"]]
+        windows = [_open_window_of_row(row) for row in found["rows"]]
         return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
 
 
@@ -107,8 +107,8 @@ def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms
 
 
-def _open_window(row: dict[str, Any]) -> Window:
-    """Return a store's row as an open window."""
+def _open_window_of_row(row: dict[str, Any]) -> Window:
+    """Return a row of a store as an open window of the search's answer."""
     results = {name: value for name, value in row.items() if name not in COLUMNS}
     return {
         "partition": row["partition"],
@@ -120,14 +120,14 @@ def _open_window(row: dict[str, Any]) -> Window:
     }
 
 
-async def run_in_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run long work in an event loop of a thread of its own, so that it does not block the caller's loop.
+async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a search in an event loop of a thread of its own, so that it does not block the caller's loop.
 
-    Returns the result of `work`, or raises its error. It opens its own connections and is cancelled with the caller.
+    Returns the result of `search`, or raises its error. It opens its own connections and is cancelled with the caller.
 
     >>> async def three():
     ...     return 3
-    >>> asyncio.run(run_in_loop_thread(three))
+    >>> asyncio.run(run_search_in_thread(three))
     3
     """
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
@@ -136,7 +136,7 @@ async def run_in_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
-        return await work()
+        return await search()
 
     thread = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(run_cancellable()))
     try:

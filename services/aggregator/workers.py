@@ -32,7 +32,7 @@ from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
 from penstock.api.http.server import HttpServer
-from penstock.services.aggregator.application_view import tokens_of
+from penstock.services.aggregator.application_view import instance_tokens
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
@@ -127,7 +127,7 @@ class WorkerSlot:
         return answer.text if answer.status_code == httpx.codes.OK else None
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Send an HTTP request to the worker. Raises Problem if the worker does not answer."""
+        """Forward a request to the worker process. Raises Problem if the worker does not answer."""
         path = path.removeprefix(f"/workers/{self.number}")
         headers = {"Content-Type": media_type} if media_type else {}
         if token := self._tokens.get("read" if method == "GET" else "admin"):
@@ -142,7 +142,7 @@ class WorkerSlot:
 
 
 class AnyWorker:
-    """Forwards a request to the worker that answered last. If that one does not answer, it tries the next.
+    """Forwards a request to the worker process that answered last. If that one does not answer, it tries the next.
 
     A request that changes something goes to a second worker only if the first one certainly did not receive it.
     """
@@ -153,7 +153,7 @@ class AnyWorker:
         self._workers = list(workers)
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Send an HTTP request to the workers in turn until one answers."""
+        """Forward a request to the aggregator's worker processes in turn until one answers."""
         details = []
         for worker in list(self._workers):
             try:
@@ -174,7 +174,7 @@ class WorkerSupervisor:
         self._settings = settings
         self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-        tokens: dict[Any, str] = {**tokens_of(settings)}
+        tokens: dict[Any, str] = {**instance_tokens(settings)}
         self.workers = [WorkerSlot(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
         self._registry = CollectorRegistry()
         name, text = "aggregator_worker_restarts", "Worker processes that ended unexpectedly and were started again."

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.aggregator.changelog_tail import ChangelogLocation
-from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions
+from penstock.services.aggregator.stored_windows import StoredWindowsQuery, WindowQueryOptions
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole
@@ -197,7 +197,7 @@ async def test_a_query_continues_from_a_newer_snapshot(
                 timeout_ms=30_000,
                 timeout_name="timeout_ms",
             )
-            return [one for one in (await SessionsQuery(options).run())[1] if one.status == "open"]
+            return [one for one in (await StoredWindowsQuery(options).run())[1] if one.status == "open"]
 
         wanted = await query(None)
         looked = overtaken_by_compactions(chain, monkeypatch, tmp_path, newer[0][1])

@@ -13,8 +13,9 @@ import pyarrow.compute
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from penstock.services.aggregator.sessions import SessionsQuery, query_options
+from penstock.services.aggregator.sessions_command import sessions_query_options
 from penstock.services.aggregator.settings import SessionsSettings
+from penstock.services.aggregator.stored_windows import StoredWindowsQuery
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.rewrite import rows_to_keep
@@ -70,7 +71,7 @@ async def sessions_are_published(chain: Chain, lake: Path) -> None:
         ["--application", chain.topic, "--lake", str(lake), "--key", "key-1", "--from", "0"],
         environ={"PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": chain.kafka.bootstrap_servers},
     )
-    _, found = await SessionsQuery(query_options(settings_of_query)).run()
+    _, found = await StoredWindowsQuery(sessions_query_options(settings_of_query)).run()
     results_found = sorted((one.results["n"], one.results["sum"]) for one in found if one.status == "closed")
     results = map(json.loads, await chain.values("out"))
     assert results_found == sorted((row["n"], row["sum"]) for row in results if row["key"] == "key-1")

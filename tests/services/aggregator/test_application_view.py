@@ -20,8 +20,8 @@ from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, ApplicationView, tokens_of
-from penstock.services.aggregator.continuations import as_response, live_pages, row_pages
+from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, ApplicationView, instance_tokens
+from penstock.services.aggregator.continuations import live_pages, page_with_continuation, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
@@ -70,7 +70,7 @@ class Instance:
         pages = row_pages(self.application, store, wanted)
         if store == "g":
             table = [{"key": "k", "value": self.name}]
-            return as_response(StoreAnswer("g", "global table", "string", table, {0: {"g": 3}}), pages)
+            return page_with_continuation(StoreAnswer("g", "global table", "string", table, {0: {"g": 3}}), pages)
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
         rows: list[dict[str, Any]] = [
@@ -84,7 +84,7 @@ class Instance:
         rest = [row for row in rows if after is None or order(position_of_row(row)) > order(after)]
         cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
         last = position_of_row(cut[-1]) if len(cut) < len(rest) else None
-        return as_response(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
+        return page_with_continuation(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
 
     def compact(self) -> str:
         self.compactions += 1
@@ -323,10 +323,12 @@ def test_tokens_have_the_scopes_of_their_credentials() -> None:
     """The owner's token permits everything, and an administrator's token may also read."""
     load = AggregatorSettings.load
     arguments = ["--topology=a:b"]
-    assert tokens_of(load(arguments, environ={})) == {}
-    assert tokens_of(load([*arguments, "--auth-token=0123456789abcdef"], environ={}))["admin"] == "0123456789abcdef"
+    assert instance_tokens(load(arguments, environ={})) == {}
+    assert (
+        instance_tokens(load([*arguments, "--auth-token=0123456789abcdef"], environ={}))["admin"] == "0123456789abcdef"
+    )
     named = '{"ops": {"secret": "fedcba9876543210", "scopes": ["admin"]}}'
-    found = tokens_of(load(arguments, environ={"PENSTOCK_CREDENTIALS": named}))
+    found = instance_tokens(load(arguments, environ={"PENSTOCK_CREDENTIALS": named}))
     assert found == {"admin": "fedcba9876543210", "read": "fedcba9876543210"}
 
 

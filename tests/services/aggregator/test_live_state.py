@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.services.aggregator.key_filter import KeyFilter
-from penstock.services.aggregator.live_state import describe_stores, live_windows
+from penstock.services.aggregator.live_state import describe_live_stores, live_windows
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
@@ -43,7 +43,7 @@ def found(store: str | None, key: str, limit: int) -> list[Any]:
 
 def test_stores_are_counted_by_partition() -> None:
     """Rows are counted by partition, and a restoring task has none yet."""
-    assert describe_stores(tasks()) == [{"store": "sessions", "rows": {"0": 2, "1": 1}, "total": 3}]
+    assert describe_live_stores(tasks()) == [{"store": "sessions", "rows": {"0": 2, "1": 1}, "total": 3}]
 
 
 def test_windows_are_ordered_by_end_and_found_by_key() -> None:

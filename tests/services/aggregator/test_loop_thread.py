@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.services.aggregator.window_search import run_in_loop_thread
+from penstock.services.aggregator.window_search import run_search_in_thread
 from penstock.shared.common.errors import KafkaTimeout
 
 WAIT_S = 20
@@ -26,7 +26,7 @@ async def test_blocking_work_does_not_block_the_caller() -> None:
         may_end.set()
 
     task = asyncio.create_task(beside())
-    assert await run_in_loop_thread(work)
+    assert await run_search_in_thread(work)
     await task
 
 
@@ -37,7 +37,7 @@ async def test_an_error_is_raised_to_the_caller() -> None:
         raise KafkaTimeout("no answer")
 
     with pytest.raises(KafkaTimeout, match="no answer"):
-        await run_in_loop_thread(work)
+        await run_search_in_thread(work)
 
 
 async def test_work_is_cancelled_with_its_caller() -> None:
@@ -51,7 +51,7 @@ async def test_work_is_cancelled_with_its_caller() -> None:
         finally:
             has_ended.set()
 
-    task = asyncio.create_task(run_in_loop_thread(work))
+    task = asyncio.create_task(run_search_in_thread(work))
     await asyncio.to_thread(has_begun.wait, WAIT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -6,14 +6,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.services.aggregator.changelog_tail import TailChange, decode_tail_change
 from penstock.services.aggregator.stored_windows import (
-    FoundWindow,
-    TailChange,
-    closed_of_lake,
-    decode_change,
-    merge,
-    merged,
-    results,
+    StoredWindow,
+    closed_window_of_lake,
+    stored_window_results,
+    stored_windows_of_key,
+    stored_windows_of_partition,
 )
 from penstock.shared.common.lake.window_queries import ClosedWindow
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
@@ -54,7 +53,7 @@ def state(*records: dict[str, Any]) -> dict[str, Any]:
 
 def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> TailChange:
     packed = StateCodec(STORE.state_columns()).pack(list(state(*records).values())) if records else b""
-    return decode_change(Change(operation, "s", b"k", start, end, packed, STORE))
+    return decode_tail_change(Change(operation, "s", b"k", start, end, packed, STORE))
 
 
 ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
@@ -62,9 +61,9 @@ ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
 
 def test_results_are_the_aggregations_own() -> None:
     """The result of a state is the one that its aggregation forwards, and a missing column is None."""
-    assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
-    assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
-    assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
+    assert stored_window_results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
+    assert stored_window_results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
+    assert stored_window_results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
 
 
 def test_internal_states_are_not_results() -> None:
@@ -73,9 +72,9 @@ def test_internal_states_are_not_results() -> None:
     """
     own = AggregationSchema.of(LATEST, Latest())
     store = msgspec.structs.replace(STORE, kind="tumbling", aggregations=(own, *SCHEMAS[:1]))
-    assert results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
+    assert stored_window_results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
     row = ClosedWindow(0, 0, 9, "k", 5, "topic", {LATEST: 7, "n": 3})
-    assert closed_of_lake(store, row) == FoundWindow(0, 0, 9, "closed", {"n": 3}, "k")
+    assert closed_window_of_lake(store, row) == StoredWindow(0, 0, 9, "closed", {"n": 3}, "k")
 
 
 def test_results_of_closed_windows_equal_those_of_open_ones() -> None:
@@ -83,7 +82,7 @@ def test_results_of_closed_windows_equal_those_of_open_ones() -> None:
     listed = AggregationSchema.of("all", CollectList("x", 5))
     store = msgspec.structs.replace(STORE, aggregations=(listed, *SCHEMAS[:2]))
     row = ClosedWindow(0, 0, 9, b"k", 5, "topic", {"all": "[1,null]", "n": 3})
-    assert closed_of_lake(store, row).results == {"all": [1, None], "n": 3, "mean": None}
+    assert closed_window_of_lake(store, row).results == {"all": [1, None], "n": 3, "mean": None}
 
 
 def test_the_tail_overrides_the_snapshot() -> None:
@@ -91,20 +90,20 @@ def test_the_tail_overrides_the_snapshot() -> None:
     rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
     live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
     tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
-    found = sorted(merge(0, STORE, live, tail, ALWAYS), key=lambda one: one.start_ms)
+    found = sorted(stored_windows_of_key(0, STORE, live, tail, ALWAYS), key=lambda one: one.start_ms)
     assert [(one.start_ms, one.end_ms, one.status, one.results["n"]) for one in found] == [
         (0, 5, "closed", 1),
         (50, 70, "open", 2),
         (200, 205, "open", 1),
         (300, 300, "open", 1),
     ]
-    assert [one.start_ms for one in merge(0, STORE, live, tail, (65, 250))] == [50, 200]
+    assert [one.start_ms for one in stored_windows_of_key(0, STORE, live, tail, (65, 250))] == [50, 200]
 
 
 def test_a_kept_closed_window_is_reported_once() -> None:
     """The live row of a sliding window after its final row is not a separate window."""
     tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
-    assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
+    assert [one.status for one in stored_windows_of_key(0, STORE, [], tail, ALWAYS)] == ["closed"]
 
 
 def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
@@ -121,24 +120,26 @@ def test_a_tail_is_decoded_by_the_schema_that_wrote_it() -> None:
     log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
     log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
     seen: list[TailChange] = []
-    reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_change(change))))
+    reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_tail_change(change))))
     for offset, (key, value) in enumerate(log):
         reader.feed_record(offset, key, value)
-    (found,) = merge(0, STORE, [], seen, ALWAYS)
+    (found,) = stored_windows_of_key(0, STORE, [], seen, ALWAYS)
     assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
     for offset, (key, value) in enumerate(entries(STORE, 2, StateCodec(STORE.state_columns()).pack(whole)), len(log)):
         reader.feed_record(offset, key, value)
-    (found,) = merge(0, STORE, [], seen, ALWAYS)
+    (found,) = stored_windows_of_key(0, STORE, [], seen, ALWAYS)
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
 
 
 def test_windows_of_several_keys_are_independent() -> None:
     """Changes of one key do not affect other keys' windows, and each window has its key."""
     live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
-    found = merged(0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS)
+    found = stored_windows_of_partition(
+        0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS
+    )
     assert sorted((one.key, one.start_ms, one.status, one.results["n"]) for one in found) == [
         ("k", 0, "closed", 2),
         ("k", 20, "open", 1),
         ("l", 0, "open", 1),
     ]
-    assert merged(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9)) == []
+    assert stored_windows_of_partition(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9)) == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.aggregator import stored_windows
-from penstock.services.aggregator.stored_windows import TailChanges
+from penstock.services.aggregator import changelog_tail
+from penstock.services.aggregator.changelog_tail import TailChanges
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -57,7 +57,7 @@ def test_a_busy_key_can_be_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to windows, not to changes; above it the query is a ConfigError, and a
     shorter time has fewer windows.
     """
-    monkeypatch.setattr(stored_windows, "CHANGES_MAX", 3)
+    monkeypatch.setattr(changelog_tail, "CHANGES_MAX", 3)
     grown = [change(LIVE, start, start + i) for start in (100, 120, 140) for i in range(9)]
     assert len(kept(*grown)) == 3
     old = [change(FINAL, start, start + 5) for start in range(90)]

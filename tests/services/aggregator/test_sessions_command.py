@@ -14,9 +14,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.services.aggregator.changelog_tail import ChangelogLocation, feed
-from penstock.services.aggregator.sessions import SessionsQuery, WindowQueryOptions, chosen, main, show
-from penstock.services.aggregator.stored_windows import FoundWindow, TailChange, decode_change
+from penstock.services.aggregator.changelog_tail import (
+    ChangelogLocation,
+    TailChange,
+    decode_tail_change,
+    feed_tail_records,
+)
+from penstock.services.aggregator.sessions_command import main, print_windows
+from penstock.services.aggregator.stored_windows import (
+    StoredWindow,
+    StoredWindowsQuery,
+    WindowQueryOptions,
+    choose_store,
+)
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError, CorruptRecord
@@ -51,22 +61,22 @@ CODEC = StateCodec(STORE.state_columns())
 def test_an_unreadable_state_is_located() -> None:
     """The error has topic, partition and offset of the record itself, not of the record that confirms it."""
     seen = list[TailChange]()
-    reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_change(change))))
+    reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_tail_change(change))))
     values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
     values.append(encode_progress(1, 1, PROGRESS))
     offsets = np.arange(70, 73)
     message = r"^app-changelog-3 at offset 71:.*streams reset"
     with pytest.raises(CorruptRecord, match=message):
-        feed(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
+        feed_tail_records(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
     """An unknown store, or no store if there is no commit, is a ConfigError."""
-    assert chosen([PROGRESS], None) == chosen([PROGRESS], "s") == STORE
+    assert choose_store([PROGRESS], None) == choose_store([PROGRESS], "s") == STORE
     with pytest.raises(ConfigError, match=r"store: t.* s\b"):
-        chosen([PROGRESS], "t")
+        choose_store([PROGRESS], "t")
     with pytest.raises(ConfigError, match="no commit"):
-        chosen([], None)
+        choose_store([], None)
 
 
 def test_an_invalid_time_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +110,7 @@ def test_impossible_queries_are_rejected(flags: list[str], message: str, capsys:
 def test_windows_are_shown_as_rows() -> None:
     """Each window has one row with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [FoundWindow(0, 0, 1500, "open", {"n": 4.0})], console)
+    print_windows(STORE, [StoredWindow(0, 0, 1500, "open", {"n": 4.0})], console)
     output = console.file.getvalue()  # type: ignore[attr-defined]
     assert "s: 1 windows" in output
     assert "1970-01-01T00:00:01.500" in output
@@ -112,7 +122,7 @@ def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
     characters of keys are escaped.
     """
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [FoundWindow(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
+    print_windows(STORE, [StoredWindow(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
     output = console.file.getvalue()  # type: ignore[attr-defined]
     for text in ("1969-12-31T23:59:59.999", "1000000000000000", "\\x1b[31m[/b]"):
         assert text in output
@@ -128,7 +138,7 @@ def test_no_time_is_cut_on_a_narrow_terminal(
     names = [f"aggregation_{i}" for i in range(6)]
     store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
     key = "k" * 100
-    show(store, [FoundWindow(0, 0, 1500, "closed", dict.fromkeys(names, 123456.789), key)])
+    print_windows(store, [StoredWindow(0, 0, 1500, "closed", dict.fromkeys(names, 123456.789), key)])
     output = capsys.readouterr().out
     assert "…" not in output
     assert output.count("k") >= len(key)
@@ -220,8 +230,8 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
                 timeout_ms=30_000,
                 timeout_name="timeout_ms",
             )
-            seen: list[FoundWindow] = []
-            query = SessionsQuery(options)
+            seen: list[StoredWindow] = []
+            query = StoredWindowsQuery(options)
             while True:
                 _, page = await query.run()
                 seen += page
@@ -229,7 +239,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
                 if query.last is None:
                     break
                 assert page
-                query = SessionsQuery(options, query.last)
+                query = StoredWindowsQuery(options, query.last)
             assert len(seen) == len(wanted)
             assert {(one.partition, one.key, one.start_ms, one.end_ms) for one in seen} == wanted
             assert [one.start_ms for one in seen] == sorted(one.start_ms for one in seen)
