@@ -52,7 +52,7 @@ class KafkaTransactor:
         self._idle: list[Producer] = []
         self._slots = asyncio.Semaphore(settings.atomic_producers)
         self._opened = 0  # producers of `?atomic=true`, for the number in the next transactional id
-        self._partitions: list[IdempotencyPartition] | None = None
+        self._partitions: list[KeyedTransactions] | None = None
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Task[object]] = set()
 
@@ -129,7 +129,7 @@ class KafkaTransactor:
                 log.warning("another service acquired the partition of keys", partition=partition.number)
         return await partition.store(key, records, make_response)
 
-    async def _key_partitions(self) -> list[IdempotencyPartition]:
+    async def _key_partitions(self) -> list[KeyedTransactions]:
         async with self._opening:
             if self._partitions is None:
                 settings = self._settings
@@ -140,7 +140,7 @@ class KafkaTransactor:
                 await self._admin.create_topics([new], exist_ok=True)
                 description = (await self._admin.describe_topics([topic]))[topic]
                 self._partitions = [
-                    IdempotencyPartition(self._kafka, self._admin, settings, p.partition, self._open_owner)
+                    KeyedTransactions(self._kafka, self._admin, settings, p.partition, self._open_owner)
                     for p in description.partitions
                 ]
             return self._partitions
@@ -161,8 +161,8 @@ async def open_producer(kafka: KafkaSettings, settings: ProducerSettings, transa
     return producer
 
 
-class IdempotencyPartition:
-    """One partition of the topic of Idempotency-Keys, and its ownership; `number` is the partition's number.
+class KeyedTransactions:
+    """The transactions with the Idempotency-Keys of one partition, and its ownership; `number` is the partition's.
 
     `store` runs one transaction at a time. The first request acquires the ownership. If the outcome of a transaction is
     unknown, the ownership is released. The next request acquires it again, which ends the transaction, and reads the
@@ -191,7 +191,7 @@ class IdempotencyPartition:
         """The offset up to which the partition was read."""
 
     def __repr__(self) -> str:
-        return f"IdempotencyPartition({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
+        return f"KeyedTransactions({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
 
     async def store(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
@@ -225,12 +225,12 @@ class IdempotencyPartition:
             return response, False
 
     async def close(self) -> None:
-        """Release the ownership."""
+        """Release the ownership of the partition, after the transaction in progress."""
         async with self._lock:
             await self._release_ownership()
 
     async def _acquire_ownership(self) -> Producer:
-        """Acquire the ownership and read the partition. Returns the producer that owns the transactional id."""
+        """Acquire the ownership and read the partition. Returns the producer of the transactions."""
         producer = await self._open_owner(self.number)
         try:
             await self._read_keys_to_end()
@@ -241,7 +241,7 @@ class IdempotencyPartition:
         return producer
 
     async def _release_ownership(self) -> None:
-        """Close the producer. The next request acquires the ownership again."""
+        """Close the producer of the transactions. The next request acquires the ownership again."""
         producer = self._producer
         self._producer = None
         if producer is not None:

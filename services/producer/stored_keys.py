@@ -13,9 +13,9 @@ partition, mostly increase by one, so the differences compress very well.
 (StoredResponse(status=200, body=b'{}'), None)
 >>> rows = [{"line": i + 1, "partition": i % 3, "offset": 1_000 + i // 3} for i in range(30_000)]
 >>> response = StoredResponse(200, msgspec.json.encode({"stored": 30_000, "offsets": rows, "offsets_omitted": 0}))
->>> unpack_response(200, pack_response(response)) == response
+>>> unpack_stored_response(200, pack_stored_response(response)) == response
 True
->>> len(response.body) // len(pack_response(response)) > 500
+>>> len(response.body) // len(pack_stored_response(response)) > 500
 True
 """
 
@@ -53,7 +53,7 @@ class StoredKey(NamedTuple):
     @property
     def response(self) -> StoredResponse:
         """The response to the request. Raises DataError if it cannot be decoded."""
-        return unpack_response(self.status, self.packed)
+        return unpack_stored_response(self.status, self.packed)
 
     @property
     def size_bytes(self) -> int:
@@ -63,7 +63,7 @@ class StoredKey(NamedTuple):
 
 def encode_stored_key(fingerprint: bytes, response: StoredResponse, at_ms: int) -> bytes:
     """Return the value of a key's record: format, time, status, fingerprint, packed response."""
-    return _RECORD_HEAD.pack(FORMAT, at_ms, response.status) + fingerprint + pack_response(response)
+    return _RECORD_HEAD.pack(FORMAT, at_ms, response.status) + fingerprint + pack_stored_response(response)
 
 
 def decode_stored_key(value: bytes) -> StoredKey:
@@ -135,8 +135,11 @@ class StoredKeys:
             self.size_bytes -= entry.size_bytes
 
 
-def pack_response(response: StoredResponse) -> bytes:
-    """Return the response's body compressed, with the rows of `offsets` as columns of differences."""
+def pack_stored_response(response: StoredResponse) -> bytes:
+    """Return the body of a response to store with its Idempotency-Key, compressed.
+
+    The rows of `offsets` become columns of differences.
+    """
     body = response.body
     columns = b""
     if b'"offsets":[{' in body:
@@ -148,8 +151,11 @@ def pack_response(response: StoredResponse) -> bytes:
     return _PART_LENGTH.pack(len(packed)) + packed + columns
 
 
-def unpack_response(status: int, data: bytes) -> StoredResponse:
-    """Return the response that `pack_response` packed, with this status. Raises DataError if it cannot be decoded."""
+def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
+    """Return the response that was stored with an Idempotency-Key, with this status.
+
+    Raises DataError if it cannot be decoded.
+    """
     try:
         end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]
         body = zlib.decompress(data[_PART_LENGTH.size : end])
@@ -163,7 +169,10 @@ def unpack_response(status: int, data: bytes) -> StoredResponse:
 
 
 def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Encode rows: the unit's name, then the columns of positions, partitions and offsets, each with its length."""
+    """Encode the rows of `offsets` in a stored response.
+
+    The format is the unit's name, then the columns of positions, partitions and offsets, each with its length.
+    """
     (unit,) = rows[0].keys() - {"partition", "offset"}  # `line` or `index`
     positions = array("q")
     offsets = array("q")
@@ -180,7 +189,7 @@ def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _unpack_offset_rows(data: bytes) -> list[dict[str, int]]:
-    """Decode rows that `_pack_offset_rows` encoded."""
+    """Decode the rows of `offsets` in a stored response, which `_pack_offset_rows` encoded."""
     parts = []
     start = 0
     while start < len(data):
@@ -205,7 +214,7 @@ def _unpack_offset_rows(data: bytes) -> list[dict[str, int]]:
 
 
 def _big_endian(column: array[int]) -> bytes:
-    """Return a column's bytes in big-endian order. Its own inverse."""
+    """Return a column of a stored response in big-endian order. Its own inverse."""
     swapped = array(column.typecode, column)
     if struct.pack("=H", 1) != struct.pack(">H", 1):
         swapped.byteswap()

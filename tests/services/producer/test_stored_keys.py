@@ -15,8 +15,8 @@ from penstock.services.producer.stored_keys import (
     StoredKeys,
     decode_stored_key,
     encode_stored_key,
-    pack_response,
-    unpack_response,
+    pack_stored_response,
+    unpack_stored_response,
 )
 from penstock.shared.common.errors import BufferExhausted, DataError
 
@@ -85,7 +85,7 @@ def test_a_response_is_unpacked_byte_for_byte(rows: list[Any], unit: str, rest: 
     """A response round-trips byte by byte, with coordinates in any order, without any, and with other fields."""
     offsets = [{unit: position, "partition": p, "offset": offset} for position, p, offset in rows]
     response = StoredResponse(207, msgspec.json.encode({"stored": 1, "offsets": offsets} | {"more": rest}))
-    assert unpack_response(207, pack_response(response)) == response
+    assert unpack_stored_response(207, pack_stored_response(response)) == response
 
 
 def test_the_largest_response_fits_into_a_record() -> None:
@@ -100,13 +100,13 @@ def test_the_largest_response_fits_into_a_record() -> None:
     errors = [{"line": i, "column": i % 90, "error_code": "MALFORMED_JSON", "message": f"no {i}"} for i in range(1_000)]
     body = msgspec.json.encode({"stored": 100_000, "offsets": rows, "offsets_omitted": 0, "errors": errors})
     assert len(body) > 5 * RECORD_BYTES_MAX
-    assert len(pack_response(StoredResponse(207, body))) < RECORD_BYTES_MAX / 4
+    assert len(pack_stored_response(StoredResponse(207, body))) < RECORD_BYTES_MAX / 4
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0\0\0\x09abc", b"\0\0\0\x03abc", pack_response(StoredResponse(200, b"{}")) + b"\0"]
+    "data", [b"", b"\0\0\0\x09abc", b"\0\0\0\x03abc", pack_stored_response(StoredResponse(200, b"{}")) + b"\0"]
 )
 def test_invalid_data_raises_data_error(data: bytes) -> None:
     """Empty, truncated or corrupt data, and data with a suffix, are a DataError."""
     with pytest.raises(DataError):
-        unpack_response(200, data)
+        unpack_stored_response(200, data)
