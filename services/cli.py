@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "connectors": (
         SERVICES,
-        "penstock.services.connect.connectors:main",
+        "penstock.services.connect.connectors_command:main",
         "List, create and manage connectors over REST.",
         (),
     ),
@@ -117,7 +117,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "Reset an application, or restore its offsets.",
         ("streams",),
     ),
-    "dlq": (SERVICES, "penstock.services.consumer.dlq:main", "List and replay dead letters.", ()),
+    "dlq": (SERVICES, "penstock.services.consumer.dlq_command:main", "List and replay dead letters.", ()),
 }
 """Each command's panel, function, help, and the extras that it needs."""
 

@@ -70,9 +70,9 @@ def serve(
 
 
 def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise the error of an ended task, after a log line that names the task.
+    """Raise the error of a daemon's background task that has ended, after a log line that names the task.
 
-    The tasks must run as long as the service does. Raises IllegalState if a task returned, or ended with an error that
+    The tasks must run as long as the daemon does. Raises IllegalState if a task returned, or ended with an error that
     is not an Exception.
     """
     for task in tasks:
@@ -139,7 +139,7 @@ async def _start_and_work(daemon: Daemon) -> None:
 
 def _log_errors(error: Exception) -> int:
     """Log the errors that ended the work, and return the exit status."""
-    leaves = list(_leaf_exceptions(error))
+    leaves = list(leaf_exceptions(error))
     for e in leaves:
         if isinstance(e, PenstockError):
             log.error("failed", error=type(e).__name__, reason=str(e))
@@ -148,10 +148,10 @@ def _log_errors(error: Exception) -> int:
     return ExitStatus.WRONG_SETTING if all(isinstance(e, ConfigError) for e in leaves) else ExitStatus.FAILED
 
 
-def _leaf_exceptions(error: Exception) -> Iterator[Exception]:
-    """The errors of an exception group, or the single error."""
+def leaf_exceptions(error: Exception) -> Iterator[Exception]:
+    """Yield the errors of nested exception groups in order, or the single error."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
-            yield from _leaf_exceptions(one)
+            yield from leaf_exceptions(one)
     else:
         yield error

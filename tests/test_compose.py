@@ -15,9 +15,10 @@ import yaml
 
 from penstock.services.cli import COMMANDS
 from penstock.services.cli import SERVICES as SERVICE_COMMANDS
-from penstock.services.connect.connectors import TOKEN_VARIABLE, URL_VARIABLE
+from penstock.services.connect.connectors_command import TOKEN_VARIABLE, URL_VARIABLE
 from penstock.services.connect.main import SHUTDOWN_TIMEOUT_MS
-from penstock.services.connect.settings import advertised, is_open, listener, misspelled, read_command_line
+from penstock.services.connect.rest_server import is_rest_open, rest_listener, worker_id_of
+from penstock.services.connect.worker_command_line import misspelled_settings, read_command_line
 from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.demo.flights import PLAN
 from penstock.shared.clients.admin import event_time_topic
@@ -211,9 +212,9 @@ def worker(tmp_path: Path) -> DistributedConfig:
 
 def test_connect_worker_serves_the_published_port_and_token(worker: DistributedConfig) -> None:
     """The worker serves REST at the published port, with the token that admin and connectors send."""
-    http = listener(worker)
+    http = rest_listener(worker)
     assert (http.host, [inside for _, _, inside in published("connect")]) == ("0.0.0.0", [str(http.port)])
-    assert advertised(worker, http, http.port) == f"connect:{http.port}"
+    assert worker_id_of(worker, http, http.port) == f"connect:{http.port}"
     assert f"http://127.0.0.1:{http.port}/health" in SERVICES["connect"]["healthcheck"]["test"][-1]
     variables = environment("connectors")
     assert variables[URL_VARIABLE] == f"http://connect:{http.port}"
@@ -221,12 +222,12 @@ def test_connect_worker_serves_the_published_port_and_token(worker: DistributedC
     admin: Any = settings_of("admin")
     assert admin.services.keys() == {*SETTINGS, "connect"} - {"admin"}
     assert admin.services["connect"] == f"http://connect:{http.port}"
-    assert not is_open(worker, http)
+    assert not is_rest_open(worker, http)
 
 
 def test_connect_worker_is_set_up_for_this_cluster(worker: DistributedConfig) -> None:
     """The worker's settings are all known, include every broker, and fit into the stop grace period."""
-    assert misspelled(worker) == []
+    assert misspelled_settings(worker) == []
     assert worker.kafka.bootstrap_servers.split(",") == [f"{broker}:9092" for broker in BROKERS]
     limit_ms = worker["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS
     assert int(SERVICES["connect"]["stop_grace_period"].removesuffix("s")) * 1000 > limit_ms

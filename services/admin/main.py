@@ -8,5 +8,5 @@ from penstock.services.admin.settings import AdminServiceSettings
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM. Returns the exit status: 2 for an invalid setting."""
+    """Run `penstock admin` until SIGTERM. Returns the exit status: 2 for an invalid setting."""
     return daemon.serve("penstock admin", AdminServiceSettings, AdminDaemon, arguments)

@@ -14,7 +14,7 @@ from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, HttpUp
 from penstock.api.rest_proxy.routes import APIRouter
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.services.admin.dead_letters import KafkaDeadLetters
+from penstock.services.admin.kafka_dead_letters import KafkaDeadLetters
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 

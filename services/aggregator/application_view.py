@@ -58,11 +58,14 @@ class OwnInstanceView(StreamsView, Protocol):
         ...
 
     def registration(self) -> Registration:
-        """Return the partitions of this instance, which its own answers cover."""
+        """Return the partitions of this instance, for the view of the application."""
         ...
 
     async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> Any:
-        """Return this instance's answer about a store, like `penstock.api.streams.stores.StoresView.read_store`."""
+        """Return this instance's rows of a store, for the view of the application.
+
+        See `penstock.api.streams.stores.StoresView.read_store`.
+        """
         ...
 
 
@@ -285,7 +288,7 @@ def missing_rows(missing: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Merge the instances' answers about stores: the live rows of each store by partition.
+    """Merge the instances' answers into the application's: the live rows of each store by partition.
 
     >>> of_a = InstanceAnswer([0], {"stores": [{"store": "s", "rows": {"0": 2, "1": 9}, "total": 11}]})
     >>> of_b = InstanceAnswer([1], {"stores": [{"store": "s", "rows": {"1": 3}, "total": 3}]})
@@ -304,7 +307,7 @@ def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 def merge_windows(
     parts: Sequence[InstanceAnswer], limit: int, pages: ContinuationCodec[LivePosition]
 ) -> dict[str, Any]:
-    """Merge the instances' answers about live windows, latest end first."""
+    """Merge the instances' live windows into the application's, latest end first."""
     rows = [
         (live_order(LivePosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
         for partitions, answer in parts
@@ -333,7 +336,7 @@ def _first_merged_rows(
 
 
 def merge_tasks(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Merge the instances' tasks by partition, each with the instance that runs or restores it."""
+    """Merge the instances' tasks into the application's, each with the instance that runs or restores it."""
     found = [
         {**task, "instance": answer.get("instance", "")}
         for partitions, answer in parts
@@ -344,7 +347,7 @@ def merge_tasks(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 
 
 def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Merge the instances' standbys by partition, each with its instance.
+    """Merge the instances' standbys into the application's by partition, each with its instance.
 
     >>> of_a = InstanceAnswer([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]})
     >>> merge_standbys([of_a, InstanceAnswer([1], {})])
@@ -361,7 +364,7 @@ def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 def merge_rows(
     parts: Sequence[InstanceAnswer], missing: dict[int, str], rows_max: int, pages: ContinuationCodec[RowPosition]
 ) -> dict[str, Any]:
-    """Merge the instances' answers about the rows of a store, up to `rows_max`, and their positions.
+    """Merge the instances' rows of a store into the application's, up to `rows_max`, and their positions.
 
     A partition without position is added to `missing`.
 

@@ -294,7 +294,7 @@ class StoredWindowsQuery:
 
 
 def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
-    """Return the store whose windows are queried: that of the name, or the only one.
+    """Return the store whose stored windows are queried: that of the name, or the only one.
 
     Raises ConfigError, which names the existing stores.
     """
@@ -308,7 +308,7 @@ def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 
 
 def _is_window_covered(row: window_queries.ClosedWindow, covered: dict[int, state_snapshot.PartitionSnapshot]) -> bool:
-    """Return whether the snapshot covers a closed window of the lake.
+    """Return whether the snapshot covers a stored window that is closed.
 
     A crashed compaction may have appended windows of the tail.
     """

@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.connect.routes import StartingApp, create_connect_app
 from penstock.api.http.server import HttpServer
-from penstock.services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
+from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
+from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings
+from penstock.services.daemon import leaf_exceptions
 from penstock.services.exit_status import ExitStatus
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
@@ -74,9 +76,9 @@ class ConnectDaemon:
         self._command_line = command_line
         self._config = command_line.config
         self._registry = CollectorRegistry() if registry is None else registry
-        self._http = listener(self._config)
+        self._http = rest_listener(self._config)
         self._rest = StartingApp()
-        self.server = HttpServer(guarded(self._rest, self._config, self._http), self._http)
+        self.server = HttpServer(guarded_rest_app(self._rest, self._config, self._http), self._http)
         kafka = self._config.kafka
         self._admin = Admin(kafka)
         self._connection = Connection(kafka)
@@ -93,9 +95,9 @@ class ConnectDaemon:
 
         Raises StartFailed.
         """
-        for name in misspelled(self._config):
+        for name in misspelled_settings(self._config):
             log.warning("unknown setting", name=name)
-        if is_open(self._config, self._http):
+        if is_rest_open(self._config, self._http):
             log.warning(
                 "REST has no authentication: any client of this address can create connectors, "
                 "which read and write with the worker's permissions",
@@ -143,7 +145,7 @@ class ConnectDaemon:
         try:
             return await step
         except* PenstockError as group:
-            error = _first_error(group)
+            error = next(leaf_exceptions(group))
             self.exit_status = next(
                 (status for cls, status in statuses.items() if isinstance(error, cls)), ExitStatus.FAILED
             )
@@ -170,7 +172,7 @@ class ConnectDaemon:
     def _make_herder(self) -> DistributedHerder | StandaloneHerder:
         plugins = Plugins.installed()
         config = self._config
-        worker_id = advertised(config, self._http, self.server.port)
+        worker_id = worker_id_of(config, self._http, self.server.port)
         stores = self._make_stores()
         group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
         tasks = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
@@ -224,12 +226,3 @@ class ConnectDaemon:
         except PenstockError as e:
             raise ConnectError(f"{path}: {e}") from e
         log.info("created a connector", connector=name, file=str(path))
-
-
-def _first_error(group: BaseExceptionGroup[PenstockError]) -> PenstockError:
-    """Returns the first error of nested groups."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, PenstockError)
-    return error

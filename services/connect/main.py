@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.services import daemon
 from penstock.services.connect.daemon import EXIT_STATUSES, ConnectDaemon
-from penstock.services.connect.settings import CommandLine, Mode, read_command_line
+from penstock.services.connect.worker_command_line import CommandLine, Mode, read_command_line
 from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import configure
@@ -27,7 +27,10 @@ Run a Connect worker with Kafka Connect's settings and REST API. --NAME=VALUE ov
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs until SIGTERM. Returns the exit status: one of `EXIT_STATUSES`, or 0 after a requested shutdown."""
+    """Runs `penstock connect` until SIGTERM.
+
+    Returns the exit status: one of `EXIT_STATUSES`, or 0 after a requested shutdown.
+    """
     if not arguments or arguments[0] not in ("standalone", "distributed"):
         is_help = not arguments or arguments[0] in ("--help", "-h", "help")
         statuses = "\n".join(f"  {status}  {reason}" for status, reason in EXIT_STATUSES.items())

@@ -218,7 +218,7 @@ class TransactionalCommits:
                 self._replace_rejected_outputs(outputs, e)
 
     def _replace_rejected_outputs(self, outputs: list[_Output], rejection: OutputRejected) -> None:
-        """Replace each output that has a rejected record with dead letters.
+        """Replace each output of this commit that has a rejected record with dead letters.
 
         A rejected record that is too large is shortened first if possible. Raises the error of a dead letter that Kafka
         rejects.
@@ -249,6 +249,6 @@ class TransactionalCommits:
                 self._change_pending_size(output, 1)
 
     def _change_pending_size(self, output: _Output, sign: int) -> None:
-        """Add an output to the number of pending records and bytes (sign 1), or subtract it (sign -1)."""
+        """Add an output to the records and bytes that wait for the next commit (sign 1), or subtract it (sign -1)."""
         self._count += sign * len(output.records)
         self._bytes += sign * sum(len(record.key or b"") + len(record.value or b"") for record in output.records)

@@ -202,7 +202,7 @@ class Executor:
     async def _produce_output(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
         """Write the records that the handler returned. Returns the first error, or None."""
         try:
-            check_output(records)
+            check_execution_output(records)
         except DataError as e:
             self._metrics.produce_failures(topic).inc()
             return e
@@ -332,8 +332,8 @@ def _error_fields(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "reason": error_text(error)[:500]}
 
 
-def check_output(records: Iterable[ProducerRecord]) -> None:
-    """Validates a handler's output when the handler returns, so that an invalid record fails that attempt.
+def check_execution_output(records: Iterable[ProducerRecord]) -> None:
+    """Validates the output of an execution when its handler returns, so that an invalid record fails that attempt.
 
     Under exactly-once, output waits for a transaction that holds other records' output too. A record that is invalid
     for Kafka must not reach that transaction.
@@ -341,8 +341,8 @@ def check_output(records: Iterable[ProducerRecord]) -> None:
     Raises DataError for the first record that no topic can accept. Checks the topic's name, the key, value, headers,
     partition and timestamp.
 
-    >>> check_output([ProducerRecord("out", b"5")])
-    >>> check_output([ProducerRecord("out", 5)])
+    >>> check_execution_output([ProducerRecord("out", b"5")])
+    >>> check_execution_output([ProducerRecord("out", 5)])
     Traceback (most recent call last):
     ...
     penstock.errors.SerializationError: out: expected bytes, got int; set a serializer for other types

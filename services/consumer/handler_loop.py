@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from penstock.services.consumer.commits import Commits, OffsetCommits
 from penstock.services.consumer.executor import Executor, Outcome
+from penstock.services.consumer.progress_watch import ProgressWatch
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, KeyScheduler
@@ -37,72 +38,6 @@ LAG_TIMEOUT_MS = 2_000
 """How long the request for a topic's end offsets may take."""
 CANCEL_TIMEOUT_MS = 2_000
 """How long cancelled handlers may take to end. After that their partition is released regardless."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PartitionProgress:
-    lag: int
-    finished: int
-    well_ms: int
-
-
-class ProgressWatch:
-    """Detects a stuck runner: a partition has lag, and none of its records was finished for longer than the limit.
-
-    Each partition is checked separately, because progress in one does not mean progress in another. A member that is
-    outside the group for longer than the limit is stuck too.
-
-    >>> watch = ProgressWatch(stuck_after_ms=1_000)
-    >>> watch.observe(500, lags={"clicks-0": 40, "clicks-1": 9}, finished={"clicks-0": 3})
-    >>> watch.observe(1_400, lags={"clicks-0": 40, "clicks-1": 5}, finished={"clicks-0": 3, "clicks-1": 4})
-    >>> watch.trouble(1_500), watch.trouble(1_501)
-    ('', 'clicks-0: 40 records behind, none finished for 1001 ms')
-    >>> watch.observe(1_600, lags={"clicks-0": 0}, finished={"clicks-0": 3})             # nothing to do is not stuck
-    >>> watch.trouble(9_999)
-    ''
-    >>> watch.trouble(9_999, rebalance_ms=1_001)
-    'not in the group: its rebalance takes 1001 ms so far'
-    """
-
-    def __init__(self, stuck_after_ms: int) -> None:
-        self.stuck_after_ms = stuck_after_ms
-        self._partitions: dict[Hashable, _PartitionProgress] = {}
-
-    @property
-    def lag(self) -> int:
-        """The sum of the partitions' lags, in records."""
-        return sum(partition.lag for partition in self._partitions.values())
-
-    def observe(self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int]) -> None:
-        """Take the current values of all owned partitions.
-
-        `lags` are the numbers of unfinished records, `finished` the total numbers of finished ones. A partition that
-        `lags` does not name is no longer owned.
-        """
-        partitions = {}
-        for key, lag in lags.items():
-            count = finished.get(key, 0)
-            before = self._partitions.get(key)
-            waits = before is not None and before.lag > 0 and lag > 0 and before.finished == count
-            partitions[key] = _PartitionProgress(lag, count, before.well_ms if before is not None and waits else now_ms)
-        self._partitions = partitions
-
-    def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
-        """Returns the reason why the runner is stuck, "" if it is not.
-
-        `rebalance_ms` is the time since the member began to join the group.
-        """
-        if rebalance_ms > self.stuck_after_ms:
-            return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"
-        stuck = [
-            f"{key}: {partition.lag} records behind, none finished for {now_ms - partition.well_ms} ms"
-            for key, partition in self._partitions.items()
-            if partition.lag and now_ms - partition.well_ms > self.stuck_after_ms
-        ]
-        return "; ".join(sorted(stuck))
-
-    def __repr__(self) -> str:
-        return f"ProgressWatch(lag={self.lag}, {len(self._partitions)} partitions)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 from penstock.services.consumer.commits import TransactionalCommits
 from penstock.services.consumer.executor import Executor
 from penstock.services.consumer.handler_loop import HandlerLoop
-from penstock.services.consumer.handlers import load_decoder, load_exceptions, load_handler
+from penstock.services.consumer.handlers import load_decoder, load_handler
+from penstock.services.consumer.retry_policy import load_exceptions
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
 from penstock.services.consumer.transactor import OutputTransactor

@@ -120,16 +120,6 @@ def load_handler(spec: str) -> Handler:
     return Handler(spec, function, _takes_sequence(called, parameters[0].name) if batch is None else bool(batch))
 
 
-def load_exceptions(names: Sequence[str], setting: str) -> tuple[type[BaseException] | str, ...]:
-    """Returns exception classes by `module.name`, or by the plain name of a built-in or imported class.
-
-    A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
-    has: it would never match, and no error would show that.
-    """
-    known = {found.__name__ for found in _all_subclasses(BaseException)}
-    return tuple(name if name in known else _import_exception_class(name, setting) for name in names)
-
-
 def load_decoder(value: str) -> Deserializer:
     """Returns the decoder for the value format `bytes`, `json` or `module:Struct`. Raises ConfigError for another."""
     if value == "bytes":
@@ -167,21 +157,6 @@ def load_object(spec: str, setting: str) -> Any:
             raise ConfigError(f"{setting}: {module_name} has no {path!r}")
         found = getattr(found, part)
     return found
-
-
-def _import_exception_class(name: str, setting: str) -> type[BaseException]:
-    module_name, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute, None) if module_name else None
-    except ImportError:
-        found = None
-    if not (inspect.isclass(found) and issubclass(found, BaseException)):
-        raise ConfigError(f"{setting}: no exception class {name!r}")
-    return found
-
-
-def _all_subclasses(base: type[BaseException]) -> set[type[BaseException]]:
-    return {base}.union(*(_all_subclasses(each) for each in type.__subclasses__(base)))
 
 
 def _takes_sequence(function: Any, parameter: str) -> bool:

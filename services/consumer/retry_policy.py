@@ -16,6 +16,8 @@ GiveUp(reason='SerializationError is not retriable')
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,3 +94,28 @@ def _names_exception_class(given: ExceptionType, base: type) -> bool:
     if isinstance(given, str):
         return given in (base.__name__, f"{base.__module__}.{base.__qualname__}")
     return given is base
+
+
+def load_exceptions(names: Sequence[str], setting: str) -> tuple[ExceptionType, ...]:
+    """Returns the exception classes that a retry policy names: by `module.name`, or by the plain name of a known class.
+
+    A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
+    has: it would never match, and no error would show that.
+    """
+    known = {found.__name__ for found in _all_subclasses(BaseException)}
+    return tuple(name if name in known else _import_exception_class(name, setting) for name in names)
+
+
+def _import_exception_class(name: str, setting: str) -> type[BaseException]:
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute, None) if module_name else None
+    except ImportError:
+        found = None
+    if not (inspect.isclass(found) and issubclass(found, BaseException)):
+        raise ConfigError(f"{setting}: no exception class {name!r}")
+    return found
+
+
+def _all_subclasses(base: type[BaseException]) -> set[type[BaseException]]:
+    return {base}.union(*(_all_subclasses(each) for each in type.__subclasses__(base)))

@@ -46,7 +46,7 @@ GIVE_UP_RESERVE_MS = 5_000
 
 
 def _split_names(value: Any) -> Any:
-    """Returns names as a tuple, from a list or from one comma-separated text."""
+    """Returns the names in a setting of the consumer service, from a list or from one comma-separated text."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, list | tuple):
         return tuple(name.strip() for part in parts for name in str(part).split(",") if name.strip())

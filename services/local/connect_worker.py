@@ -11,7 +11,7 @@ import sys
 
 from penstock.services import daemon
 from penstock.services.connect.daemon import ConnectDaemon
-from penstock.services.connect.settings import CommandLine
+from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.settings import DistributedConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from penstock.services.connect.daemon import ConnectDaemon
-from penstock.services.connect.settings import read_command_line
+from penstock.services.connect.worker_command_line import read_command_line
 
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 

@@ -395,7 +395,8 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
     async def command(*arguments: str, named: str = topic_name) -> tuple[int | None, list[dict[str, object]]]:
         options = ["--bootstrap-servers", connection.bootstrap_servers, "--json"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.services.consumer.dlq", arguments[0], named, *arguments[1:], *options,
+            sys.executable, "-m", "penstock.services.consumer.dlq_command",
+            arguments[0], named, *arguments[1:], *options,
             stdout=asyncio.subprocess.PIPE, cwd=ROOT,
         )  # fmt: skip
         out, _ = await process.communicate()

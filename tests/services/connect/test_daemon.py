@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon, StartFailed
-from penstock.services.connect.settings import CommandLine
+from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.settings import StandaloneConfig

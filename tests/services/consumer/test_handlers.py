@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from penstock.services.consumer.handler_timeouts import CallLimits
-from penstock.services.consumer.handlers import Handler, load_decoder, load_exceptions, load_handler
+from penstock.services.consumer.handlers import Handler, load_decoder, load_handler
+from penstock.services.consumer.retry_policy import load_exceptions
 from penstock.shared.common.errors import (
     ConfigError,
     HandlerCancelled,

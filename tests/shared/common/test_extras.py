@@ -141,7 +141,7 @@ def test_an_import_names_its_missing_extra(code: str, module: str, message: str)
         ("import penstock.clients, penstock.connect, penstock.errors, penstock.testing", NOT_LOADED),
         ("import penstock.services.cli", (*NOT_LOADED, "aiokafka")),
         ("import penstock.services.local.kafka_command, penstock.services.local.doctor.main", NOT_LOADED),
-        ("import penstock.services.connect.connectors, penstock.services.consumer.dlq", NOT_LOADED),
+        ("import penstock.services.connect.connectors_command, penstock.services.consumer.dlq_command", NOT_LOADED),
     ],
 )
 def test_the_base_loads_nothing_heavy(code: str, not_loaded: tuple[str, ...]) -> None:

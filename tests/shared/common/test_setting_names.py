@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.settings import GuardedSettings
-from penstock.services import settings_of_all_commands
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings, SessionsSettings
 from penstock.services.cli import COMMANDS as CLI
+from penstock.services.command_settings import settings_of_all_commands
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
@@ -73,7 +73,8 @@ def test_the_settings_of_all_commands_are_found() -> None:
 def test_the_settings_of_all_commands_need_no_extra() -> None:
     """The settings of all commands are found without importing a package of an extra."""
     code = (
-        "import sys; from penstock.services import settings_of_all_commands as all_; assert len(list(all_())) > 9; "
+        "import sys; from penstock.services.command_settings import settings_of_all_commands as all_; "
+        "assert len(list(all_())) > 9; "
         "print(*sorted({'starlette', 'fastapi', 'uvicorn', 'pyspark', 'deltalake', 'pyarrow'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -59,7 +59,7 @@ Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 
 
 @app.command("list")
-def list_(
+def list_command(
     topic: Topic,
     bootstrap_servers: Servers = None,
     config: Config = None,
@@ -87,8 +87,8 @@ def list_(
         typer.echo(f"only the first {limit} are shown; raise --limit for more", err=True)
 
 
-@app.command()
-def replay(
+@app.command("replay")
+def replay_command(
     topic: Topic,
     bootstrap_servers: Servers = None,
     config: Config = None,
@@ -131,7 +131,9 @@ def replay(
 
 
 def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
-    """Returns the dead-letter topic of `topic`, or `topic` if it is a dead-letter topic itself and has none.
+    """Returns the topic that `penstock dlq` reads: the dead-letter topic of `topic`.
+
+    It is `topic` itself if that is a dead-letter topic and has none.
 
     Raises UnknownTopicOrPartition, which names the expected topic and the existing dead-letter topics.
 
@@ -234,31 +236,31 @@ def _print_table(entries: list[DeadLetterEntry]) -> None:
         written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
         dead_letter = entry.dead_letter
         if dead_letter is None:
-            table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _cell(entry.fault))
+            table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _dead_letter_cell(entry.fault))
             continue
         source = dead_letter.record
         table.add_row(
-            _cell(f"{source.topic_partition}@{source.offset}"),
+            _dead_letter_cell(f"{source.topic_partition}@{source.offset}"),
             written,
-            _cell(dead_letter.stage),
-            _cell(dead_letter.exception),
-            _cell(dead_letter.message),
+            _dead_letter_cell(dead_letter.stage),
+            _dead_letter_cell(dead_letter.exception),
+            _dead_letter_cell(dead_letter.message),
             str(dead_letter.attempts),
-            _cell(dead_letter.group),
-            _cell(_decode_bytes(source.key) or ""),
+            _dead_letter_cell(dead_letter.group),
+            _dead_letter_cell(_decode_bytes(source.key) or ""),
             "yes" if entry.replayed else "",
         )
     Console().print(table)
 
 
-def _cell(text: str) -> Text:
-    """Return the text of a cell, shortened to TEXT_MAX characters."""
+def _dead_letter_cell(text: str) -> Text:
+    """Return the text of a cell of the table of `penstock dlq`, shortened to TEXT_MAX characters."""
     shown = plain(text[: TEXT_MAX + 1])
     return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + Text("…")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command. Returns the exit status (2 for invalid arguments or settings)."""
+    """Run `penstock dlq`. Returns the exit status (2 for invalid arguments or settings)."""
     return run_app(app, arguments, "penstock dlq")
 
 

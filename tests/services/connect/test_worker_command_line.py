@@ -1,24 +1,14 @@
-"""A Connect worker's command line and files: precedence, errors, listeners and credentials."""
+"""A Connect worker's command line and files: precedence and errors."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from penstock.api.connect.routes import StartingApp
 from penstock.services.connect.property_files import read_properties
-from penstock.services.connect.settings import (
-    advertised,
-    guarded,
-    is_open,
-    listener,
-    misspelled,
-    read_command_line,
-)
+from penstock.services.connect.worker_command_line import misspelled_settings, read_command_line
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 
@@ -104,61 +94,11 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
             read_properties(tmp_path / name)
 
 
-def test_rest_listens_at_the_first_listener(worker: Path) -> None:
-    """The REST API listens at the first listener, and other workers use the advertised address."""
-    config = read_command_line("distributed", [str(worker)]).config
-    http = listener(config)
-    assert (http.host, http.port) == ("127.0.0.1", 18083)
-    assert advertised(config, http, 18083) == "127.0.0.1:18083"
-    flags = ["--rest.advertised.host.name=proxy", "--rest.advertised.port=80"]
-    assert advertised(read_command_line("distributed", [str(worker), *flags]).config, http, 18083) == "proxy:80"
-    everywhere = read_command_line("distributed", [str(worker), "--listeners=http://:8083"]).config
-    assert listener(everywhere).port == 8083
-    assert not advertised(everywhere, listener(everywhere), 8083).startswith("0.0.0.0")
-    for wrong in ("https://:8443", "http://:port", "8083"):
-        with pytest.raises(ConfigError, match="listeners"):
-            listener(read_command_line("distributed", [str(worker), f"--listeners={wrong}"]).config)
-
-
 def test_misspelled_settings_are_reported(worker: Path) -> None:
     """A misspelled setting is reported with a suggestion; settings with the prefix of a
     converter, provider or client are not reported.
     """
     flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
-    assert misspelled(read_command_line("distributed", [str(worker), *flags]).config) == [
+    assert misspelled_settings(read_command_line("distributed", [str(worker), *flags]).config) == [
         "grup.id (did you mean group.id?)"
     ]
-
-
-async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
-    """A request needs a configured token or user; without any, only requests to this machine's own names are served."""
-
-    async def status(flags: list[str], url: str = "http://127.0.0.1/connectors", **options: Any) -> int:
-        config = read_command_line("distributed", [str(worker), *flags]).config
-        app = guarded(StartingApp(), config, listener(config))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
-            return (await client.get(url, **options)).status_code
-
-    flags = ["--rest.auth.token=0123456789abcdef", "--rest.auth.users=ann:fedcba9876543210"]
-    assert await status(flags) == 401
-    assert await status(flags, headers={"Authorization": "Bearer 0123456789abcdef"}) == 503
-    assert await status(flags, auth=("ann", "fedcba9876543210")) == 503
-    assert await status(flags, auth=("ann", "0123456789abcdef")) == 401
-    assert await status(flags, "http://worker.example/health") == 503
-    assert (await status([]), await status([], "http://elsewhere.example/connectors")) == (503, 421)
-    for wrong in ("--rest.auth.users=ann", "--rest.auth.token=short"):
-        config = read_command_line("distributed", [str(worker), wrong]).config
-        with pytest.raises(ConfigError, match=r"rest\.auth"):
-            guarded(StartingApp(), config, listener(config))
-
-
-def test_an_open_address_is_detected(worker: Path) -> None:
-    """An address that other machines reach without authentication is detected."""
-
-    def detected(*flags: str) -> bool:
-        config = read_command_line("distributed", [str(worker), *flags]).config
-        return is_open(config, listener(config))
-
-    assert not detected()
-    assert detected("--listeners=http://:8083")
-    assert not detected("--listeners=http://:8083", "--rest.auth.token=0123456789abcdef")

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from penstock.services.connect.connectors import table_of
+from penstock.services.connect.connectors_command import table_of
 
 
 def test_foreign_text_is_printed_without_markup() -> None:

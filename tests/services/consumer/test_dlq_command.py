@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from penstock.services.consumer.dlq import find_dead_letter_topic, main
+from penstock.services.consumer.dlq_command import find_dead_letter_topic, main
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.dead_letters.dead_letter_log import replay_producer_settings
 from penstock.shared.clients.producer import Producer, ProducerSettings

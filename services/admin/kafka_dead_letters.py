@@ -56,8 +56,8 @@ class DeadLetterCount(NamedTuple):
     exact: bool
 
 
-class RecordCounter:
-    """Counts the records of partitions by reading them, since an offset may belong to a transaction's marker.
+class DeadLetterCounter:
+    """Counts dead letters and late records by reading them, since an offset may belong to a transaction's marker.
 
     The counts are kept, so each call reads only new records. If the beginning of a partition was deleted, or the topic
     was created again, counting starts again.
@@ -71,7 +71,7 @@ class RecordCounter:
         self._lock = asyncio.Lock()
 
     async def count(self, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, DeadLetterCount]:
-        """Return the number of records in these spans."""
+        """Return the number of records in these spans, for the admin service's list of dead-letter topics."""
         async with self._lock:
             for tp, span in spans.items():
                 read, _ = self._counted.get(tp, (None, 0))
@@ -115,7 +115,7 @@ class RecordCounter:
 async def committed_records(
     kafka: KafkaSettings, starts: Mapping[TopicPartition, int]
 ) -> AsyncGenerator[Columns, None]:
-    """Yield the committed records from these offsets to the current end."""
+    """Yield the committed records from these offsets to the current end, for the admin service's dead letters."""
     if not starts:
         return
     settings = ConsumerSettings(auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed")
@@ -135,7 +135,7 @@ class KafkaDeadLetters:
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
         self._kafka = kafka
         self._admin = admin
-        self._counter = RecordCounter(kafka)
+        self._counter = DeadLetterCounter(kafka)
         self._replaying = asyncio.Lock()
 
     async def topics(self) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.admin.dead_letters import DeadLetterCount, KafkaDeadLetters, RecordCounter, Span
+from penstock.services.admin.kafka_dead_letters import DeadLetterCount, DeadLetterCounter, KafkaDeadLetters, Span
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -79,7 +79,7 @@ async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> No
     async with writer(kafka) as producer:
         await write(producer, *[1] * 5)
     span = span._replace(end=10)
-    hurried, counter = RecordCounter(kafka, limit_ms=0), RecordCounter(kafka)
+    hurried, counter = DeadLetterCounter(kafka, limit_ms=0), DeadLetterCounter(kafka)
     assert await hurried.count({AT: span}) == {AT: DeadLetterCount(10, exact=False)}
     assert await counter.count({AT: span}) == {AT: DeadLetterCount(5, exact=True)}
     assert await counter.count({AT: span._replace(topic_id="another")}) == {AT: DeadLetterCount(5, exact=True)}

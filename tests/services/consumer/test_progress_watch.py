@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.services.consumer.handler_loop import ProgressWatch
+from penstock.services.consumer.progress_watch import ProgressWatch
 
 A, B = "t-0", "t-1"
 

@@ -56,7 +56,7 @@ def list_(url: Url = None, json: Json = False) -> None:
 
 
 def table_of(connectors: dict[str, Any]) -> Table:
-    """Returns a table of connectors by name, with the last lines of the first failure of each.
+    """Returns the table of `penstock connectors list`: by name, with the last lines of the first failure of each.
 
     `connectors` is the response to `GET /connectors?expand=info&expand=status`. Its texts are printed without markup.
     """
@@ -180,7 +180,10 @@ def _quote_connector_name(name: str) -> str:
 
 
 def _request_worker(method: str, path: str, url: str | None, body: Any = None) -> Any:
-    """Send a request. Returns the decoded body; None if it is not JSON. Raises RestError."""
+    """Send a request of `penstock connectors` to a worker. Returns the decoded body; None if it is not JSON.
+
+    Raises ConnectRestError.
+    """
     base = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
     token = os.environ.get(TOKEN_VARIABLE)
     user, _, password = os.environ.get(USER_VARIABLE, "").partition(":")
@@ -212,7 +215,7 @@ def _print_response(response: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Returns the exit status: 1 for a RestError, 2 for invalid arguments."""
+    """Runs `penstock connectors`. Returns the exit status: 1 for a ConnectRestError, 2 for invalid arguments."""
     try:
         app(args=arguments, prog_name="penstock connectors")
     except SystemExit as e:

@@ -1,0 +1,87 @@
+"""The REST server of a Connect worker: its address, its authentication, and its address for other workers.
+
+It listens at the first of `listeners`. Other workers use the address in `rest.advertised.host.name` and
+`rest.advertised.port`, by default the listener's own.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from penstock.api.settings import Credential, check_secrets, is_loopback
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from penstock.api.connect.routes import StartingApp
+    from penstock.api.http.auth import Guard
+
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - Kafka Connect's default listener has no host
+
+
+def rest_listener(config: WorkerConfig) -> HttpSettings:
+    """Returns the address of the REST server: the first of `listeners`. Raises ConfigError if it is invalid."""
+    listeners = config["listeners"]
+    text = listeners[0] if listeners else ""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as e:
+        raise ConfigError(f"listeners: {text}: {e}") from None
+    if parts.scheme.lower() != "http":
+        raise ConfigError(
+            f"listeners: {text!r}: must be http://HOST:PORT (for https use a reverse proxy that terminates TLS)"
+        )
+    return HttpSettings(
+        host=parts.hostname or EVERY_ADDRESS,
+        port=8083 if port is None else port,
+        max_head_bytes=config["rest.max.head.bytes"],
+    )
+
+
+def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
+    """Returns the REST app behind its authentication. Raises ConfigError if a secret is missing or too short.
+
+    Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
+    accepts only requests whose Host header names this machine.
+    """
+    token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
+    users: dict[str, Credential] = {}
+    for pair in filter(None, config["rest.auth.users"].value.split(",")):
+        name, colon, password = pair.strip().partition(":")
+        if not colon or not name:
+            raise ConfigError("rest.auth.users: must be user:password, comma-separated")
+        users[name] = Credential(secret=SecretStr(password), scopes=("admin",))
+    secrets = [*([token] if token else []), *(user.secret for user in users.values())]
+    try:
+        check_secrets(http.host, secrets, insecure_no_auth=True)
+    except ConfigError as e:
+        raise ConfigError(str(e).replace("auth_token, credentials", "rest.auth.token, rest.auth.users")) from None
+    local_hosts_only = not secrets and is_loopback(http.host) and not config["rest.advertised.host.name"]
+    # Needs the extra `server`, which is not required to read the settings.
+    from penstock.api.http.auth import Guard
+
+    return Guard(app, auth_token=token, credentials=users, local_hosts_only=local_hosts_only)
+
+
+def is_rest_open(config: WorkerConfig, http: HttpSettings) -> bool:
+    """Returns whether the REST server has no authentication and other machines can reach it."""
+    has_auth = config["rest.auth.token"].value or config["rest.auth.users"].value
+    return not has_auth and not is_loopback(http.host)
+
+
+def worker_id_of(config: WorkerConfig, http: HttpSettings, port: int) -> str:
+    """Returns the worker's id: the `host:port` at which other workers reach its REST server.
+
+    `port` is the listener's.
+    """
+    host = config["rest.advertised.host.name"] or (
+        socket.getfqdn() if http.host in (EVERY_ADDRESS, "::") else http.host
+    )
+    advertised_port = config["rest.advertised.port"] or port
+    return f"[{host}]:{advertised_port}" if ":" in host else f"{host}:{advertised_port}"

@@ -1,0 +1,87 @@
+"""Reads the command line of `penstock connect`: Kafka Connect's properties files, overridden by flags.
+
+`--group.id=orders` is `group.id=orders` in the worker's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.services.connect.property_files import read_properties
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.setting_names import nearest
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.runtime.client_settings import unknown_properties
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+
+Mode = Literal["standalone", "distributed"]
+
+LOG_FLAGS = ("log.level", "log.format")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The parsed command line: the worker's settings, and a standalone worker's connectors by file."""
+
+    mode: Mode
+    config: DistributedConfig | StandaloneConfig
+    connectors: dict[Path, dict[str, str]]
+    log: LogSettings
+
+
+def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
+    """Reads the command line of `penstock connect` and the files that it names. Raises ConfigError."""
+    files, flags = _split_arguments(arguments)
+    if not files:
+        raise ConfigError(f"the worker's properties file is missing: penstock connect {mode} WORKER.properties …")
+    if mode == "distributed" and len(files) > 1:
+        raise ConfigError("a distributed worker does not accept connectors on the command line; create them over REST")
+    log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
+    props = read_properties(files[0]) | flags
+    converter_class = Plugins.installed().converter_class
+    config = (DistributedConfig if mode == "distributed" else StandaloneConfig)(props, converter_class)
+    connectors = {path: read_properties(path) for path in files[1:]}
+    return CommandLine(mode, config, connectors, LogSettings.model_validate(log))
+
+
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+    """Returns the files, and the flags by name, of a worker's command line.
+
+    Accepts `--name=value` and `--name value`.
+    """
+    files: list[Path] = []
+    flags: dict[str, str] = {}
+    remaining = iter(arguments)
+    for argument in remaining:
+        if not argument.startswith("--"):
+            files.append(Path(argument))
+            continue
+        name, equals, value = argument[2:].partition("=")
+        if not equals:
+            value = next(remaining, "")
+            if not value:
+                raise ConfigError(f"--{name}: needs a value")
+        flags[name] = value
+    return files, flags
+
+
+def misspelled_settings(config: WorkerConfig) -> list[str]:
+    """Returns the settings of a worker's command line and file that neither the worker nor its clients know.
+
+    Each has the nearest known name.
+    """
+    known = [key.name for key in config.definition]
+    other = [name for name in config.props if name not in config.definition and not name.startswith(PREFIXES)]
+    return [f"{name}{nearest(name, known)}" for name in unknown_properties(dict.fromkeys(other, ""))]
+
+
+PREFIXES = (
+    *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
+    *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
+)
+"""Prefixes of settings that another component checks."""
