@@ -1,10 +1,12 @@
 """Fixtures for all tests.
 
 Async tests run on asyncio alone. A Hypothesis example has no time limit. Each test begins with default logging.
+Collecting the tests runs without the garbage collector, which would take a third of its time and find little.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from xdist.scheduler import LoadScopeScheduling
 from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 
+gc.disable()  # until all tests are collected
+
 # The time of an example depends on what else the machine does.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
@@ -29,16 +33,20 @@ BROKER_PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
 SPARK_TESTS = "tests/integration/spark/"
+SPARK_JOBS = ("test_audit", "test_batch")
+"""How the files begin that share one Spark session. The others in SPARK_TESTS share another one."""
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
 """The loggers that a service's logging configuration silences."""
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps the tests of a file in one process, and all tests with Spark, which share a session."""
+    """Keeps the tests of a file in one process, and so the files that share a Spark session."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return SPARK_TESTS if file.startswith(SPARK_TESTS) else file
+        if not file.startswith(SPARK_TESTS):
+            return file
+        return f"{SPARK_TESTS}{file.removeprefix(SPARK_TESTS).startswith(SPARK_JOBS)}"
 
 
 class OneName:
@@ -56,6 +64,13 @@ sys.meta_path.insert(0, OneName)  # type: ignore[arg-type]  # a finder needs onl
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Turn the garbage collector on, which need not look at what the collection has left."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
