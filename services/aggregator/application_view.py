@@ -109,7 +109,8 @@ class ApplicationView:
         self._client = httpx.AsyncClient(
             limits=limits, timeout=settings.timeout_ms / 1000, trust_env=False, verify=verify, transport=transport
         )
-        name, text = "streams_instance_queries", "Requests to other instances of the application."
+        name = "streams_instance_queries"
+        text = "Requests to other instances of the application."
         self._instance_queries = counter(registry, name, text, "result")
 
     async def close(self) -> None:

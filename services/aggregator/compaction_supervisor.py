@@ -253,7 +253,8 @@ class CompactionSupervisor:
         state = CompactionState(started_at_ms=started_ms, seconds=None, status="running", rows=None, detail="")
         self._history.appendleft(state)
         log.info("compaction started")
-        self._has_read, self._is_running = False, True
+        self._has_read = False
+        self._is_running = True
         self._running.set(1)
         status: int | None = None
         out = err = b""
@@ -279,7 +280,8 @@ class CompactionSupervisor:
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except ConfigError as e:
             err = str(e).encode()
-        self._job, self._is_running = None, False
+        self._job = None
+        self._is_running = False
         self._running.set(0)
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
         self._record_result(state, status, out, err)

@@ -177,7 +177,8 @@ class WorkerSupervisor:
         tokens: dict[Any, str] = {**instance_tokens(settings)}
         self.workers = [WorkerSlot(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
         self._registry = CollectorRegistry()
-        name, text = "aggregator_worker_restarts", "Worker processes that ended unexpectedly and were started again."
+        name = "aggregator_worker_restarts"
+        text = "Worker processes that ended unexpectedly and were started again."
         self._restarts = metrics.counter(self._registry, name, text, "worker")
         checks: dict[str, Check] = {worker.name: worker.check for worker in self.workers}
         any_one: Upstream = AnyWorker(self.workers)

@@ -258,7 +258,8 @@ class TopologyTestDriver:
             reader.feed_record(len(self.changelog) - 1, *self.changelog[-1])
             write_restored_rows(reader, self._local, None)
         task.initialize(self.clock.now_ms())
-        self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
+        self.task = task
+        self._inputs = TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
         if self.piped:
             self._process_records(self.piped)

@@ -36,7 +36,9 @@ class OpenSessions:
 
     def __init__(self, gap_ms: int) -> None:
         self._gap_ms = gap_ms
-        self._starts, self._ends, self._members = list[int](), list[int](), list[list[int]]()
+        self._starts = list[int]()
+        self._ends = list[int]()
+        self._members = list[list[int]]()
 
     def take(self, offset: int, time: int, close: int) -> Iterator[Assigned]:
         """Take a record that met this close time. Yields the records with a final session as (offset, start, end).

@@ -328,7 +328,9 @@ class PartitionBatch:
         # not send them to the group.
         task = self._task
         rows = self._task.sources
-        task.input, task.sources, task.needs_commit = reached, dict(live_from or {}), True
+        task.input = reached
+        task.sources = dict(live_from or {})
+        task.needs_commit = True
         await self._commit_task()
         if live_from is None:
             task.sources = rows

@@ -122,7 +122,8 @@ class CompactionJob:
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
         self.maintenance = TableMaintenance(settings, log)
-        self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
+        self._started = time.monotonic()
+        self._started_ms = int(time.time() * 1000)
 
     def path(self, table: str) -> str:
         """Return the path of a table, such as `state` or `closed/visits`."""

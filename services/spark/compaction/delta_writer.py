@@ -141,7 +141,8 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
         bounds = pc.min_max(column).as_py()
         # A column without values has no bounds. Readers then do not skip the file.
         if bounds["min"] is not None:
-            least[name], most[name] = _json_bound(bounds["min"]), _json_bound(bounds["max"])
+            least[name] = _json_bound(bounds["min"])
+            most[name] = _json_bound(bounds["max"])
     return json.dumps({"numRecords": len(table), "minValues": least, "maxValues": most, "nullCount": nulls})
 
 

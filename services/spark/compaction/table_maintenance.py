@@ -87,7 +87,8 @@ class TableMaintenance:
         appends_max = settings.optimize_files_max
         # Retention comes first: OPTIMIZE then merges only rows that stay.
         self.attempt("the deletion of old closed windows", lambda: self._delete_expired_windows(state, others), None)
-        optimized, vacuumed = 0, False
+        optimized = 0
+        vacuumed = False
         if appends_max:
             optimized = sum(
                 self.attempt(f"OPTIMIZE of {name}", partial(self._optimize_table, name, path, appends_max), False)

@@ -473,7 +473,8 @@ class Frames(asyncio.BufferedProtocol):
             self._frame = bytearray(size)
             self._view = memoryview(self._frame)
             return
-        self._frame, self._view = None, memoryview(self._size)
+        self._frame = None
+        self._view = memoryview(self._size)
         # A response that cannot be matched or decoded ends the connection, as in aiokafka: nothing after it can be
         # trusted.
         try:

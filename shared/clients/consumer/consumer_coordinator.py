@@ -351,7 +351,8 @@ class ConsumerCoordinator:
                 self._requests.follow_up()
                 await self._call_listener(self._assign(assigned, added))
                 self.member.on_completed()
-                self._began_ms, self.gone_because = None, ""
+                self._began_ms = None
+                self.gone_because = ""
             case Join():
                 self.member.on_join(await self._requests.join(step), self._clock.monotonic_ms())
             case Gather(topics):

@@ -148,14 +148,16 @@ class PartitionFetchState:
         self.replaced: int | None = None  # the position before a reset that is due
         self.reset_reason = ""
         self.error: PenstockError | None = None
-        self.retry_ms, self.failures = 0.0, 0
+        self.retry_ms = 0.0
+        self.failures = 0
         self.drop_fetched()
 
     def reset_position(self, policy: ResetPolicy, reason: str) -> None:
         """Drop a position that a fetch did not find in the log. The fetcher looks up another one by the policy."""
         replaced = self.position
         self.go_to(None, policy)
-        self.replaced, self.reset_reason = replaced, reason
+        self.replaced = replaced
+        self.reset_reason = reason
 
     def drop_fetched(self) -> None:
         """Drop the fetched records in the buffer, and forget the open request, so that its answer is ignored."""
@@ -349,7 +351,8 @@ class Fetcher:
     def placed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, int]) -> None:
         """Apply the offsets that the policies found. -1 (no record is as late as the time) means the end of the log."""
         for tp, state in self._close_request(lookup):
-            replaced, reason = state.replaced, state.reset_reason
+            replaced = state.replaced
+            reason = state.reset_reason
             if (offset := offsets.get(tp, -1)) >= 0:
                 state.go_to(offset, None)
                 drifts = lookup.wanted[tp] != EARLIEST
@@ -357,7 +360,8 @@ class Fetcher:
             else:
                 # No record is as late as the time. The end of the log needs a lookup of its own.
                 state.go_to(None, LATEST)
-                state.replaced, state.reset_reason = replaced, reason
+                state.replaced = replaced
+                state.reset_reason = reason
 
     def failed(self, request: Fetch | OffsetLookup, error: PenstockError, now_ms: float) -> None:
         """Handle a request without an answer: the broker may be gone, and its partitions moved.
@@ -426,7 +430,8 @@ class Fetcher:
             self._ready.pop(tp, None)
 
     def _add_completed_fetch(self, tp: TopicPartition, state: PartitionFetchState, answer: FetchedPartition) -> None:
-        state.failures, state.retry_ms = 0, 0.0
+        state.failures = 0
+        state.retry_ms = 0.0
         state.high_watermark = answer.high_watermark
         state.last_stable_offset = answer.last_stable_offset
         if not answer.records:
@@ -518,11 +523,13 @@ class Fetcher:
             try:
                 columns = completed.read(limit)
             except PenstockError as e:
-                state.position, state.position_epoch = completed.position, max(state.position_epoch, completed.epoch)
+                state.position = completed.position
+                state.position_epoch = max(state.position_epoch, completed.epoch)
                 state.drop_fetched()
                 state.error = e
                 return None
-            state.position, state.position_epoch = completed.position, max(state.position_epoch, completed.epoch)
+            state.position = completed.position
+            state.position_epoch = max(state.position_epoch, completed.epoch)
             if completed.is_done:
                 state.completed_fetches.popleft()
                 state.buffered_bytes -= completed.size
@@ -566,7 +573,8 @@ class Fetcher:
             self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
             state.reset = self._policy
-            state.replaced, state.reset_reason = None, "no committed offset"
+            state.replaced = None
+            state.reset_reason = "no committed offset"
 
     def _fail_partition(self, tp: TopicPartition, state: PartitionFetchState, error: PenstockError) -> None:
         state.error = error

@@ -173,7 +173,9 @@ class KeyScheduler:
             heapq.heappop(heap)
             lane.queue.popleft()
             lane.running += 1
-            state.full, state.running, state.highest = False, state.running + 1, max(state.highest, work.offset)
+            state.full = False
+            state.running = state.running + 1
+            state.highest = max(state.highest, work.offset)
             works.append(work)
             if lane.queue and self.batch_records_max > 1:
                 heapq.heappush(next_in_lane, (lane.queue[0].offset, lane))

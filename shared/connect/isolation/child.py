@@ -137,7 +137,8 @@ class ChildOffsetStore:
                     store = KafkaOffsetStore(kafka, admin, producer, self._config.topic("offset"))
                     clients.push_async_callback(store.stop)
                     await store.start()
-                    self._store, self._clients = store, clients.pop_all()
+                    self._store = store
+                    self._clients = clients.pop_all()
             return self._store
 
 

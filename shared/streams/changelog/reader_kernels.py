@@ -82,7 +82,8 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
         commit = _big_endian_number(data, at + 7, 8)
         if epoch > EPOCH_MAX or commit < 0:
             return i
-        numbers[i, OPERATION], numbers[i, STORE] = operation, data[at + 2]
+        numbers[i, OPERATION] = operation
+        numbers[i, STORE] = data[at + 2]
         numbers[i, EPOCH] = epoch
         numbers[i, COMMIT] = commit
         # 3. JSON follows, which Python decodes.
@@ -98,10 +99,8 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
             head = LATE_BYTES + START_BYTES * missed
             if size < head or data[body + head - 1] > 1 or (data[body + head - 1] == 0 and size > head):
                 return i
-            numbers[i, START], numbers[i, END] = (
-                _big_endian_number(data, body, 8),
-                _big_endian_number(data, body + 8, 8),
-            )
+            numbers[i, START] = _big_endian_number(data, body, 8)
+            numbers[i, END] = _big_endian_number(data, body + 8, 8)
             numbers[i, CLOSED_AT] = missed
             numbers[i, STATE] = body + head
             numbers[i, STATE_BYTES] = size - head if data[body + head - 1] == 1 else NO_STATE
@@ -179,7 +178,8 @@ def apply_reader_rule(numbers, count, confirmed, commits, counters):
             counters[IGNORED] += counters[PENDING] - (found - counters[CONFIRMED])
             counters[CONFIRMED] = found
             counters[PENDING] = 0
-        commits[counters[COMMITS], 0], commits[counters[COMMITS], 1] = i, counters[CONFIRMED]
+        commits[counters[COMMITS], 0] = i
+        commits[counters[COMMITS], 1] = counters[CONFIRMED]
         counters[COMMITS] += 1
     counters[AT] = count
     return DONE

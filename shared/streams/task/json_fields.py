@@ -221,7 +221,8 @@ def read_json_fields(
             numbers, floats, has, i, seen,
         ):  # fmt: skip
             for f in range(len(kinds)):
-                numbers[f, i], has[f, i] = 0, 0
+                numbers[f, i] = 0
+                has[f, i] = 0
             left[count] = i
             count += 1
     return count

@@ -51,7 +51,8 @@ def _write_integers(numbers, out, starts, lengths):
     """Write each number at the end of its DIGITS_MAX bytes. A number equal to the previous one shares its bytes."""
     for i in range(len(numbers)):
         if i and numbers[i] == numbers[i - 1]:
-            starts[i], lengths[i] = starts[i - 1], lengths[i - 1]
+            starts[i] = starts[i - 1]
+            lengths[i] = lengths[i - 1]
             continue
         end = DIGITS_MAX * (i + 1)
         at = end - 1

@@ -133,7 +133,8 @@ def _rejected_by(program, cells, row, other, base, values, has, i):
         if program[a, 0] != SUM_INT:
             continue
         cell = base + program[a, 1]
-        total, n = 0, 0
+        total = 0
+        n = 0
         if row != NONE:
             total = cells[row, cell]
             n = cells[row, cell + 1]
@@ -196,7 +197,8 @@ def _add_record_to_row(program, cells, floats, row, base, values, float_values, 
             continue
         elif op in (FIRST, LAST):
             if _replaces(op, timestamp, cells[row, cell]):
-                cells[row, cell], cells[row, cell + 1] = timestamp, values[v, i]
+                cells[row, cell] = timestamp
+                cells[row, cell + 1] = values[v, i]
         else:
             _add_number_to_cells(op, cells, floats, row, cell, 1, values[v, i], float_values[v, i])
 
@@ -213,7 +215,8 @@ def _merge_row_cells(program, cells, floats, row, other, base):
             cells[row, cell] = max(cells[row, cell], cells[other, cell])
         elif op in (FIRST, LAST):
             if cells[other, cell] >= 0 and _replaces(op, cells[other, cell], cells[row, cell]):
-                cells[row, cell], cells[row, cell + 1] = cells[other, cell], cells[other, cell + 1]
+                cells[row, cell] = cells[other, cell]
+                cells[row, cell + 1] = cells[other, cell + 1]
         elif op != OBJECT and cells[other, cell + 1] > 0:
             _add_number_to_cells(
                 op, cells, floats, row, cell, cells[other, cell + 1], cells[other, cell], floats[other, cell]
@@ -339,7 +342,8 @@ def _push_due_row(row, due, heap, dues, meta):
         parent = (at - 1) >> 1
         if dues[parent] <= due:
             break
-        dues[at], heap[at] = dues[parent], heap[parent]
+        dues[at] = dues[parent]
+        heap[at] = heap[parent]
         at = parent
     dues[at] = due
     heap[at] = row
@@ -362,7 +366,8 @@ def _pop_due_row(heap, dues, meta):
             child += 1
         if dues[child] >= due:
             break
-        dues[at], heap[at] = dues[child], heap[child]
+        dues[at] = dues[child]
+        heap[at] = heap[child]
         at = child
     dues[at] = due
     heap[at] = row
@@ -387,7 +392,9 @@ def _file_row_in_wheel(row, due, bucket_ms, links, ring, heap, dues, meta):
 @compiled
 def _write_pending_row(row, cells, pending, meta):
     n = meta[PENDING]
-    pending[n, ROW], pending[n, BY_END], pending[n, BY_START] = row, cells[row, END], cells[row, START]
+    pending[n, ROW] = row
+    pending[n, BY_END] = cells[row, END]
+    pending[n, BY_START] = cells[row, START]
     pending[n, BY_KEY] = 0
     meta[PENDING] = n + 1
 
@@ -675,7 +682,8 @@ def close_due(
             meta[CLOSED] = n + 1
             closed[n, INDEX] = index
             closed[n, CODE] = code
-            closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
+            closed[n, FROM] = cells[row, START]
+            closed[n, TO] = cells[row, END]
             closed[n, CLOSED_AT] = meta[STREAM_TIME]
             closed[n, WAS_DIRTY] = was_flags & DIRTY
             if was_flags & PERSISTED and moves:
@@ -1011,13 +1019,19 @@ def take_sliding_windows(
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
         is_early = t < difference_ms
-        missed, n_found, accepted = 0, 0, 0
+        missed = 0
+        n_found = 0
+        accepted = 0
         left = NONE
         right = NONE
         combined = NONE
         previous = -1
         right_latest = -1
-        has_left, has_right, is_whole, has_next, is_both = False, False, False, False, False
+        has_left = False
+        has_right = False
+        is_whole = False
+        has_next = False
+        is_both = False
         # As `timestamp + 1 + timeDifferenceMs <= closeTime`: even the window just after the record is closed.
         if t + difference_ms < close_time:
             missed = 1
@@ -1212,7 +1226,8 @@ def load_rows(
         row = _new_row(codes[i], starts[i], ends[i], links, flags, cells, free, meta)
         rows[i] = row
         if base > END + 1:
-            cells[row, SHOWN_START], cells[row, SHOWN_END] = starts[i], ends[i]
+            cells[row, SHOWN_START] = starts[i]
+            cells[row, SHOWN_END] = ends[i]
         for c in range(states.shape[1]):
             cells[row, base + c] = states[i, c]
         flags[row] |= PERSISTED

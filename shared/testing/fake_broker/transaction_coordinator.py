@@ -218,4 +218,5 @@ class Transactions:
                 partition.wake_fetches()
         for group_id in known.groups:
             self._groups.end_transaction(group_id, known.producer_id, committed=committed)
-        known.partitions, known.groups = set(), set()
+        known.partitions = set()
+        known.groups = set()

@@ -182,7 +182,8 @@ class PostgresSinkTask(SinkTask):
         # 1. Doubling lengths from the start find a failing prefix. An early error then costs few attempts.
         # 2. A binary search between the last succeeding and the first failing length finds the record.
         # The first `fine` records succeed together; after the first loop, the first `failing` records fail.
-        fine, failing = 0, 1
+        fine = 0
+        failing = 1
         while failing < len(records):
             found = await self._try_to_write_rows(records[:failing], keep=False)
             if found is not None:
