@@ -24,7 +24,7 @@ from typer.main import get_command
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.cli import COMMANDS
-from penstock.services.consumer import dlq
+from penstock.services.consumer import dlq_command
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import main as demo
 from penstock.services.local.settings import UpSettings
@@ -50,7 +50,7 @@ SETTINGS: dict[str, type[CommandSettings]] = {
     "audit": AuditSettings,
     "batch": BatchSettings,
 }
-OPTIONS = {"demo": demo.app, "dlq": dlq.app}
+OPTIONS = {"demo": demo.app, "dlq": dlq_command.app}
 
 
 def file_name(block: str) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.connect import connectors
+from penstock.services.connect import connectors_command
 from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE
 from penstock.services.exit_status import ExitStatus
 from penstock.services.local.embedded_kafka import EmbeddedKafka
@@ -118,7 +118,7 @@ def test_each_start_error_has_its_exit_status(kafka: EmbeddedKafka, tmp_path: Pa
 
 
 def run_connectors(worker: WorkerProcess, *arguments: str) -> int:
-    return connectors.main([*arguments, "--url", worker.url])
+    return connectors_command.main([*arguments, "--url", worker.url])
 
 
 async def test_connectors_from_the_command_line(
