@@ -14,7 +14,8 @@ with _needs("penstock.streams", "streams"):
         Min,
         Sum,
     )
-    from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+    from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
+    from penstock.shared.streams.aggregations.first_last import First, Last
     from penstock.shared.streams.aggregations.quantiles import Quantiles
     from penstock.shared.streams.dsl.builder import (
         GlobalTable,

@@ -154,11 +154,11 @@ class OfField(Aggregation[State]):
         if not typing.is_typeddict(value_type):
             bound._get = operator.attrgetter(self.field)
         bound._bind_field(hints[self.field])
-        bound.verbatim = _reads_field_as_json(value_type, self.field)
+        bound.verbatim = _is_verbatim_field(value_type, self.field)
         return bound
 
     def _bind_field(self, hint: Any) -> None:
-        """Set the type from the field's annotation."""
+        """Set the aggregation's type from its field's annotation."""
 
     def _field_value(self, value: Any) -> Any:
         try:
@@ -197,7 +197,7 @@ class _OfNumber(OfField[Number]):
         self.type: NumberType = "float64"
 
     def _bind_field(self, hint: Any) -> None:
-        options = types_of(hint)
+        options = field_types(hint)
         if options == {int} or options == {bool}:
             self.type = "int64"
         elif not options <= {int, float, bool}:
@@ -385,8 +385,8 @@ class Aggregate(Aggregation[Any]):
         return detached(state)
 
 
-def _reads_field_as_json(value_type: Any, field: str) -> bool:
-    """Return whether the field can be read from JSON as it is.
+def _is_verbatim_field(value_type: Any, field: str) -> bool:
+    """Return whether a stream's JSON values have the field in the form that an aggregation takes (`verbatim`).
 
     The field must have the same name in JSON, absent or null must mean None, and its type must need no conversion.
     """
@@ -405,10 +405,10 @@ _VERBATIM_TYPES = (
 )
 
 
-def types_of(hint: Any) -> set[Any]:
-    """Return the types that a field may have, except None.
+def field_types(hint: Any) -> set[Any]:
+    """Return the types that an aggregation's field may have by its annotation, except None.
 
-    >>> types_of(int | None)
+    >>> field_types(int | None)
     {<class 'int'>}
     """
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)

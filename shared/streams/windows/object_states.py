@@ -27,7 +27,8 @@ from penstock.shared.streams.aggregations.aggregation import (
     Aggregation,
     CountDistinct,
 )
-from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.windows import kernels as k
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, Max, Mean, Min, Sum
-from penstock.shared.streams.aggregations.collect import First, Last
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, object_column

@@ -20,7 +20,8 @@ from penstock.shared.streams.aggregations.aggregation import (
     Min,
     Sum,
 )
-from penstock.shared.streams.aggregations.collect import CollectList, First, Last
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import StoreBuilder, Topology
 

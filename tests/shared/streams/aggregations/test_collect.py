@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct, Sum
-from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers

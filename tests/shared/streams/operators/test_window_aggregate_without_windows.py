@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
-from penstock.shared.streams.aggregations.collect import CollectList, Last
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.first_last import Last
 from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Max, Sum
-from penstock.shared.streams.aggregations.collect import First
+from penstock.shared.streams.aggregations.first_last import First
 from penstock.shared.streams.task.json_fields import JsonFields
 from penstock.shared.streams.windows.state_columns import StateColumns, ValueRejected
 

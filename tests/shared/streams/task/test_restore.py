@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
-from penstock.shared.streams.aggregations.collect import CollectList, Last
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.first_last import Last
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, CorruptEntry, apply_one_by_one
 from penstock.shared.streams.changelog.format import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.aggregations.collect import First, Last
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.state_columns import StateColumns

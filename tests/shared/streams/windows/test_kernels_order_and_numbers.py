@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Sum
-from penstock.shared.streams.aggregations.collect import First, Last
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.windows.kernels import DIGITS, RUN

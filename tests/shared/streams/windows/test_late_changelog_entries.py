@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
-from penstock.shared.streams.aggregations.collect import CollectList, First, Last
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct
-from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
+from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers

@@ -1,0 +1,111 @@
+"""Aggregations that keep one value of a field by event time: the first, or the last.
+
+`First` and `Last` depend on event time, so their results do not depend on the order of arrival. Among several records
+with one timestamp, the first to arrive is the first, and the last to arrive is the last. Values are kept as JSON; those
+of a field that is typed `int` or `float` are kept as int64 or float64. None is not a value.
+
+>>> last = Last("page").bind(dict)
+>>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
+>>> last.result(state), last.to_columns(state)
+('b', (20, b'"b"'))
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.shared.streams.aggregations.aggregation import (
+    Column,
+    ColumnValue,
+    NumberType,
+    OfField,
+    ResultType,
+    field_types,
+)
+
+_decode = msgspec.json.decode  # a Decoder cannot be pickled for Spark's workers
+
+
+TimedValue = tuple[int, Any]
+"""A timestamp and its value; the value is None if there is none yet."""
+
+
+class _FirstOrLast(OfField[TimedValue]):
+    """The common part of `First` and `Last`; the state is one value and its time.
+
+    `type` is that of a field of numbers, None if the field may be anything.
+    """
+
+    type: NumberType | None = None
+
+    def _bind_field(self, hint: Any) -> None:
+        # A field that may be a bool, or an int as well as a float, is kept unchanged: True is not 1, and 3 is not 3.0.
+        options = field_types(hint)
+        self.type = "int64" if options == {int} else "float64" if options == {float} else None
+
+    @property
+    def state_columns(self) -> tuple[Column, ...]:
+        value = Column("json", "binary") if self.type is None else Column("value", self.type)
+        return (Column("at_ms", "int64"), value)
+
+    @property
+    def result_type(self) -> ResultType:
+        return self.type or "json"
+
+    def initial(self) -> TimedValue:
+        return (-1, None)
+
+    def add(self, state: TimedValue, value: Any) -> TimedValue:
+        """Add a value to the first or last one as if all records had the same timestamp."""
+        return self.add_at(state, value, 0)
+
+    def add_at(self, state: TimedValue, value: Any, timestamp_ms: int) -> TimedValue:
+        return self.merge(state, (timestamp_ms, self._field_value(value) if self.type is None else self.number(value)))
+
+    def number(self, value: Any) -> float | int | None:
+        """Return the number in a record's field, as the first or last value. Raises DataError for another type."""
+        field_value = self._field_value(value)
+        return field_value if field_value is None or self.type is None else self._require_number(field_value, self.type)
+
+    def merge(self, earlier: TimedValue, later: TimedValue) -> TimedValue:
+        if later[1] is None:
+            return earlier
+        return later if earlier[1] is None or self._replaces_kept_value(later[0], earlier[0]) else earlier
+
+    @abstractmethod
+    def _replaces_kept_value(self, new_ms: int, old_ms: int) -> bool: ...
+
+    def to_columns(self, state: TimedValue) -> tuple[ColumnValue, ...]:
+        if self.type is not None:
+            return (state[0], 0 if state[1] is None else state[1])
+        return (state[0], b"" if state[1] is None else msgspec.json.encode(state[1]))
+
+    def from_columns(self, columns: Sequence[Any]) -> TimedValue:
+        if self.type is not None:
+            return (int(columns[0]), columns[1] if columns[0] >= 0 else None)
+        return (int(columns[0]), _decode(columns[1]) if columns[1] else None)
+
+    def result(self, state: TimedValue) -> Any:
+        return state[1]
+
+
+class First(_FirstOrLast):
+    """A field's value in the record with the lowest timestamp."""
+
+    function = "first"
+
+    def _replaces_kept_value(self, new_ms: int, old_ms: int) -> bool:
+        return new_ms < old_ms
+
+
+class Last(_FirstOrLast):
+    """A field's value in the record with the highest timestamp."""
+
+    function = "last"
+
+    def _replaces_kept_value(self, new_ms: int, old_ms: int) -> bool:
+        return new_ms >= old_ms
