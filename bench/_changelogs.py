@@ -24,6 +24,7 @@ from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.topology import Topology
@@ -78,7 +79,7 @@ class ChangelogWriter:
         self.partitions = partitions
         self.topic = f"{application}-changelog"
         self._schemas = kind.topology().schemas()
-        self._codec = log.StateCodec(self._schemas[0].state_columns())
+        self._codec = StateCodec(self._schemas[0].state_columns())
         self._commit = 0
         self.live = range(0)
         self._positions = [0] * partitions

@@ -32,7 +32,9 @@ from penstock.services.spark.table_columns import (
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog import format as log
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ConfirmedChanges
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -43,10 +45,10 @@ Row = Mapping[str, Any]
 
 def store_of(
     name: str, aggregations: Mapping[str, Aggregation[Any]], key: Literal["string", "bytes"] = "string"
-) -> log.StoreSchema:
+) -> StoreSchema:
     """The schema of a store of sessions."""
-    of = tuple(log.AggregationSchema.of(*named) for named in aggregations.items())
-    return log.StoreSchema(name, "session", key, 10, 5, "on_close", "in", None, None, None, of)
+    of = tuple(AggregationSchema.of(*named) for named in aggregations.items())
+    return StoreSchema(name, "session", key, 10, 5, "on_close", "in", None, None, None, of)
 
 
 def table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
@@ -108,7 +110,7 @@ def progress(
 def write_state(
     lake: Path | str,
     application: str,
-    stores: Iterable[log.StoreSchema],
+    stores: Iterable[StoreSchema],
     rows: Iterable[Row],
     *,
     kind: Literal["compaction", "rewrite"] = "compaction",
@@ -135,7 +137,7 @@ def write_state(
     return DeltaTable(uri)
 
 
-def write_closed(lake: Path | str, application: str, store: log.StoreSchema, rows: Iterable[Row]) -> DeltaTable:
+def write_closed(lake: Path | str, application: str, store: StoreSchema, rows: Iterable[Row]) -> DeltaTable:
     """Append rows to `closed/<store>`; each row has its key as `key`."""
     uri, defaults = f"{lake}/{application}/{CLOSED}/{store.name}", {"partition": 0, "changelog_offset": 0}
     made = [{**defaults, "topic_id": TOPIC_ID, **row, _key_column(store): row["key"]} for row in rows]
@@ -149,7 +151,7 @@ def write_closed(lake: Path | str, application: str, store: log.StoreSchema, row
 class Late(NamedTuple):
     """A late record in the changelog; `state` is None if an aggregation rejected the value."""
 
-    store: log.StoreSchema
+    store: StoreSchema
     key: bytes
     time_ms: int
     missed: tuple[int, ...]
@@ -172,10 +174,10 @@ class LakeWriter:
 
     def run(self, changelogs: Mapping[int, Entries], *, crash: bool = False) -> None:
         """Append the rows of one compaction; with `crash` only those of `closed` and `late`."""
-        closed: dict[log.StoreSchema, list[dict[str, Any]]] = {}
-        missed: dict[log.StoreSchema, list[dict[str, Any]]] = {}
+        closed: dict[StoreSchema, list[dict[str, Any]]] = {}
+        missed: dict[StoreSchema, list[dict[str, Any]]] = {}
         state: list[dict[str, Any]] = []
-        stores: tuple[log.StoreSchema, ...] = ()
+        stores: tuple[StoreSchema, ...] = ()
         for partition, entries in sorted(changelogs.items()):
             parts, reader = _read(entries)
             first, covered = self._next.get(partition, 0), _covered(parts)
@@ -246,12 +248,12 @@ def late_records(entries: Entries) -> list[Late]:
     return _late(_read(entries)[0])
 
 
-def results(store: log.StoreSchema, state: Mapping[str, Any] | None) -> dict[str, Any]:
+def results(store: StoreSchema, state: Mapping[str, Any] | None) -> dict[str, Any]:
     """The results that a state's aggregations forward, by name; all None if there is no state."""
     return {a.name: None if state is None else _result(a, state) for a in store.aggregations if a.name != LATEST}
 
 
-def _result(aggregation: log.AggregationSchema, state: Mapping[str, Any]) -> Any:
+def _result(aggregation: AggregationSchema, state: Mapping[str, Any]) -> Any:
     def of(name: str) -> Any:
         return state[f"{aggregation.name}_{name}"]
 
@@ -274,11 +276,11 @@ def _result(aggregation: log.AggregationSchema, state: Mapping[str, Any]) -> Any
             return of("json").decode()
 
 
-def _key_column(store: log.StoreSchema) -> str:
+def _key_column(store: StoreSchema) -> str:
     return "key" if store.key == "string" else "key_bytes"
 
 
-def _key(store: log.StoreSchema, key: bytes) -> dict[str, Any]:
+def _key(store: StoreSchema, key: bytes) -> dict[str, Any]:
     return {_key_column(store): key.decode() if store.key == "string" else key}
 
 
@@ -292,18 +294,18 @@ def _time(ms: int) -> int | None:
     return ms if ms <= TIME_MS_MAX else None
 
 
-def _read(entries: Entries) -> tuple[list[Confirmed], ChangelogReader]:
-    parts: list[Confirmed] = []
+def _read(entries: Entries) -> tuple[list[ConfirmedChanges], ChangelogReader]:
+    parts: list[ConfirmedChanges] = []
     reader = ChangelogReader(parts.append)
     reader.feed(np.arange(len(entries)), [key for key, _ in entries], [value for _, value in entries])
     return parts, reader
 
 
-def _covered(parts: Sequence[Confirmed]) -> int:
+def _covered(parts: Sequence[ConfirmedChanges]) -> int:
     return max(commit.offset for part in parts for commit in part.commits) + 1
 
 
-def _late(parts: Sequence[Confirmed]) -> list[Late]:
+def _late(parts: Sequence[ConfirmedChanges]) -> list[Late]:
     found = []
     for part in parts:
         own = part.at(part.operations == log.LATE[0])
@@ -312,17 +314,17 @@ def _late(parts: Sequence[Confirmed]) -> list[Late]:
         for (number, key, time, missed, state), end_and_offset in zip(rows, coordinates, strict=True):
             store = part.stores[number]
             names = [c.name for c in store.state_columns()]
-            codec = log.StateCodec(store.state_columns())
+            codec = StateCodec(store.state_columns())
             columns = None if state is None else dict(zip(names, codec.unpack(state), strict=True))
             starts = struct.unpack(f">{len(missed or b'') // 8}q", missed or b"")
             found.append(Late(store, key or b"", time, starts, columns, *end_and_offset))
     return found
 
 
-def _changes(parts: Sequence[Confirmed]) -> Any:
+def _changes(parts: Sequence[ConfirmedChanges]) -> Any:
     """Store, offset, operation, key, start, end, closing time, and the state's columns (None if there are none)."""
     for part in (part.of_windows() for part in parts):
-        codecs = [log.StateCodec(store.state_columns()) for store in part.stores]
+        codecs = [StateCodec(store.state_columns()) for store in part.stores]
         rows = zip(part.operations.tolist(), part.numbers.tolist(), part.offsets.tolist(), part.keys, strict=True)
         times = zip(part.starts.tolist(), part.ends.tolist(), part.closed_at.tolist(), part.states, strict=True)
         for (code, number, offset, key), (start, end, at, state) in zip(rows, times, strict=True):

@@ -108,7 +108,7 @@ async def _read_to_end(
         current = await consumer.end_offsets(list(readers))
         for at in readers:
             offset = covered[at.partition].covered_offset if at.partition in covered else None
-            start = checked_start(at, offset, first[at], current[at], location.lake, location.lake_name)
+            start = reader_start_offset(at, offset, first[at], current[at], location.lake, location.lake_name)
             consumer.seek(at, start)
         ends = current if ends is None else ends
         positions = {at: await consumer.position(at) for at in readers}

@@ -20,7 +20,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.stored_windows import StoredWindowsQuery, WindowQueryOptions
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
+from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 T = TypeVar("T")
 

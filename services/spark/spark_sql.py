@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from penstock.services.spark.table_columns import TIMESTAMP
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 SQL_NAMES = {
     pa.bool_(): "BOOLEAN",

@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from penstock.shared.common.arrow_arrays import ARROW_TYPES, binary_array
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.streams.changelog.format import AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.state_decoding import packed_columns
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 DAY_MS = 86_400_000

@@ -29,10 +29,10 @@ from pyspark.daemon import manager
 import penstock.services.spark.batch.batch_task
 import penstock.services.spark.compaction.fold
 import penstock.services.spark.compaction.rewrite
-from penstock.shared.streams.changelog.changelog_reader import compile_kernels
+from penstock.shared.streams.changelog.changelog_reader import compile_changelog_reader
 
 if __name__ == "__main__":
-    compile_kernels()
+    compile_changelog_reader()
     # Spark's worker collects garbage after every task. Imported modules are no garbage: scanning them took 0.25 s.
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common import byte_copies
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog import changelog_reader
+from penstock.shared.streams.changelog.changelog_reader import compile_changelog_reader
 from penstock.shared.streams.task import json_fields
 from penstock.shared.streams.windows import json_rows, keys
 from penstock.shared.streams.windows.state_columns import StateColumns
@@ -26,7 +26,7 @@ def compile_kernels() -> None:
     """Compile every kernel, or load it from numba's cache."""
     compile_decoding()
     column_slices.compile_kernels()
-    changelog_reader.compile_kernels()
+    compile_changelog_reader()
     times = np.array([1, 100], np.int64)
     for rule in (
         WindowRule("session", 10),

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 

@@ -12,7 +12,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.changelog.format import STORES_MAX, StoreSchema
+from penstock.shared.streams.changelog.format import STORES_MAX
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.join_store import JoinStore

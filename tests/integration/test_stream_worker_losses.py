@@ -26,7 +26,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     PROGRESS,
@@ -253,7 +253,7 @@ async def test_without_transactions_progress_is_written_after_its_entries(
             b"b",
             encode_live(0, commit.epoch, commit.commit, 0, 0, bytes(2 * ProducerSettings().max_request_size)),
         )
-        torn: TaskCommit = commit._replace(changelog=Entries.of([*entries, too_large, progress]))
+        torn: TaskCommit = commit._replace(changelog=EntryColumns.of([*entries, too_large, progress]))
         with pytest.raises(DataError, match="max_request_size"):
             await changelog.commit(torn, GroupMetadata(topic_name))
         written = [decode_entry(record.value).operation for record in await chain.read(f"{topic_name}-changelog")]

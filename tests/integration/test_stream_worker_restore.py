@@ -23,8 +23,14 @@ from penstock.shared.common.lake import state_snapshot
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.time_text import time_ms
 from penstock.shared.streams.aggregations.aggregation import CountDistinct
-from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, Confirmed, apply_one_by_one
-from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
+from penstock.shared.streams.changelog.changelog_reader import (
+    Change,
+    ChangelogReader,
+    ConfirmedChanges,
+    apply_one_by_one,
+)
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from tests import lake_tables
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
 
@@ -38,7 +44,7 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
     """
     rows: list[lake_tables.Row] = []
 
-    def apply(confirmed: Confirmed) -> None:
+    def apply(confirmed: ConfirmedChanges) -> None:
         (store,) = confirmed.stores
         codec, names = StateCodec(store.state_columns()), [column.name for column in store.state_columns()]
         offsets = iter(confirmed.offsets.tolist())

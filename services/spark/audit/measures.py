@@ -23,7 +23,7 @@ from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
 from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT
-from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 RELATIVE_ERROR = 1e-9  # allowed difference of two sums of the same floats, relative to the sum of their magnitudes
 FIELDS = "fields"

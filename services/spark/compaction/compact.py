@@ -54,8 +54,8 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.changelog.changelog_reader import check_schema
-from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
+from penstock.shared.streams.changelog.format import decode_progress
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.lake_names import require_lake_names
 
 Log = Callable[[str], object]

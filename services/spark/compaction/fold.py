@@ -44,21 +44,13 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import (
     ChangelogReader,
-    Confirmed,
+    ConfirmedChanges,
     ConfirmedCommit,
     CorruptEntry,
-    check_schema,
 )
-from penstock.shared.streams.changelog.format import (
-    FINAL,
-    LIVE,
-    WAYS_OUT,
-    WINDOWED,
-    Progress,
-    StateCodec,
-    StoreSchema,
-    decode_progress,
-)
+from penstock.shared.streams.changelog.format import FINAL, LIVE, WAYS_OUT, Progress, decode_progress
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema, check_schema
 from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
@@ -192,7 +184,7 @@ class PartitionFold:
         self.range = of
         progress = None if of.progress is None else decode_progress(of.progress.encode())
         self.reader = ChangelogReader(self._append_confirmed_entries, epoch=of.epoch, progress=progress)
-        self.parts: list[Confirmed] = []
+        self.parts: list[ConfirmedChanges] = []
         self.commit: ConfirmedCommit | None = None
         self.covered_offset = of.first
         self.deleted = 0
@@ -211,7 +203,7 @@ class PartitionFold:
         """Return an error message with the partition, the offset and the reason."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
 
-    def _append_confirmed_entries(self, confirmed: Confirmed) -> None:
+    def _append_confirmed_entries(self, confirmed: ConfirmedChanges) -> None:
         if len(confirmed):
             self.parts.append(confirmed)
         if confirmed.commits:
@@ -318,7 +310,7 @@ class PartitionFold:
                         topic_id = pa.array([options.topic_id] * len(rows), pa.string())
                         yield table, rows.append_column("topic_id", topic_id)
 
-    def _newest_live_entries(self) -> Iterator[Confirmed]:
+    def _newest_live_entries(self) -> Iterator[ConfirmedChanges]:
         """Yields the newest entry of each window, by store, in parts that were written with the same stores."""
         # For each store:
         # 1. Find the last entry of each key and start over all parts: older entries need no row.
@@ -342,7 +334,10 @@ class PartitionFold:
                     yield found
 
     def _make_record_batch(
-        self, part: Confirmed, columns: Callable[[Confirmed, StoreSchema], dict[str, Any]], number: int | None = None
+        self,
+        part: ConfirmedChanges,
+        columns: Callable[[ConfirmedChanges, StoreSchema], dict[str, Any]],
+        number: int | None = None,
     ) -> pa.RecordBatch:
         store = part.stores[int(part.numbers[0]) if number is None else number]
         try:
@@ -354,7 +349,9 @@ class PartitionFold:
         found["changelog_offset"] = pa.array(part.offsets)
         return pa.record_batch(list(found.values()), names=list(found))
 
-    def _describe_first_invalid_entry(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
+    def _describe_first_invalid_entry(
+        self, part: ConfirmedChanges, store: StoreSchema, columns: Any, error: Exception
+    ) -> str:
         for index in range(len(part)):
             try:
                 columns(part.at(np.array([index])), store)
@@ -362,7 +359,7 @@ class PartitionFold:
                 return self.error_at(int(part.offsets[index]), f"{e}. {WAYS_OUT}")
         return self.error_at(int(part.offsets[0]), str(error))
 
-    def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+    def _live_rows(self, part: ConfirmedChanges, store: StoreSchema) -> dict[str, Any]:
         is_live = part.operations == LIVE[0]
         self.deleted += int(len(part) - is_live.sum())
         states = _states_of_entries(part, store, is_live)
@@ -376,7 +373,7 @@ class PartitionFold:
             "live": pa.array(is_live),
         }
 
-    def _closed_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+    def _closed_rows(self, part: ConfirmedChanges, store: StoreSchema) -> dict[str, Any]:
         # Timestamps end with the year 9999. Fail at the first window beyond it, before the table has a wrong time.
         beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
         for index in beyond[:1].tolist():
@@ -391,7 +388,7 @@ class PartitionFold:
             "state": states,
         }
 
-    def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+    def _late_rows(self, part: ConfirmedChanges, store: StoreSchema) -> dict[str, Any]:
         # A negative length means no state: an aggregation rejected the value. In late entries, `starts` has the
         # record's time, and `ends` its source offset, -1 if it is not from the source topic.
         states = _states_of_entries(part, store, part.states.lengths >= 0)

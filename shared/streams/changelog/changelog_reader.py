@@ -14,21 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, TopicPartition
-from penstock.shared.common.topic_names import REPARTITION_SUFFIX
 from penstock.shared.streams.aggregations.aggregation import Column
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import reader_kernels as k
-from penstock.shared.streams.changelog.format import Progress, StoreSchema
-from penstock.shared.streams.changelog.state_decoding import unpack_many
+from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.state_decoding import unpacked_columns
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 
 NO_OWNER_EPOCH = 0
 """The epoch before the first takeover record. No takeover record has it, and entries with it never count."""
-
-ROWS = frozenset(("table", "join"))
-"""The kinds of stores whose rows are values of the user instead of aggregations."""
 
 
 class Change(NamedTuple):
@@ -49,7 +47,8 @@ class Change(NamedTuple):
 class ConfirmedCommit(NamedTuple):
     """A commit that counts: the offset of its progress record, its epoch, and its progress.
 
-    `changes` is the number of changes of the same `Confirmed` that belong to it and to the commits before it there.
+    `changes` is the number of changes of the same `ConfirmedChanges` that belong to it and to the commits before it
+    there.
     """
 
     offset: int
@@ -59,8 +58,8 @@ class ConfirmedCommit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """Confirmed changes as columns, in log order, all written under the same `stores`.
+class ConfirmedChanges:
+    """ConfirmedChanges changes as columns, in log order, all written under the same `stores`.
 
     `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms. An
     operation that lacks one has 0 there, and one that lacks a state has an empty one. A late record is no change of a
@@ -83,9 +82,9 @@ class Confirmed:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def at(self, indexes: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
+    def at(self, indexes: NDArray[np.int64] | NDArray[np.bool_]) -> ConfirmedChanges:
         """Return the changes at these indexes, without the commits."""
-        return Confirmed(
+        return ConfirmedChanges(
             operations=self.operations[indexes],
             numbers=self.numbers[indexes],
             keys=self.keys.at(indexes),
@@ -99,11 +98,14 @@ class Confirmed:
 
     @property
     def missed(self) -> PackedBytes:
-        """Return the starts of the windows that late records missed, each a big-endian int64; of these rows only."""
+        """Return, for each late record that the reader confirmed, the starts of the windows that it missed.
+
+        Each start is a big-endian int64. Only the rows of late records are valid.
+        """
         sizes = self.closed_at * fmt.START.size
         return PackedBytes(self.states.data, self.states.offsets - 1 - sizes, sizes)
 
-    def of_windows(self) -> Confirmed:
+    def of_windows(self) -> ConfirmedChanges:
         """Return the changes of windows: all but late records."""
         is_late = self.operations == k.LATE
         return self.at(~is_late) if is_late.any() else self
@@ -120,13 +122,13 @@ class Confirmed:
             yield offset, Change(bytes((operation,)), store.name, key or b"", start, end, state or b"", store)
 
 
-Apply = Callable[[Confirmed], None]
+Apply = Callable[[ConfirmedChanges], None]
 
 
 def apply_one_by_one(apply: Callable[[Change], None]) -> Apply:
     """Return a function that applies changes one by one; a CorruptRecord becomes the CorruptEntry of its record."""
 
-    def apply_changes(confirmed: Confirmed) -> None:
+    def apply_changes(confirmed: ConfirmedChanges) -> None:
         for offset, change in confirmed.changes():
             try:
                 apply(change)
@@ -136,7 +138,7 @@ def apply_one_by_one(apply: Callable[[Change], None]) -> Apply:
     return apply_changes
 
 
-def ignore_changes(confirmed: Confirmed) -> None:
+def ignore_changes(confirmed: ConfirmedChanges) -> None:
     """Do nothing with changes; for a reader of progress alone."""
 
 
@@ -183,10 +185,10 @@ class _ParsedRecords:
 
     def confirmed(
         self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[ConfirmedCommit, ...]
-    ) -> Confirmed:
+    ) -> ConfirmedChanges:
         """Return the entries at these indexes."""
         n = self.numbers[rows].T.copy()
-        return Confirmed(
+        return ConfirmedChanges(
             operations=n[k.OPERATION],
             numbers=n[k.STORE],
             keys=self.keys.at(rows),
@@ -239,7 +241,7 @@ class ChangelogReader:
         self.covered_offset: int | None = None
         self.entries_applied = self.entries_ignored = self.foreign_records = 0
         self.first_foreign_offset: int | None = None
-        self._unconfirmed: list[tuple[Confirmed, Int64Array]] = []
+        self._unconfirmed: list[tuple[ConfirmedChanges, Int64Array]] = []
         """Entries of the epoch in force that no commit has confirmed yet, with their commit numbers, by batch."""
 
     def __repr__(self) -> str:
@@ -329,7 +331,7 @@ class ChangelogReader:
         batch: _ParsedRecords,
         confirmed: Int64Array,
         ends: Int64Array,
-        unconfirmed: list[tuple[Confirmed, Int64Array]],
+        unconfirmed: list[tuple[ConfirmedChanges, Int64Array]],
     ) -> None:
         """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
         first = 0
@@ -337,7 +339,7 @@ class ChangelogReader:
         for number, (index, end) in enumerate(ends.tolist()):
             progress = batch.progress[index]
             epoch = int(batch.numbers[index, k.EPOCH])
-            # `Confirmed` has one list of stores, to which its store numbers refer.
+            # `ConfirmedChanges` has one list of stores, to which its store numbers refer.
             if commits and progress.stores != commits[-1].progress.stores:
                 self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
                 first += commits[-1].changes
@@ -356,8 +358,8 @@ class ChangelogReader:
         self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
 
     def _take_commit(
-        self, unconfirmed: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
-    ) -> list[Confirmed]:
+        self, unconfirmed: list[tuple[ConfirmedChanges, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
+    ) -> list[ConfirmedChanges]:
         """Return the unconfirmed entries of this commit, as they were written; the others never count."""
         parts = []
         for entries, numbers in unconfirmed:
@@ -380,14 +382,14 @@ class ChangelogReader:
             self._apply_confirmed(batch.confirmed(rows[: sound[-1].changes], stores, tuple(sound)))
         _require_stores(batch.numbers[rows, k.STORE], batch.offsets[rows], stores)
 
-    def _apply_confirmed(self, confirmed: Confirmed) -> None:
+    def _apply_confirmed(self, confirmed: ConfirmedChanges) -> None:
         self._apply(confirmed)
         self.entries_applied += len(confirmed)
         if confirmed.commits:
             self.progress = confirmed.commits[-1].progress
 
     def _keep_unconfirmed(
-        self, batch: _ParsedRecords, counters: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
+        self, batch: _ParsedRecords, counters: Int64Array, unconfirmed: list[tuple[ConfirmedChanges, Int64Array]]
     ) -> None:
         if batch.count:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
@@ -420,78 +422,36 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
         raise CorruptEntry(int(offsets[index]), f"an entry for store {numbers[index]}; there are {len(stores)} stores")
 
 
-def compile_kernels() -> None:
-    """Compile the kernels that read a changelog, or load them from numba's cache."""
+def compile_changelog_reader() -> None:
+    """Let a `ChangelogReader` read once, which compiles its kernels, or loads them from numba's cache."""
     nothing = PackedBytes.of([None])
     ChangelogReader(ignore_changes).feed(np.array([0]), nothing, nothing)
-    unpack_many(fmt.StateCodec([Column("n", "int64")]), nothing[:0])
+    unpacked_columns(StateCodec([Column("n", "int64")]), nothing[:0])
 
 
-RENAMED = (
-    "give it the name that it had, and its topic stays the same. Otherwise run the topology as it was until everything "
-    "is read, or delete everything with `penstock streams reset`."
-)
+def reader_start_offset(
+    at: TopicPartition,
+    covered: int | None,
+    first: int,
+    end: int,
+    lake: str | None = None,
+    lake_name: str = "streams.lake",
+) -> int:
+    """Return the offset at which a changelog's reader starts: after the snapshot in the lake, which ends at `covered`.
 
+    The log has the offsets from `first` to `end`; without a snapshot, `covered` is None.
 
-SCHEMA_REMEDY = (
-    "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
-    "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
-    "`penstock batch` if the sources no longer have the whole history."
-)
-STORES_STAY = (
-    "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
-    f"one could not be restored. {SCHEMA_REMEDY}"
-)
-WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {SCHEMA_REMEDY}"
-
-
-AGGREGATIONS_STAY = (
-    "A window may get further aggregations, but those that it has cannot change (docs/changelog-format.md, Versions). "
-    "Run the topology as it was, or give this one an application_id of its own"
-)
-
-
-def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
-    """Raise SchemaMismatch, naming the difference, if state written under `stored` cannot be read under `own`.
-
-    The grace, the emission and the output topics may change, because they only affect later records. Windows may get
-    further aggregations. The stores' order, names, keys and source topics, the windows' kind, gap, size and advance,
-    and the aggregations' names, order, functions, input fields and state columns may not change. Stores of the user's
-    rows get no aggregations.
+    `lake_name` is the setting that `lake` comes from. Raises ChangelogHole if offsets between them are missing.
     """
-    if len(stored) != len(own):
-        raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
-    for number, (old, new) in enumerate(zip(stored, own, strict=True)):
-        for field in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
-            if getattr(old, field) != getattr(new, field):
-                difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
-                is_renamed = field == "source" and old.source.endswith(REPARTITION_SUFFIX)
-                raise SchemaMismatch(
-                    f"{difference}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}"
-                )
-        if changed := changed_aggregations(old, new):
-            raise SchemaMismatch(
-                f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
+    if covered is None:
+        if first > 0:
+            raise ChangelogHole(
+                f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them "
+                f"({lake_name} is {lake or 'not set'}: is it the one that compactions write to?)"
             )
-
-
-def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:
-    was = [one.name for one in stored]
-    now = [one.name for one in own]
-    changes = [f"{name!r} is new" for name in now if name not in was]
-    changes += [f"{name!r} is gone" for name in was if name not in now]
-    had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
-    return f"the state has the stores {had}, the topology has {has}: {', '.join(changes)}"
-
-
-def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
-    """Return the changes that keep states of `old` from being read as those of `new`; empty if there are none.
-
-    A window may get further aggregations. One that is gone, or has changed under its name, is named.
-    """
-    was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
-    now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
-    # Rows of the user have one value and no aggregations that could be appended.
-    if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
-        return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
-    return [] if [name for name in now if name in was] == list(was) else ["their order"]
+        return first
+    if first > covered:
+        raise ChangelogHole(f"{at}: offsets {covered} to {first - 1} are missing: the snapshot ends before them")
+    if end < covered:
+        raise ChangelogHole(f"{at}: the log ends at {end}, but the snapshot covers it up to {covered}")
+    return covered

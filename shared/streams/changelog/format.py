@@ -40,13 +40,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnType, ColumnValue, ResultType
-from penstock.shared.streams.aggregations.latest import LATEST
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 FORMAT_VERSION = 1
 VERSIONS_MAX = 7  # a protocol buffer can begin with the byte 8 or higher
@@ -69,79 +68,6 @@ BODY_BYTES_MIN = {
     PROGRESS: 0,
     TAKEOVER: 0,
 }
-
-
-StoreKind = Literal["session", "tumbling", "hopping", "sliding", "aggregate", "table", "join"]
-WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
-"""The kinds of stores that hold windows."""
-
-
-class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The description of one aggregation for readers of the changelog.
-
-    `verbatim` means that the source's JSON values have the field under this name, and in the form that the aggregation
-    takes. `parameters` are a list's limit and the ranks of quantiles.
-    """
-
-    name: str
-    function: str
-    field: str | None
-    state: tuple[tuple[str, ColumnType], ...]
-    result: ResultType
-    verbatim: bool = True
-    parameters: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, aggregation: Aggregation[Any]) -> AggregationSchema:
-        """Return the schema of an aggregation with this name."""
-        columns = tuple(aggregation.state_columns)
-        more = (columns, aggregation.result_type, aggregation.verbatim, aggregation.parameters)
-        return cls(name, aggregation.function, aggregation.field, *more)
-
-
-class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One store: the definition of its windows, and its state columns.
-
-    `key` is the type of the record keys: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records were
-    aggregated. `results`, `late` and `dead_letters` are the topics for closed windows, late records and records that
-    could not be decoded or processed; None if there is no topic. `emit` is when results were forwarded. `upstream`
-    names the nodes above the window, except the source, that may drop, change or add records. `gap_ms` is a session's;
-    `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0). The kind
-    `aggregate` is an aggregation without windows, `table` the last value of each key.
-    """
-
-    name: str
-    kind: StoreKind
-    key: Literal["string", "bytes"]
-    gap_ms: int
-    grace_ms: int
-    emit: Literal["on_close", "on_update"]
-    source: str
-    results: str | None
-    late: str | None
-    dead_letters: str | None
-    aggregations: tuple[AggregationSchema, ...]
-    upstream: tuple[str, ...] = ()
-    size_ms: int = 0
-    advance_ms: int = 0
-
-    @property
-    def is_table(self) -> bool:
-        """Whether each key has one row that never closes; its start and end are 0."""
-        return self.kind in ("aggregate", "table")
-
-    @property
-    def patience_ms(self) -> int:
-        """The time after its end at which a window closes, in ms."""
-        return self.gap_ms + self.grace_ms
-
-    def shown_aggregations(self) -> list[AggregationSchema]:
-        """Return the aggregations that have a result, without the operator's own."""
-        return [aggregation for aggregation in self.aggregations if aggregation.name != LATEST]
-
-    def state_columns(self) -> tuple[Column, ...]:
-        """Return all aggregations' columns, each named `<aggregation>_<column>`, in the order of the body."""
-        return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
 
 
 class BatchInput(msgspec.Struct, frozen=True):
@@ -202,46 +128,9 @@ class DecodedEntry(NamedTuple):
     commit: int
     body: bytes
 
-
-class StateCodec:
-    """Packs and unpacks one store's windows."""
-
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self.columns = tuple(columns)
-        fixed = [i for i, c in enumerate(columns) if c.type != "binary"]
-        self.binary = [i for i, c in enumerate(columns) if c.type == "binary"]
-        self.fixed = fixed
-        self._struct = struct.Struct(">" + "".join("q" if columns[i].type == "int64" else "d" for i in fixed))
-        self._all_fixed = not self.binary
-
-    def pack(self, values: Sequence[ColumnValue]) -> bytes:
-        """Return the state's bytes from its column values in declared order."""
-        if self._all_fixed:
-            return self._struct.pack(*values)
-        parts = [self._struct.pack(*(values[i] for i in self.fixed))]
-        for i in self.binary:
-            blob = values[i]
-            assert isinstance(blob, bytes)
-            parts += (LENGTH.pack(len(blob)), blob)
-        return b"".join(parts)
-
-    def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
-        """Return column values in declared order. Raises CorruptRecord unless `data` from `at` is exactly one state."""
-        try:
-            values: list[ColumnValue] = [0] * len(self.columns)
-            for i, value in zip(self.fixed, self._struct.unpack_from(data, at), strict=True):
-                values[i] = value
-            at += self._struct.size
-            for i in self.binary:
-                (length,) = LENGTH.unpack_from(data, at)
-                at += LENGTH.size
-                values[i] = data[at : at + length]
-                at += length
-        except struct.error as e:
-            raise CorruptRecord(f"a changelog state of {len(data)} bytes is too short: {e}") from None
-        if at != len(data):
-            raise CorruptRecord(f"a changelog state has {len(data)} bytes where {at} were expected")
-        return values
+    def takes_over_from(self, epoch: int) -> bool:
+        """Return whether this is the takeover of an owner above `epoch`: readers ignore later entries of `epoch`."""
+        return self.operation == TAKEOVER and self.epoch > epoch
 
 
 def encode_live(store: int, epoch: int, commit: int, start: int, end: int, state: bytes) -> bytes:
@@ -285,7 +174,7 @@ def is_foreign_record(value: bytes | None) -> bool:
 
 
 def decode_entry(value: bytes | None) -> DecodedEntry:
-    """Decode one record's value. Raises CorruptRecord if it is no entry of this format version."""
+    """Decode the value of one changelog record. Raises CorruptRecord if it is no entry of this format version."""
     if value is None or len(value) < ENVELOPE.size:
         raise CorruptRecord(f"a changelog record of {0 if value is None else len(value)} bytes has no envelope")
     version, operation, store, epoch, commit = ENVELOPE.unpack_from(value)
@@ -319,7 +208,7 @@ _decode_progress = msgspec.json.Decoder(Progress).decode
 
 
 def decode_progress(body: bytes) -> Progress:
-    """Decode a progress record's body. Raises CorruptRecord if it is invalid."""
+    """Decode the body of a progress record, JSON by the changelog's format. Raises CorruptRecord if it is invalid."""
     try:
         return _decode_progress(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:

@@ -49,7 +49,7 @@ is a commit of an epoch above the one in force."""
 
 @compiled
 def _big_endian_number(data, at, size):
-    """Return a big-endian number; one of 8 bytes is signed."""
+    """Return a number of a changelog entry, for the reader's kernels; one of 8 bytes is signed."""
     number = np.int64(0)
     for i in range(at, at + size):
         number = (number << 8) | np.int64(data[i])

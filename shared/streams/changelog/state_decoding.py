@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.changelog import reader_kernels as k
-from penstock.shared.streams.changelog.format import StateCodec
+from penstock.shared.streams.changelog.state_codec import StateCodec
 
 
 def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
@@ -33,6 +33,6 @@ def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
     return columns
 
 
-def unpack_many(codec: StateCodec, states: PackedBytes) -> list[Any]:
-    """As `packed_columns`, with lists of bytes."""
+def unpacked_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
+    """Decode the states of many windows into columns, as `packed_columns`, with lists of bytes."""
     return [column.tolist() if isinstance(column, PackedBytes) else column for column in packed_columns(codec, states)]

@@ -37,7 +37,7 @@ from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX, dead_letter_topic, late_topic
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
-from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.node import Flow, deserializer_of, is_type, type_name
 from penstock.shared.streams.dsl.topology_validation import (
     require_aggregation,

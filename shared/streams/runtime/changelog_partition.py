@@ -41,7 +41,7 @@ from penstock.shared.common.records import (
     TopicPartition,
 )
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 from penstock.shared.streams.runtime.restore_io import (
     RestoreProgress,
@@ -275,13 +275,13 @@ class ChangelogPartition:
 
     async def _write_takeover(self, epoch: int) -> RecordMetadata:
         takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
-        record = self._changelog_records(Entries.of([(None, encode_takeover(epoch, takeover))]))
+        record = self._changelog_records(EntryColumns.of([(None, encode_takeover(epoch, takeover))]))
         if not self.exactly_once:
             return await self._write_records(record)
         async with self._producer.transaction():
             return await self._write_records(record)
 
-    def _changelog_records(self, entries: Entries) -> RecordColumns:
+    def _changelog_records(self, entries: EntryColumns) -> RecordColumns:
         topic, partition = self.topic_partition
         return RecordColumns(topic, entries.keys, entries.values, None, partition)
 

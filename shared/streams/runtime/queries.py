@@ -25,7 +25,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.common.row_positions import RowOrder, RowPosition, key_hash, row_order
 from penstock.shared.streams.aggregations.latest import LATEST
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state_store import LiveRow

@@ -32,17 +32,17 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import (
     ChangelogReader,
     CorruptEntry,
-    check_schema,
     locate_corrupt_entry,
+    reader_start_offset,
 )
 from penstock.shared.streams.changelog.format import (
     PROGRESS,
     Progress,
-    StoreSchema,
     decode_entry,
     decode_progress,
     is_foreign_record,
 )
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.local_restore import (
@@ -50,7 +50,6 @@ from penstock.shared.streams.state.local_restore import (
     checkpoint_mismatch,
     continue_from_local_state,
     discard_local_state,
-    is_takeover_above,
     write_restored_rows,
 )
 from penstock.shared.streams.task.metrics import RestoreMetrics
@@ -186,7 +185,7 @@ async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
 def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
     for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
         with suppress(CorruptRecord):
-            if offset in span and not is_foreign_record(value) and is_takeover_above(decode_entry(value), epoch):
+            if offset in span and not is_foreign_record(value) and decode_entry(value).takes_over_from(epoch):
                 return int(offset)
     return None
 
@@ -356,7 +355,7 @@ class Restoring:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
         try:
-            return checked_start(self.at, covered, first, end, self._settings.lake)
+            return reader_start_offset(self.at, covered, first, end, self._settings.lake)
         except ChangelogHole as e:
             newest = await self._newest_snapshot()
             if (None if newest is None else newest[1].covered_offset) == covered:
@@ -475,29 +474,3 @@ class Restoring:
                         local.write(None)
         finally:
             reading.cancel()
-
-
-def checked_start(
-    at: TopicPartition,
-    covered: int | None,
-    first: int,
-    end: int,
-    lake: str | None = None,
-    lake_name: str = "streams.lake",
-) -> int:
-    """Return the offset to read from, for a log from `first` to `end` and a snapshot up to `covered` in that lake.
-
-    `lake_name` is the setting that `lake` comes from. Raises ChangelogHole if offsets between them are missing.
-    """
-    if covered is None:
-        if first > 0:
-            raise ChangelogHole(
-                f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them "
-                f"({lake_name} is {lake or 'not set'}: is it the one that compactions write to?)"
-            )
-        return first
-    if first > covered:
-        raise ChangelogHole(f"{at}: offsets {covered} to {first - 1} are missing: the snapshot ends before them")
-    if end < covered:
-        raise ChangelogHole(f"{at}: the log ends at {end}, but the snapshot covers it up to {covered}")
-    return covered

@@ -21,7 +21,7 @@ from penstock.shared.common.metrics import counter
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
-from penstock.shared.streams.changelog.changelog_reader import RENAMED
+from penstock.shared.streams.changelog.store_schema import RENAMED
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.watermarks import holds_records

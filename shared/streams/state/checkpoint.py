@@ -7,7 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.shared.common.errors import ProducerFenced
-from penstock.shared.streams.changelog.format import Progress, StoreSchema
+from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 class LogReplaced(ProducerFenced):

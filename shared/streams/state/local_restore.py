@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry
-from penstock.shared.streams.changelog.format import (
-    EPOCH_MAX,
-    TAKEOVER,
-    DecodedEntry,
-    StoreSchema,
-    decode_entry,
-    is_foreign_record,
-)
+from penstock.shared.streams.changelog.format import EPOCH_MAX, decode_entry, is_foreign_record
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state.checkpoint import Checkpoint, row_layout
 
 if TYPE_CHECKING:
@@ -72,11 +66,6 @@ def discard_local_state(local: LocalState, reason: str) -> None:
         local.clear()
 
 
-def is_takeover_above(entry: DecodedEntry, epoch: int) -> bool:
-    """Return whether records that an owner of that epoch writes after this entry are ignored by readers."""
-    return entry.operation == TAKEOVER and entry.epoch > epoch
-
-
 def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None:
     """Check a record before the covered offset. Raises Overtaken if it is another owner's takeover.
 
@@ -88,7 +77,7 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
         entry = decode_entry(value)
     except CorruptRecord as e:
         raise CorruptEntry(offset, str(e)) from None
-    if is_takeover_above(entry, found.epoch):
+    if entry.takes_over_from(found.epoch):
         raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, the state has later commits of {found.epoch}")
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.format import Progress, StoreSchema
+from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore

@@ -9,7 +9,8 @@ import msgspec
 
 from penstock.shared.common.errors import DataError, StateStoreFailed
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.changelog.format import StateCodec, StoreSchema
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 class RowCodec:

@@ -18,7 +18,7 @@ from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
-from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class TaskCommit(NamedTuple):
     """
 
     produced: TaskOutputs
-    changelog: Entries
+    changelog: EntryColumns
     sources: dict[str, int]
     epoch: int
     commit: int

@@ -18,9 +18,11 @@ from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
-from penstock.shared.streams.changelog.changelog_reader import Change, Confirmed, apply_one_by_one, check_schema
-from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
-from penstock.shared.streams.changelog.state_decoding import unpack_many
+from penstock.shared.streams.changelog.changelog_reader import Change, ConfirmedChanges, apply_one_by_one
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.state_decoding import unpacked_columns
+from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -47,7 +49,7 @@ def require_whole_input(task: StreamTask) -> None:
         )
 
 
-def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
+def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
     """Apply confirmed changes to a task's stores. Raises CorruptEntry for a key or state that cannot be decoded."""
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
@@ -68,7 +70,7 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
         apply_one_by_one(partial(restore_change, task))(own)
 
 
-def _replay_changes(store: WindowStore, schema: StoreSchema, changes: Confirmed, written: StoreSchema) -> None:
+def _replay_changes(store: WindowStore, schema: StoreSchema, changes: ConfirmedChanges, written: StoreSchema) -> None:
     if schema.key == "string" and not are_ascii(changes.keys):
         for key in changes.keys.tolist():
             key.decode()
@@ -78,7 +80,7 @@ def _replay_changes(store: WindowStore, schema: StoreSchema, changes: Confirmed,
 
     def read_states(indexes: Int64Array) -> list[Any]:
         # A state that a later one replaces must be valid too.
-        all_live = unpack_many(codec, changes.states.at(is_live))
+        all_live = unpacked_columns(codec, changes.states.at(is_live))
         own = np.flatnonzero(is_live).searchsorted(indexes)
         columns = dict(zip(names, all_live, strict=True))
         return [_select_restored_states(columns[column.name], own) for column in schema.state_columns()]

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.changelog.format import (
     DELETED,
     ENVELOPE,
@@ -18,10 +18,10 @@ from penstock.shared.streams.changelog.format import (
     FORMAT_VERSION,
     LENGTH,
     LIVE,
-    StateCodec,
     encode_deleted,
     encode_live,
 )
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state_store import LiveRow, RowChanges, StateStore
 from penstock.shared.streams.topology import StoreBuilder
@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.window_limits import name_window
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
-def encode_rows(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> Entries:
+def encode_rows(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> EntryColumns:
     """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
     codec = StateCodec(builder.schema.state_columns())
 
@@ -46,7 +46,7 @@ def encode_rows(builder: StoreBuilder, number: int, changes: RowChanges, epoch: 
     live = [
         (_encode_key(s.key), encode_live(number, epoch, commit, s.start, s.end, encode_state(s))) for s in changes.live
     ]
-    return Entries.of([*deleted, *live])
+    return EntryColumns.of([*deleted, *live])
 
 
 def _encode_key(key: str | bytes) -> bytes:
@@ -55,9 +55,9 @@ def _encode_key(key: str | bytes) -> bytes:
 
 def encode_stores(
     builders: Mapping[str, StoreBuilder], stores: Mapping[str, StateStore], epoch: int, commit: int
-) -> tuple[Entries, int]:
+) -> tuple[EntryColumns, int]:
     """Return the entries of all stores' changes, and the number of finals among them."""
-    parts: list[Entries] = []
+    parts: list[EntryColumns] = []
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
         if isinstance(store, WindowStore | PersistentWindowStore):
@@ -68,10 +68,10 @@ def encode_stores(
             finals = 0
         parts.append(own)
         closed += finals
-    return Entries.joined(parts), closed
+    return EntryColumns.joined(parts), closed
 
 
-def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
+def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[EntryColumns, int]:
     """Return the entries of finals and deletions, then live windows, and the number of finals."""
     finals = store.finals()
     live = store.live()
@@ -79,13 +79,13 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
 
     def make_entries(
         operation: bytes, of: PackedBytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]
-    ) -> Entries:
+    ) -> EntryColumns:
         head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
-        return Entries(of, _pack_entry_values(head, bounds, states))
+        return EntryColumns(of, _pack_entry_values(head, bounds, states))
 
     # F and D come before L. A key's closed session and its next live one may have the same start, and an F or D after
     # the L would remove the live one.
-    parts: list[Entries] = []
+    parts: list[EntryColumns] = []
     if len(finals):
         bounds = [finals.starts, finals.ends, finals.closed_at]
         parts.append(make_entries(FINAL, finals.keys, bounds, _encode_window_states(store, finals)))
@@ -93,7 +93,7 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
         parts.append(make_entries(DELETED, keys, [starts], ()))
     if len(live):
         parts.append(make_entries(LIVE, live.keys, [live.starts, live.ends], _encode_window_states(store, live)))
-    return Entries.joined(parts), len(finals)
+    return EntryColumns.joined(parts), len(finals)
 
 
 def _encode_window_states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:

@@ -40,8 +40,9 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import string_deserializer
-from penstock.shared.streams.changelog.entries import Entries
-from penstock.shared.streams.changelog.format import BatchInput, Progress, StateCodec, encode_progress
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
+from penstock.shared.streams.changelog.format import BatchInput, Progress, encode_progress
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import NO_TIME
@@ -421,7 +422,7 @@ class StreamTask:
             self.commit_number += 1
             changelog, closing = encode_stores(self.topology.stores, self.stores, self.epoch, self.commit_number)
             self._closing += closing
-            late = Entries.joined(self._late_entries())
+            late = EntryColumns.joined(self._late_entries())
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
             raise self._mark_failed(f"the commit of the records before {sources}", e) from e
@@ -434,8 +435,8 @@ class StreamTask:
         if self.local is not None:
             self.local.prepare(changelog, progress)
         # 5. The progress record comes last. Without it, readers ignore all entries of the commit.
-        end = Entries.of([(None, encode_progress(self.epoch, self.commit_number, progress))])
-        changelog = Entries.joined([changelog, late, end])
+        end = EntryColumns.of([(None, encode_progress(self.epoch, self.commit_number, progress))])
+        changelog = EntryColumns.joined([changelog, late, end])
         outputs = self.outputs
         self.outputs = TaskOutputs()
         self._uncommitted = False
@@ -444,7 +445,7 @@ class StreamTask:
         self._prepared = self.metrics.totals()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
-    def _late_entries(self) -> list[Entries]:
+    def _late_entries(self) -> list[EntryColumns]:
         """Return the changelog entries of late records."""
         numbers = {name: number for number, name in enumerate(self.stores)}
         rows = self.late_rows

@@ -15,16 +15,10 @@ from numpy.typing import NDArray
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.changelog.entries import Entries
-from penstock.shared.streams.changelog.format import (
-    ENVELOPE,
-    FORMAT_VERSION,
-    LATE,
-    LENGTH,
-    StateCodec,
-    StoreSchema,
-    encode_late,
-)
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
+from penstock.shared.streams.changelog.format import ENVELOPE, FORMAT_VERSION, LATE, LENGTH, encode_late
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.windows.object_states import ChangelogColumn
 from penstock.shared.streams.windows.window_rule import WindowRule
 
@@ -84,7 +78,7 @@ def missed_windows(rule: WindowRule, times: Int64Array, close_times_ms: Int64Arr
     return first * advance, last - first + 1
 
 
-def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> Entries:
+def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> EntryColumns:
     """Return the entries of late records, in order."""
     if all(isinstance(column, np.ndarray) for column in rows.states) and rows.has_state.all():
         head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
@@ -94,7 +88,7 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
         counts, firsts = np.unique(rows.missed[order], return_index=True)
         groups = zip(counts.tolist(), np.split(order, firsts[1:]), strict=True)
         grouped = PackedBytes.joined([_pack_late_rows(rows, indexes, count, head) for count, indexes in groups])
-        return Entries(rows.keys, grouped.at(np.argsort(order)))
+        return EntryColumns(rows.keys, grouped.at(np.argsort(order)))
     columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in rows.states]
     states = list(zip(*columns, strict=True)) or [()] * len(rows)
     values = []
@@ -104,7 +98,7 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
         missed = range(first, first + count * rows.advance_ms, rows.advance_ms) if count > 1 else [first]
         packed = codec.pack(state) if rows.has_state[i] else None
         values.append(encode_late(number, epoch, commit, int(rows.times[i]), int(rows.offsets[i]), missed, packed))
-    return Entries(rows.keys, PackedBytes.of(values))
+    return EntryColumns(rows.keys, PackedBytes.of(values))
 
 
 def _pack_late_rows(rows: LateRows, indexes: Int64Array, count: int, head: bytes) -> PackedBytes:

@@ -23,6 +23,8 @@ from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 GAP_MS, GRACE_MS = 100, 50
 POLL_S = 0.05
@@ -41,10 +43,10 @@ Sent = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 """Key, value, timestamp, headers."""
 
 
-def schema(name: str, **changes: Any) -> log.StoreSchema:
+def schema(name: str, **changes: Any) -> StoreSchema:
     """The store of a simulation whose topics are called after it."""
-    aggregations = tuple(log.AggregationSchema.of(n, a) for n, a in AGGREGATIONS.items())
-    base = log.StoreSchema(
+    aggregations = tuple(AggregationSchema.of(n, a) for n, a in AGGREGATIONS.items())
+    base = StoreSchema(
         name="banks",
         kind="session",
         key="string",
@@ -66,7 +68,7 @@ class Task:
 
     name: str
     partition: int
-    store: log.StoreSchema
+    store: StoreSchema
     epoch: int = 1
     commit_number: int = 0
     time: int = -1
@@ -81,7 +83,7 @@ class Task:
     dead: list[Sent] = field(default_factory=list)
     results: list[Sent] = field(default_factory=list)
     changelog: list[Entry] = field(default_factory=list)
-    others: tuple[log.StoreSchema, ...] = ()
+    others: tuple[StoreSchema, ...] = ()
 
     def __post_init__(self) -> None:
         takeover = log.Takeover(self.name, "test", 0)
@@ -123,7 +125,7 @@ class Task:
 
     def pack(self, states: list[Any]) -> bytes:
         columns = [v for a, s in zip(AGGREGATIONS.values(), states, strict=True) for v in a.to_columns(s)]
-        return log.StateCodec(self.store.state_columns()).pack(columns)
+        return StateCodec(self.store.state_columns()).pack(columns)
 
     def commit(self, progress: bool = True) -> None:
         """Write the changes to the changelog and the results, and a progress record that confirms them."""

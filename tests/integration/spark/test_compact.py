@@ -34,6 +34,7 @@ from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
 from penstock.shared.common.lake import state_snapshot, table_figures
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.settings import StreamsSettings
 
 DAY_MS = 86_400_000
@@ -73,7 +74,7 @@ def live_in_lake(root: Path, simulation: Any) -> list[Any]:
 
 
 def live_in_tasks(simulation: Any) -> list[Any]:
-    codec = log.StateCodec(simulation.tasks[0].store.state_columns())
+    codec = StateCodec(simulation.tasks[0].store.state_columns())
     return sorted(
         (task.partition, key, start, end, *codec.unpack(state))
         for task in simulation.tasks

@@ -10,16 +10,15 @@ import numpy as np
 from penstock.shared.common.records import Columns, RecordColumns
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import (
-    AggregationSchema,
     Progress,
-    StateCodec,
-    StoreSchema,
     Takeover,
     encode_final,
     encode_live,
     encode_progress,
     encode_takeover,
 )
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 TOPIC = "app-changelog"
 STORE = StoreSchema(

@@ -36,10 +36,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import (
-    AggregationSchema,
     Progress,
-    StateCodec,
-    StoreSchema,
     Takeover,
     encode_deleted,
     encode_final,
@@ -47,6 +44,8 @@ from penstock.shared.streams.changelog.format import (
     encode_progress,
     encode_takeover,
 )
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests import lake_tables
 

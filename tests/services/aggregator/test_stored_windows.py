@@ -23,15 +23,14 @@ from penstock.shared.streams.changelog.format import (
     DELETED,
     FINAL,
     LIVE,
-    AggregationSchema,
     Progress,
-    StateCodec,
-    StoreSchema,
     Takeover,
     encode_live,
     encode_progress,
     encode_takeover,
 )
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())

@@ -10,7 +10,9 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.changelog_reader import Change
-from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),

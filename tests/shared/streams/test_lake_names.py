@@ -7,7 +7,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.dsl.builder import RESERVED_RESULTS, StreamsBuilder
 from penstock.shared.streams.lake_names import require_lake_names
 

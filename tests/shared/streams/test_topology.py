@@ -7,7 +7,8 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import bytes_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.format import STORES_MAX, AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import STORES_MAX
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.result_encoders import encode_json

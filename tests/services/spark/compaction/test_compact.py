@@ -20,7 +20,8 @@ from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
 from penstock.shared.streams.aggregations.aggregation import Count, Max
-from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 CLOSED, LATE = "closed/s", "late/s"
 

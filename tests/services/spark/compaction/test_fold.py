@@ -30,6 +30,8 @@ from penstock.shared.common.records import RecordColumns
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -39,7 +41,7 @@ TIMEOUT_S = 20  # for reads from a broker in this process
 Entry = tuple[bytes | None, bytes]
 
 
-def schemas(**stores: Any) -> tuple[log.StoreSchema, ...]:
+def schemas(**stores: Any) -> tuple[StoreSchema, ...]:
     builder = StreamsBuilder()
     grouped = builder.stream("source").group_by_key()
     for name, aggregations in (stores or {"s": {"n": Count()}}).items():
@@ -49,7 +51,7 @@ def schemas(**stores: Any) -> tuple[log.StoreSchema, ...]:
 
 STORES = schemas()
 TWO_STORES = schemas(s={"n": Count()}, t={"n": Count()})
-CODEC = log.StateCodec(STORES[0].state_columns())
+CODEC = StateCodec(STORES[0].state_columns())
 
 
 def state(n: int) -> bytes:
@@ -81,7 +83,7 @@ def progress(
     read: int = 1,
     wall_ms: int = 0,
     epoch: int = 1,
-    stores: tuple[log.StoreSchema, ...] = STORES,
+    stores: tuple[StoreSchema, ...] = STORES,
     grids_ms: Mapping[str, int] | None = None,
 ) -> Entry:
     progress_record = log.Progress(
@@ -207,7 +209,7 @@ def test_stores_are_told_apart() -> None:
     ],
 )
 @pytest.mark.parametrize("is_known", [False, True])
-def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], message: str, is_known: bool) -> None:
+def test_stores_stay_what_they_were(later: tuple[StoreSchema, ...], message: str, is_known: bool) -> None:
     """Stores must not change from one commit to the next, nor since the progress row at which a range begins."""
     before, changed = [takeover(), progress()], [live(b"a", 1, 2, 5, 1), progress(1, stores=later)]
     newest = {
@@ -222,7 +224,7 @@ def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], message:
 
 def test_later_commits_may_have_further_aggregations() -> None:
     """Older windows lack the new aggregations. The tables have the columns of the last commit."""
-    more = log.AggregationSchema.of("most", Max("delay"))
+    more = AggregationSchema.of("most", Max("delay"))
     wider = (msgspec.structs.replace(STORES[0], aggregations=(*STORES[0].aggregations, more)),)
     entries = [takeover(), live(b"a", 1, 2, 5), progress(), live(b"a", 1, 3, 6, 1), progress(1)]
     found = folded([*entries, progress(2, stores=wider)])

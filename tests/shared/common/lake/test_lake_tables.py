@@ -29,7 +29,7 @@ from penstock.shared.common.lake.window_queries import (
 from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
-from penstock.shared.streams.changelog.format import AggregationSchema
+from penstock.shared.streams.changelog.store_schema import AggregationSchema
 from tests.lake_tables import live, progress, store_of, table_of, tombstone, write_closed, write_state
 
 STORE = "ba\"n'ks"

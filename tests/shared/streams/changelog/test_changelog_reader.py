@@ -12,21 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count, Max, Sum
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import (
     Change,
     ChangelogReader,
-    Confirmed,
+    ConfirmedChanges,
     CorruptEntry,
     apply_one_by_one,
-    check_schema,
     ignore_changes,
+    reader_start_offset,
 )
-from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog.format import Progress, Takeover
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema, check_schema
 
 Written = tuple[bytes | None, bytes | None]
+
+AT = TopicPartition("app-changelog", 2)
 
 STORE = StoreSchema(
     name="s",
@@ -96,7 +100,7 @@ def read(*log: Written) -> Read:
 
 
 def test_two_commits() -> None:
-    """Confirmed commits are applied in log order, and the last progress record is kept."""
+    """ConfirmedChanges commits are applied in log order, and the last progress record is kept."""
     got = read(
         takeover(1),
         live(1, 1, b"a", 5, 9),
@@ -129,7 +133,7 @@ def test_commits_under_different_stores_in_one_batch() -> None:
         *(live(1, 4, b"f"), progress(1, 4, at=4)),
         *(progress(1, 5, at=5, stores=(STORE, other)), live(1, 6, b"g")),
     ]
-    found: list[Confirmed] = []
+    found: list[ConfirmedChanges] = []
     reader = ChangelogReader(found.append)
     reader.feed(np.arange(20, 20 + len(log)), *zip(*log, strict=True))
     assert [(list(one.keys), [store.name for store in one.stores]) for one in found] == [
@@ -153,7 +157,7 @@ def test_late_records_are_no_changes_of_windows() -> None:
     """Late entries have the starts of the windows that they missed, and are not among the changes of windows."""
     late = [((), b""), ((5,), None), ((1, 2, 3), b"xyz"), ((7,), b"")]
     entries = [(b"k", fmt.encode_late(0, 1, 1, 10 + i, i, missed, state)) for i, (missed, state) in enumerate(late)]
-    found: list[Confirmed] = []
+    found: list[ConfirmedChanges] = []
     log = [takeover(1), live(1, 1, b"a", 3, 4), *entries, live(1, 1, b"b", 5, 6), progress(1, 1)]
     ChangelogReader(found.append).feed(np.arange(len(log)), *zip(*log, strict=True))
     (confirmed,) = found
@@ -467,3 +471,23 @@ def test_only_valid_commits_define_the_state(
                 if kind == "live":
                     state[key, start] = b"%d/%d" % (epoch, commit)
     assert got.state == state
+
+
+def test_a_restore_begins_at_the_covered_offset() -> None:
+    """It is read from its beginning without a snapshot, from the covered offset with one."""
+    logs = [(None, 0, 9), (5, 0, 9), (9, 9, 9)]
+    assert [reader_start_offset(AT, *log) for log in logs] == [0, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("covered", "first", "end", "message"),
+    [
+        (None, 3, 9, "app-changelog-2: offsets 0 to 2"),
+        (4, 6, 9, "app-changelog-2: offsets 4 to 5"),
+        (12, 6, 9, "app-changelog-2: .*ends at 9.* 12"),
+    ],
+)
+def test_missing_changelog_offsets_are_in_the_error(covered: int | None, first: int, end: int, message: str) -> None:
+    """The offsets that are missing between a snapshot and the log are in the error."""
+    with pytest.raises(ChangelogHole, match=message):
+        reader_start_offset(AT, covered, first, end)

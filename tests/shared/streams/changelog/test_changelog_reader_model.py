@@ -13,8 +13,9 @@ from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed, CorruptEntry
-from penstock.shared.streams.changelog.format import AggregationSchema, DecodedEntry, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ConfirmedChanges, CorruptEntry
+from penstock.shared.streams.changelog.format import DecodedEntry, Progress, Takeover
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -174,7 +175,7 @@ def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: 
     applied: list[tuple[int, bytes, str, bytes, bytes]] = []
     commits: list[int] = []
 
-    def apply(confirmed: Confirmed) -> None:
+    def apply(confirmed: ConfirmedChanges) -> None:
         ends = [commit.changes for commit in confirmed.commits]
         assert ends == sorted(ends)
         assert not ends or ends[-1] == len(confirmed)
@@ -212,7 +213,7 @@ def body_of(operation: bytes, store: str, key: bytes, start: int, end: int, stat
     return fmt.START_END.pack(start, end) + (state if operation == fmt.LIVE else b"")
 
 
-def late_in(confirmed: Confirmed) -> list[tuple[int, bytes, str, bytes, bytes]]:
+def late_in(confirmed: ConfirmedChanges) -> list[tuple[int, bytes, str, bytes, bytes]]:
     """The late records of a batch, each with the body that its columns represent."""
     found = []
     for i in np.flatnonzero(confirmed.operations == fmt.LATE[0]).tolist():

@@ -14,15 +14,10 @@ from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Column, Count, CountDistinct, Mean
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.format import (
-    AggregationSchema,
-    DecodedEntry,
-    Progress,
-    StateCodec,
-    StoreSchema,
-    Takeover,
-)
-from penstock.shared.streams.changelog.state_decoding import unpack_many
+from penstock.shared.streams.changelog.format import DecodedEntry, Progress, Takeover
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.state_decoding import unpacked_columns
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 epochs, stores, commits = st.integers(0, fmt.EPOCH_MAX), st.integers(0, 255), st.integers(0, 2**63 - 1)
@@ -145,7 +140,7 @@ def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]
     packed = codec.pack(state)
     assert codec.unpack(packed) == list(state)
     assert codec.unpack(before + packed, len(before)) == list(state)
-    columns = unpack_many(codec, PackedBytes.of([before, packed, packed])[1:])
+    columns = unpacked_columns(codec, PackedBytes.of([before, packed, packed])[1:])
     assert [list(row) for row in zip(*columns, strict=True)] == ([list(state)] * 2 if types else [])
 
 
@@ -201,7 +196,7 @@ def test_corrupt_states_are_refused(length: int) -> None:
     with pytest.raises(CorruptRecord, match="changelog state"):
         codec.unpack(wrong)
     with pytest.raises(CorruptRecord, match="changelog state"):
-        unpack_many(codec, PackedBytes.of([packed, wrong, packed]))
+        unpacked_columns(codec, PackedBytes.of([packed, wrong, packed]))
 
 
 # --- foreign records ---

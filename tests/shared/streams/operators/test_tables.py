@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
-from penstock.shared.streams.changelog.changelog_reader import check_schema
+from penstock.shared.streams.changelog.store_schema import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import RowValue

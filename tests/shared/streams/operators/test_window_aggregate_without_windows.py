@@ -18,7 +18,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import Last
-from penstock.shared.streams.changelog.changelog_reader import check_schema
+from penstock.shared.streams.changelog.store_schema import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext

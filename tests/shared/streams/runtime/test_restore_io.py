@@ -1,46 +1,22 @@
-"""A restore begins at the covered offset, reports missing offsets and yields to the event loop."""
+"""A restore shows its progress, yields to the event loop and discards invalid state on disk."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-import pytest
-
-from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.restore_io import RESTORE_RECORDS_MAX, Restoring, checked_start
+from penstock.shared.streams.runtime.restore_io import RESTORE_RECORDS_MAX, Restoring
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.testing.manual_clock import ManualClock
-
-AT = TopicPartition("app-changelog", 2)
-
-
-def test_a_restore_begins_at_the_covered_offset() -> None:
-    """It is read from its beginning without a snapshot, from the covered offset with one."""
-    assert [checked_start(AT, None, 0, 9), checked_start(AT, 5, 0, 9), checked_start(AT, 9, 9, 9)] == [0, 5, 9]
-
-
-@pytest.mark.parametrize(
-    ("covered", "first", "end", "message"),
-    [
-        (None, 3, 9, "app-changelog-2: offsets 0 to 2"),
-        (4, 6, 9, "app-changelog-2: offsets 4 to 5"),
-        (12, 6, 9, "app-changelog-2: .*ends at 9.* 12"),
-    ],
-)
-def test_missing_changelog_offsets_are_in_the_error(covered: int | None, first: int, end: int, message: str) -> None:
-    """The offsets that are missing between a snapshot and the log are in the error."""
-    with pytest.raises(ChangelogHole, match=message):
-        checked_start(AT, covered, first, end)
 
 
 class Steps:

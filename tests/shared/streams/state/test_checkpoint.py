@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced, row_layout
 

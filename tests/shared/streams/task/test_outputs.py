@@ -9,7 +9,7 @@ import numpy as np
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Headers, ProducerRecord
-from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs
 
 
@@ -24,7 +24,7 @@ def test_outputs_as_records_in_order() -> None:
     first, last = ProducerRecord("late", b"x"), ProducerRecord("out", b"9")
     for output in (first, columns(), last):
         outputs.add(output)
-    commit = TaskCommit(outputs, Entries.of([]), {}, 1, 1)
+    commit = TaskCommit(outputs, EntryColumns.of([]), {}, 1, 1)
     middle = [ProducerRecord("out", b"1", b"a", timestamp=1), ProducerRecord("out", b"2", b"b", timestamp=3)]
     assert commit.outputs == [first, *middle, last]
     assert len(outputs) == 3

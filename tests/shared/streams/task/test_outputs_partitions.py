@@ -18,7 +18,7 @@ from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs
 from penstock.shared.streams.topology import Topology
@@ -140,7 +140,7 @@ def test_the_partition_is_set_by_the_source_key_alone() -> None:
     of_b, of_c = (for_key(key, 7) for key in (b"b", b"c"))
     assert of_b != of_c
     outputs.assign_partitions({OUT: range(7)})
-    commit = TaskCommit(outputs, Entries.of([]), {}, 1, 1)
+    commit = TaskCommit(outputs, EntryColumns.of([]), {}, 1, 1)
     assert [record.partition for record in commit.outputs] == [None, of_b, of_c, of_b, of_c, None]
     assert commit.source_keys == [None, b"b", b"c", b"b", b"c", None]
     bulks = columns.bulks()

@@ -23,15 +23,8 @@ from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import Last
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, CorruptEntry, apply_one_by_one
-from penstock.shared.streams.changelog.format import (
-    DELETED,
-    LIVE,
-    BatchInput,
-    Progress,
-    StateCodec,
-    decode_entry,
-    decode_progress,
-)
+from penstock.shared.streams.changelog.format import DELETED, LIVE, BatchInput, Progress, decode_entry, decode_progress
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.state.state_directory import StateDirectory

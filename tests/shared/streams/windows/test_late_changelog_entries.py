@@ -17,7 +17,8 @@ from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, C
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ConfirmedChanges
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
@@ -88,7 +89,7 @@ class Changelog:
 
     def __init__(self) -> None:
         self.late: list[Late] = []
-        self.parts: list[Confirmed] = []
+        self.parts: list[ConfirmedChanges] = []
         self._reader, self._offset = ChangelogReader(self._take), 1
         self._reader.feed_record(0, None, fmt.encode_takeover(1, fmt.Takeover("app", "test", 0)))
 
@@ -98,7 +99,7 @@ class Changelog:
             self._offset += 1
         task.commit_succeeded()
 
-    def _take(self, confirmed: Confirmed) -> None:
+    def _take(self, confirmed: ConfirmedChanges) -> None:
         self.parts.append(confirmed)
         for i in np.flatnonzero(confirmed.operations == fmt.LATE[0]).tolist():
             missed = np.frombuffer(confirmed.missed[i] or b"", ">i8").tolist()
@@ -160,7 +161,7 @@ def test_batches_of_any_size_write_the_same(kind: str, aggregations: dict[str, A
     of = topology(kind, aggregations)
     found = [late_of(of, sent, size, columns_min=least) for size, least in ((1, 1_000), (7, 1), (1_000, 1))]
     assert found[0] == found[1] == found[2]
-    codec, builder = fmt.StateCodec(of.stores["s"].schema.state_columns()), of.stores["s"]
+    codec, builder = StateCodec(of.stores["s"].schema.state_columns()), of.stores["s"]
     for one in found[0]:
         value = sent[one.offset][2]
         alone = [a.add_at(a.initial(), value, one.timestamp) for a in builder.aggregations]
@@ -200,7 +201,7 @@ def test_a_function_of_the_users_that_refuses_the_value() -> None:
     sent: list[Sent] = [(b"a", 1_000, {"x": 1}), (b"a", 0, {"x": "no"}), (b"a", 1, {"x": 5})]
     first, second = late_of(of, sent, 10)
     assert (first.missed, first.state) == ([0], None)
-    assert second.state == fmt.StateCodec(of.stores["s"].schema.state_columns()).pack([b"5"])
+    assert second.state == StateCodec(of.stores["s"].schema.state_columns()).pack([b"5"])
 
 
 def test_an_empty_state_that_cannot_be_made_costs_no_late_record() -> None:

@@ -1,6 +1,6 @@
-"""Changelog entries before they are written: keys and values of many records, readable as pairs.
+"""Changelog entries before they are written: a column of keys and one of values, readable as pairs.
 
->>> entries = Entries.of([(b"ann", b"1"), (None, b"2")])
+>>> entries = EntryColumns.of([(b"ann", b"1"), (None, b"2")])
 >>> entries[1], list(entries[:1]), entries == [(b"ann", b"1"), (None, b"2")]
 ((None, b'2'), [(b'ann', b'1')], True)
 """
@@ -16,7 +16,7 @@ KeyAndValue = tuple[bytes | None, bytes]
 """A key and a value."""
 
 
-class Entries(Sequence[KeyAndValue]):
+class EntryColumns(Sequence[KeyAndValue]):
     """Changelog records in order: `keys` and `values` of equal length; no value is null."""
 
     __slots__ = ("keys", "values")
@@ -26,13 +26,13 @@ class Entries(Sequence[KeyAndValue]):
         self.values = values
 
     @classmethod
-    def of(cls, entries: Sequence[KeyAndValue]) -> Entries:
-        """Return the same entries in columns."""
+    def of(cls, entries: Sequence[KeyAndValue]) -> EntryColumns:
+        """Return the same changelog entries in columns."""
         return cls(PackedBytes.of([key for key, _ in entries]), PackedBytes.of([value for _, value in entries]))
 
     @classmethod
-    def joined(cls, parts: Sequence[Entries]) -> Entries:
-        """Return all these entries, in order."""
+    def joined(cls, parts: Sequence[EntryColumns]) -> EntryColumns:
+        """Return all these changelog entries, in order."""
         parts = [part for part in parts if len(part)]
         return cls(*(PackedBytes.joined([getattr(part, name) for part in parts]) for name in ("keys", "values")))
 
@@ -43,11 +43,11 @@ class Entries(Sequence[KeyAndValue]):
     def __getitem__(self, index: int) -> KeyAndValue: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Entries: ...
+    def __getitem__(self, index: slice) -> EntryColumns: ...
 
-    def __getitem__(self, index: int | slice) -> KeyAndValue | Entries:
+    def __getitem__(self, index: int | slice) -> KeyAndValue | EntryColumns:
         if isinstance(index, slice):
-            return Entries(self.keys[index], self.values[index])
+            return EntryColumns(self.keys[index], self.values[index])
         value = self.values[index]
         assert value is not None
         return self.keys[index], value
@@ -61,4 +61,4 @@ class Entries(Sequence[KeyAndValue]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Entries.of({list(self)})"
+        return f"EntryColumns.of({list(self)})"

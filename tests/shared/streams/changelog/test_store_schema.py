@@ -10,8 +10,9 @@ import pytest
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed, check_schema
-from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ConfirmedChanges
+from penstock.shared.streams.changelog.format import Progress, Takeover
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema, check_schema
 
 STORES = {
     "session": StoreSchema(
@@ -89,7 +90,7 @@ def test_grace_emission_and_output_topics_may_change(kind: str, what: str) -> No
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
 def test_a_commit_with_another_window_definition_is_rejected(kind: str, what: str, now: Any) -> None:
     """A commit that was written with another definition of a window is rejected as a whole."""
-    was, changes = STORES[kind], list[Confirmed]()
+    was, changes = STORES[kind], list[ConfirmedChanges]()
     reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))
     reader.feed_record(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))
     reader.feed_record(1, b"a", fmt.encode_live(0, 1, 1, 0, 0, b"state"))

@@ -1,0 +1,162 @@
+"""The schema of a store for readers of its changelog, and the changes of it that are allowed.
+
+Every progress record has the schemas of the topology that wrote it. A topology may restore a state only if its own
+stores can read what was written under those.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnType, ResultType
+from penstock.shared.streams.aggregations.latest import LATEST
+
+StoreKind = Literal["session", "tumbling", "hopping", "sliding", "aggregate", "table", "join"]
+
+WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
+"""The kinds of stores that hold windows."""
+
+
+class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The description of one aggregation for readers of the changelog.
+
+    `verbatim` means that the source's JSON values have the field under this name, and in the form that the aggregation
+    takes. `parameters` are a list's limit and the ranks of quantiles.
+    """
+
+    name: str
+    function: str
+    field: str | None
+    state: tuple[tuple[str, ColumnType], ...]
+    result: ResultType
+    verbatim: bool = True
+    parameters: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, aggregation: Aggregation[Any]) -> AggregationSchema:
+        """Return the schema of a store's aggregation with this name."""
+        columns = tuple(aggregation.state_columns)
+        more = (columns, aggregation.result_type, aggregation.verbatim, aggregation.parameters)
+        return cls(name, aggregation.function, aggregation.field, *more)
+
+
+class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One store: the definition of its windows, and its state columns.
+
+    `key` is the type of the record keys: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records were
+    aggregated. `results`, `late` and `dead_letters` are the topics for closed windows, late records and records that
+    could not be decoded or processed; None if there is no topic. `emit` is when results were forwarded. `upstream`
+    names the nodes above the window, except the source, that may drop, change or add records. `gap_ms` is a session's;
+    `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0). The kind
+    `aggregate` is an aggregation without windows, `table` the last value of each key.
+    """
+
+    name: str
+    kind: StoreKind
+    key: Literal["string", "bytes"]
+    gap_ms: int
+    grace_ms: int
+    emit: Literal["on_close", "on_update"]
+    source: str
+    results: str | None
+    late: str | None
+    dead_letters: str | None
+    aggregations: tuple[AggregationSchema, ...]
+    upstream: tuple[str, ...] = ()
+    size_ms: int = 0
+    advance_ms: int = 0
+
+    @property
+    def is_table(self) -> bool:
+        """Whether each key has one row that never closes; its start and end are 0."""
+        return self.kind in ("aggregate", "table")
+
+    @property
+    def patience_ms(self) -> int:
+        """The time after its end at which a window closes, in ms."""
+        return self.gap_ms + self.grace_ms
+
+    def shown_aggregations(self) -> list[AggregationSchema]:
+        """Return the aggregations that have a result, without the operator's own."""
+        return [aggregation for aggregation in self.aggregations if aggregation.name != LATEST]
+
+    def state_columns(self) -> tuple[Column, ...]:
+        """Return all aggregations' columns, each named `<aggregation>_<column>`, in the order of the body."""
+        return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
+
+
+ROWS = frozenset(("table", "join"))
+"""The kinds of stores whose rows are values of the user instead of aggregations."""
+
+RENAMED = (
+    "give it the name that it had, and its topic stays the same. Otherwise run the topology as it was until everything "
+    "is read, or delete everything with `penstock streams reset`."
+)
+
+SCHEMA_REMEDY = (
+    "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
+    "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
+    "`penstock batch` if the sources no longer have the whole history."
+)
+
+STORES_STAY = (
+    "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
+    f"one could not be restored. {SCHEMA_REMEDY}"
+)
+
+WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {SCHEMA_REMEDY}"
+
+AGGREGATIONS_STAY = (
+    "A window may get further aggregations, but those that it has cannot change (docs/changelog-format.md, Versions). "
+    "Run the topology as it was, or give this one an application_id of its own"
+)
+
+
+def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
+    """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
+
+    The grace, the emission and the output topics may change, because they only affect later records. Windows may get
+    further aggregations. The stores' order, names, keys and source topics, the windows' kind, gap, size and advance,
+    and the aggregations' names, order, functions, input fields and state columns may not change. Stores of the user's
+    rows get no aggregations.
+    """
+    if len(stored) != len(own):
+        raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
+    for number, (old, new) in enumerate(zip(stored, own, strict=True)):
+        for field in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
+            if getattr(old, field) != getattr(new, field):
+                difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
+                is_renamed = field == "source" and old.source.endswith(REPARTITION_SUFFIX)
+                raise SchemaMismatch(
+                    f"{difference}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}"
+                )
+        if changed := incompatible_aggregations(old, new):
+            raise SchemaMismatch(
+                f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
+            )
+
+
+def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:
+    was = [one.name for one in stored]
+    now = [one.name for one in own]
+    changes = [f"{name!r} is new" for name in now if name not in was]
+    changes += [f"{name!r} is gone" for name in was if name not in now]
+    had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
+    return f"the state has the stores {had}, the topology has {has}: {', '.join(changes)}"
+
+
+def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
+    """Return the aggregations whose states cannot be read under the schema `new`; empty if all can.
+
+    A window may get further aggregations. One that is gone, or has changed under its name, is named.
+    """
+    was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
+    now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
+    # Rows of the user have one value and no aggregations that could be appended.
+    if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
+        return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
+    return [] if [name for name in now if name in was] == list(was) else ["their order"]
