@@ -30,12 +30,14 @@ with _needs("penstock.streams", "streams"):
     from penstock.shared.streams.operators.stream_join import JoinWindows
     from penstock.shared.streams.processor import Processor, ProcessorContext
     from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
-    from penstock.shared.streams.record import Record, WindowKey, WindowResult
+    from penstock.shared.streams.record import Record
     from penstock.shared.streams.runtime.stream_worker import StreamWorker
     from penstock.shared.streams.settings import StreamsSettings
     from penstock.shared.streams.state.key_value_store import KeyValueStore
     from penstock.shared.streams.state.state_directory import StateDirectory
-    from penstock.shared.streams.topology import StoreBuilder, Topology
+    from penstock.shared.streams.state.store_builder import StoreBuilder
+    from penstock.shared.streams.topology import Topology
+    from penstock.shared.streams.window_result import WindowKey, WindowResult
 
 __all__ = [
     "Aggregate",

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from penstock.shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 RUN_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
 OPTIMIZE_FILES_MAX = 20
+RETENTION_HOURS_MIN = 24
+"""How long versions of the lake's tables stay readable: longer than any job, restore or query takes."""
+RETENTION_DAYS_MAX = 100_000
+"""The limit for closed windows: nearly three centuries, so that now minus this is a valid date."""
+SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
+"""Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
+
+_TIME_ZONE, _UTC = "spark.sql.session.timeZone", ("UTC", "Etc/UTC", "Z", "+00:00")  # Spark's names are case-sensitive
 
 RunRecordsMax = Annotated[int, Field(gt=0, description="most changelog records of one run of a compaction")]
 DeleteCovered = Annotated[
@@ -45,3 +52,20 @@ ClosedRetentionDays = Annotated[
 VacuumEvery = Annotated[
     int, Field(ge=1, description="compactions between two runs of VACUUM; each run lists every file")
 ]
+
+
+def require_utc(conf: dict[str, str]) -> dict[str, str]:
+    """Return the Spark settings of a compaction or another job, if they leave the session's time zone at UTC.
+
+    Raises ValueError otherwise.
+    """
+    if conf.get(_TIME_ZONE, "UTC") not in _UTC:
+        raise ValueError(
+            f"{_TIME_ZONE}={conf[_TIME_ZONE]}: the jobs compare and write times in UTC. Leave it out, and set a zone "
+            "where the tables are read"
+        )
+    return conf
+
+
+SparkConf = Annotated[dict[str, str], AfterValidator(require_utc)]
+"""Spark settings for the jobs, in addition to their own."""

@@ -14,7 +14,7 @@ from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
 from penstock.shared.common.row_positions import LivePosition, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.state_store import LiveRow
+from penstock.shared.streams.state_store import StateStoreRow
 
 ROWS_LOOKED_AT_MAX = 20_000
 """The most rows of one store that one request reads. The event loop is blocked meanwhile."""
@@ -49,7 +49,7 @@ def live_windows(
 
     A key that is named exactly is found, however many rows there are.
     """
-    found: dict[LivePosition, LiveRow] = {}
+    found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0
     for partition, owned in tasks.items():
         if owned.task is None:
@@ -72,11 +72,11 @@ def live_windows(
     return LiveRows([_live_window_as_json(position, found[position]) for position in positions[:limit]], last, unseen)
 
 
-def _live_position(store: str, partition: int, row: LiveRow) -> LivePosition:
+def _live_position(store: str, partition: int, row: StateStoreRow) -> LivePosition:
     return LivePosition(row.end, store, partition, key_text(row.key), row.start)
 
 
-def _live_window_as_json(position: LivePosition, row: LiveRow) -> WindowRow:
+def _live_window_as_json(position: LivePosition, row: StateStoreRow) -> WindowRow:
     return WindowRow(
         store=position.store,
         partition=position.partition,

@@ -11,12 +11,14 @@ from penstock.api.settings import GuardedSettings
 from penstock.services.compaction_settings import (
     OPTIMIZE_FILES_MAX,
     RUN_RECORDS_MAX,
+    SPARK_MASTER,
     AfterCompaction,
     ClosedRetentionDays,
     DeleteCovered,
     OptimizeFilesMax,
     RetentionHours,
     RunRecordsMax,
+    SparkConf,
     VacuumEvery,
 )
 from penstock.shared.common.errors import ConfigError
@@ -25,7 +27,7 @@ from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.time_text import TIME_MS_MAX, time_ms
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from penstock.shared.streams.settings import SPARK_MASTER, SparkConf, StreamsSettings
+from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 WORKERS_MAX = 64

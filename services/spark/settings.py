@@ -10,10 +10,6 @@ from pydantic import Field, field_validator
 from penstock.shared.common.lake.location import hadoop_uri, lake_root, require_location
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
-from penstock.shared.streams.settings import (
-    SPARK_MASTER,
-    SparkConf,
-)
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 

@@ -4,7 +4,7 @@ In `state` every store is a column, in `closed/<store>` and `late/<store>` every
 without regard to case, and rejects blanks and some punctuation. The aggregator checks its topology when it starts, the
 Spark jobs before they write.
 
->>> require_column_names("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
+>>> require_names_in_lake_table("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
     ...
 penstock.errors.ConfigError: store 'visits': aggregation 'State': the lake's table closed/visits has a column 'state' \
@@ -24,16 +24,16 @@ _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 def require_lake_names(stores: Sequence[StoreSchema]) -> None:
     """Raise ConfigError for a store or an aggregation whose name a table cannot have as a column beside its own."""
-    require_column_names("store", [store.name for store in stores], STATE_COLUMNS, "state")
+    require_names_in_lake_table("store", [store.name for store in stores], STATE_COLUMNS, "state")
     for store in stores:
         names = [aggregation.name for aggregation in store.aggregations]
         owner = f"store {store.name!r}: aggregation"
-        require_column_names(owner, names, CLOSED_COLUMNS, f"closed/{store.name}")
-        require_column_names(owner, names, LATE_COLUMNS, f"late/{store.name}")
+        require_names_in_lake_table(owner, names, CLOSED_COLUMNS, f"closed/{store.name}")
+        require_names_in_lake_table(owner, names, LATE_COLUMNS, f"late/{store.name}")
 
 
-def require_column_names(owner: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
-    """Raise ConfigError unless `names` can be columns of the lake's `table`, which has the columns `own` already."""
+def require_names_in_lake_table(owner: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
+    """Raise ConfigError unless names of stores or aggregations can be columns of the lake's `table` beside `own`."""
     reserved = {name.lower(): name for name in own}
     seen: dict[str, str] = {}
     for name in names:

@@ -7,21 +7,20 @@ offset order, and `close` at the end. A processor is plain code: it never awaits
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 from typing_extensions import TypeVar
 
-from penstock.shared.common.errors import ConfigError, DataError, IllegalState
-from penstock.shared.common.records import INT64_MAX, Columns, Int64Array
+from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record
 
 if TYPE_CHECKING:
     from penstock.shared.streams.windows.late_changelog_entries import LateRows
-    from penstock.shared.streams.windows.window_results import WindowResults
+    from penstock.shared.streams.windows.result_batch import ResultBatch
 
 
 KIn = TypeVar("KIn", contravariant=True, default=Any)
@@ -82,7 +81,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     def forward_results(
         self,
-        results: WindowResults,
+        results: ResultBatch,
         source: Columns | None = None,
         indexes: Int64Array | None = None,
     ) -> None:
@@ -227,32 +226,3 @@ class TimedProcessor(Processor):
     @abstractmethod
     def results_from_ms(self) -> int:
         """The lower limit of later results' timestamps, by the close time; NO_TIME if any timestamp may come."""
-
-
-def is_own(processor: object) -> bool:
-    """Return whether a processor's class belongs to the engine, and not to a user."""
-    return type(processor).__module__.startswith("penstock.shared.streams.")
-
-
-def interval_ms(interval: timedelta | int, argument: str = "a duration", least: int = 1) -> int:
-    """Return a duration as whole ms. Raises ConfigError, naming the argument, if it is invalid or below `least` ms.
-
-    >>> interval_ms(timedelta(minutes=30)), interval_ms(5.0)
-    (1800000, 5)
-    >>> interval_ms("30m", "gap")
-    Traceback (most recent call last):
-        ...
-    penstock.errors.ConfigError: gap must be a timedelta or a whole number of ms and at least 1, got '30m'
-    """
-    ms = interval / timedelta(milliseconds=1) if isinstance(interval, timedelta) else interval
-    is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
-    if not is_number or ms != int(ms) or ms < least:
-        message = f"{argument} must be a timedelta or a whole number of ms and at least {least}"
-        raise ConfigError(f"{message}, got {interval!r}")
-    return int(ms)
-
-
-def check_timestamp(timestamp: Any) -> None:
-    """Raise DataError unless a record's timestamp is a whole number of ms from 0 to 2^63 - 1."""
-    if not isinstance(timestamp, int) or not 0 <= timestamp <= INT64_MAX:
-        raise DataError(f"a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got {timestamp!r}")

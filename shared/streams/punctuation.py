@@ -1,8 +1,8 @@
 """Punctuation: callbacks on a grid of stream time or wall-clock time, after Kafka Streams' PunctuationQueue.
 
-A STREAM_TIME schedule is first due at 0, so it fires with the first record. A WALL_CLOCK_TIME one is first due at
-now + interval. `start` sets the grid of either. A schedule that is due is called once with the current time, however
-many intervals were missed, and the next due time stays on the grid:
+A grid is the series of a schedule's due times. A STREAM_TIME schedule is first due at 0, so it fires with the first
+record. A WALL_CLOCK_TIME one is first due at now + interval. `start` sets the grid of either. A schedule that is due is
+called once with the current time, however many intervals were missed, and the next due time stays on the grid:
 
 >>> queue = PunctuationQueue()
 >>> called = []
@@ -12,17 +12,25 @@ many intervals were missed, and the next due time stays on the grid:
 >>> schedule.cancel()
 >>> queue.may_punctuate(99), called
 (False, [21])
+
+A task has a queue for each of the two times (`TaskSchedules`), and continues the grids of named schedules after a
+restore. A named schedule's grid is kept under its node, name, type and interval. So one processor in two nodes has two
+grids, and a schedule with a new type or interval begins a new grid.
 """
 
 from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.durations import duration_ms
+from penstock.shared.streams.user_code import plain
 
 Punctuator = Callable[[int], None]
 """Called with the stream time or wall-clock time in ms at which it fires."""
@@ -34,6 +42,8 @@ INTERVAL_MS_MIN = 1
 
 SWEEP_MIN = 64
 """Cancelled schedules are removed from a queue of this size, or of twice the size after the last removal."""
+
+NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 
 
 class PunctuationType(enum.Enum):
@@ -54,11 +64,11 @@ class Schedule:
     cancelled: bool = field(default=False)
 
     def cancel(self) -> None:
-        """Cancel the schedule; allowed from within the callback."""
+        """Cancel the punctuation schedule; allowed from within the callback."""
         self.cancelled = True
 
     def advance(self, now_ms: int) -> None:
-        """Advance to the next grid point after `now_ms`."""
+        """Advance the punctuation to the next point of its grid after `now_ms`."""
         # As PunctuationSchedule.next: missed points of the grid are skipped, and the grid stays.
         missed = (now_ms - self.due_ms) // self.interval_ms
         self.due_ms += (missed + 1) * self.interval_ms
@@ -85,7 +95,7 @@ class PunctuationQueue:
         return schedule
 
     def may_punctuate(self, now_ms: int) -> bool:
-        """Call everything that is due at `now_ms`; return whether anything was called."""
+        """Call every punctuation that is due at `now_ms`; return whether anything was called."""
         called = False
         while self._heap and self._heap[0][0] <= now_ms:
             schedule = heapq.heappop(self._heap)[2]
@@ -101,7 +111,7 @@ class PunctuationQueue:
         return called
 
     def next_due_ms(self) -> int | None:
-        """Return when the earliest schedule is due, or None."""
+        """Return when the earliest punctuation is due, or None."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -119,3 +129,105 @@ class PunctuationQueue:
         self._added += 1
         # Of schedules that are due at once, the first to be added fires first. A PriorityQueue leaves that open.
         heapq.heappush(self._heap, (schedule.due_ms, self._added, schedule))
+
+
+class TaskSchedules:
+    """The punctuation schedules of one task.
+
+    `restored` are the next due times of named schedules as of the last commit, until they are scheduled again. A
+    wall-clock schedule is due within one interval whatever was restored, because clocks differ and are corrected.
+    `has_new_grid` means that a named schedule began a grid that no commit contains yet.
+    """
+
+    def __init__(self) -> None:
+        self.stream_time = PunctuationQueue()
+        self.wall_clock = PunctuationQueue()
+        self.restored: dict[str, int] = {}
+        self.has_new_grid = False
+        self._named: dict[str, Schedule] = {}
+        self._sweep_at = SWEEP_MIN
+
+    def schedule(
+        self,
+        interval: timedelta | int,
+        type_: PunctuationType,
+        callback: Punctuator,
+        *,
+        now_ms: int,
+        start: Start,
+        name: str | None,
+        node: str | None,
+    ) -> Schedule:
+        """See `ProcessorContext.schedule`. `node` is the processor's; None for schedules of the task's owner."""
+        ms = duration_ms(interval, "schedule: interval")
+        start_ms = _grid_start_ms(start)
+        if not isinstance(type_, PunctuationType):
+            known = " or ".join(map(str, PunctuationType))
+            raise ConfigError(f"schedule: type must be {known}, got {type_!r}")
+        callback = plain("schedule: callback", callback)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f"schedule: name must be text, got {name!r}")
+        full_name = grid = restored = None
+        if name is not None:
+            full_name = name if node is None else f"{node}/{name}"
+            if full_name in self._named and not self._named[full_name].cancelled:
+                where = f"node {node!r}" if node is not None else "the task"
+                raise ConfigError(
+                    f"{where} has a schedule named {name!r} already: cancel it first, or name this another"
+                )
+            grid = f"{full_name} ({type_.value}, every {ms} ms)"
+            restored = self.restored.pop(grid, None)
+            # The grid of another type or interval, which no schedule continues.
+            for other in [key for key in self.restored if key.startswith(f"{full_name} (")]:
+                del self.restored[other]
+            # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
+            # grid must be committed even if no record comes.
+            self.has_new_grid |= restored is None
+        is_stream_time = type_ is PunctuationType.STREAM_TIME
+        if restored is not None:
+            due = restored if is_stream_time else _limit_due_time(restored, now_ms, ms, start_ms or 0)
+        elif start_ms is not None:
+            # As KIP-1146 (anchored punctuation), for both types.
+            due = start_ms
+        else:
+            # As StreamTask.schedule: stream time is aligned with 0, the wall clock with now.
+            due = 0 if is_stream_time else now_ms + ms
+        made = (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, grid)
+        if full_name is not None:
+            if len(self._named) >= self._sweep_at:
+                self._named = {key: one for key, one in self._named.items() if not one.cancelled}
+                self._sweep_at = max(SWEEP_MIN, 2 * len(self._named))
+            self._named[full_name] = made
+        return made
+
+    def grids_ms(self) -> dict[str, int]:
+        """Return the next due time of each named schedule."""
+        return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
+
+
+def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
+    """Return a wall-clock grid's next point for punctuation: at most one interval ahead, or as far as the start.
+
+    The clock of another instance, or this one's before a correction, may have been ahead.
+
+    >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
+    70
+    """
+    ahead_ms = due_ms - max(now_ms + interval_ms, start_ms)
+    return due_ms - max(0, -(-ahead_ms // interval_ms)) * interval_ms
+
+
+def _grid_start_ms(start: Start) -> int | None:
+    """Return the start of a punctuation schedule's grid as ms since the epoch; None if there is none."""
+    if start is None:
+        return None
+    if isinstance(start, datetime) and start.tzinfo is not None:
+        start = start - datetime(1970, 1, 1, tzinfo=UTC)
+    ms: Any = start / timedelta(milliseconds=1) if isinstance(start, timedelta) else start
+    is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
+    if not is_number or ms != int(ms) or ms < 0:
+        raise ConfigError(
+            "schedule: start must be a whole number of ms since the epoch, at least 0, as a number, a timedelta or a "
+            f"datetime with a time zone, got {start!r}"
+        )
+    return int(ms)

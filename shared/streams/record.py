@@ -1,13 +1,13 @@
-"""Records between processors, and the keys and values of windowed results."""
+"""Records between processors, and the coordinates of the source record."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
-import msgspec
 from typing_extensions import TypeVar
 
-from penstock.shared.common.records import AnyHeaders, ConsumerRecord, Headers
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import INT64_MAX, AnyHeaders, Headers
 
 K = TypeVar("K", covariant=True, default=Any)
 V = TypeVar("V", covariant=True, default=Any)
@@ -41,30 +41,7 @@ class ProcessorRecordContext(NamedTuple):
     offset: int
 
 
-def coordinates_of(record: ConsumerRecord) -> str:
-    """Return a source record's coordinates as text: `topic-partition@offset`."""
-    return f"{record.topic}-{record.partition}@{record.offset}"
-
-
-class WindowKey(NamedTuple, Generic[K]):
-    """The key of a windowed result: the record key and the window's bounds in ms.
-
-    The end of a session and of a sliding window is inclusive, that of a tumbling or hopping window is not.
-    """
-
-    key: K
-    start: int
-    end: int
-
-
-class WindowResult(msgspec.Struct, Generic[K], frozen=True):
-    """A window's results by name."""
-
-    key: K
-    start: int
-    end: int
-    results: dict[str, Any]
-
-    def to_json(self) -> bytes:
-        """Return one flat object: key, start, end, then the results."""
-        return msgspec.json.encode({"key": self.key, "start": self.start, "end": self.end, **self.results})
+def check_timestamp(timestamp: Any) -> None:
+    """Raise DataError unless a forwarded record's timestamp is a whole number of ms from 0 to 2^63 - 1."""
+    if not isinstance(timestamp, int) or not 0 <= timestamp <= INT64_MAX:
+        raise DataError(f"a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got {timestamp!r}")

@@ -1,4 +1,4 @@
-"""Encoders of records at a sink: the defaults of `to()`; and the deserializer that reads results back."""
+"""Encoders of results, of which two are the defaults of `to()`, and the deserializer that reads results back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import msgspec
 
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.serialization import Deserializer, json_deserializer, json_serializer
-from penstock.shared.streams.record import Record, WindowKey, WindowResult
+from penstock.shared.streams.record import Record
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 
 
 def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:
     """Encode keys (str as UTF-8, bytes as they are, a window's as its record key) and values (JSON, None as None)."""
     key = record.key
-    return encode_key(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
+    return encode_result_key(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
 
 
 def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
@@ -23,7 +24,7 @@ def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
     key = record.key
     if isinstance(key, WindowKey):
         return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
-    return encode_key(key), _value_bytes(record.value)
+    return encode_result_key(key), _value_bytes(record.value)
 
 
 def result_deserializer(window_key: str) -> Deserializer:
@@ -55,8 +56,23 @@ def _value_bytes(value: Any) -> bytes | None:
     return value if isinstance(value, bytes) else json_serializer("value", value)
 
 
-def encode_key(key: Any) -> bytes | None:
-    """Encode a record key: text as UTF-8, bytes as they are, None as None, anything else as JSON."""
+def encode_result_key(key: Any) -> bytes | None:
+    """Encode a result's record key: text as UTF-8, bytes as they are, None as None, anything else as JSON."""
     if key is None or isinstance(key, bytes):
         return key
     return key.encode() if isinstance(key, str) else msgspec.json.encode(key)
+
+
+def encode_without_error(value: Any) -> bytes | None:
+    """Encode the key or value of a result that goes to another topic than its sink's; never raises.
+
+    Text and bytes are encoded as they are, anything else as JSON, or as its `repr` if it has no JSON.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace")
+    try:
+        return msgspec.json.encode(value, enc_hook=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value).encode(errors="backslashreplace")

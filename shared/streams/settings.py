@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.log import get_logger
@@ -15,14 +15,6 @@ from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandl
 
 log = get_logger(__name__)
 
-_TIME_ZONE, _UTC = "spark.sql.session.timeZone", ("UTC", "Etc/UTC", "Z", "+00:00")  # Spark's names are case-sensitive
-
-RETENTION_HOURS_MIN = 24
-"""How long versions of the lake's tables stay readable: longer than any job, restore or query takes."""
-SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
-"""Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
-RETENTION_DAYS_MAX = 100_000
-"""The limit for closed windows: nearly three centuries, so that now minus this is a valid date."""
 DEAD_LETTER_OVERHEAD_MAX = 16 * 1024
 """The maximum size of a dead letter or a late record beyond that of the source record in it."""
 
@@ -34,20 +26,6 @@ INPUT_BUFFER_MAX_BYTES = 512 * 1024 * 1024
 
 MAX_FUTURE_MS = 86_400_000
 """A day, because producers' clocks are wrong by hours rather than days."""
-
-
-def require_utc(conf: dict[str, str]) -> dict[str, str]:
-    """Return Spark's settings unchanged. Raises ValueError if they set a session time zone other than UTC."""
-    if conf.get(_TIME_ZONE, "UTC") not in _UTC:
-        raise ValueError(
-            f"{_TIME_ZONE}={conf[_TIME_ZONE]}: the jobs compare and write times in UTC. Leave it out, and set a zone "
-            "where the tables are read"
-        )
-    return conf
-
-
-SparkConf = Annotated[dict[str, str], AfterValidator(require_utc)]
-"""Spark settings for the jobs, in addition to their own."""
 
 
 class TaskSettings(BaseModel):

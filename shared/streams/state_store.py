@@ -10,27 +10,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class LiveRow(Protocol):
-    """One live row: a key, the bounds of its window in ms, and its aggregations' states."""
+class StateStoreRow(Protocol):
+    """One live row of a state store: a key, the bounds of its window in ms, and its aggregations' states."""
 
     @property
     def key(self) -> Any:
-        """The record key."""
+        """The record key under which a state store has the row."""
         ...
 
     @property
     def start(self) -> int:
-        """The first moment."""
+        """The first moment of the row's window; 0 for a table's row."""
         ...
 
     @property
     def end(self) -> int:
-        """The last moment, or the one after it, as the window's kind defines it."""
+        """The last moment of the row's window, or the one after it, as the window's kind defines it."""
         ...
 
     @property
     def states(self) -> list[Any]:
-        """The aggregations' states."""
+        """The states of the store's aggregations."""
         ...
 
 
@@ -41,7 +41,7 @@ class RowChanges(NamedTuple):
     """
 
     deleted: Sequence[tuple[Any, int]]
-    live: Sequence[LiveRow]
+    live: Sequence[StateStoreRow]
 
 
 class StateStore(Protocol):
@@ -55,11 +55,11 @@ class StateStore(Protocol):
         """Return the number of live rows."""
         ...
 
-    def rows(self) -> Iterator[LiveRow]:
+    def rows(self) -> Iterator[StateStoreRow]:
         """Yield all live rows."""
         ...
 
-    def rows_of(self, key: Any) -> Iterable[LiveRow]:
+    def rows_of(self, key: Any) -> Iterable[StateStoreRow]:
         """Return the key's live rows in order of start."""
         ...
 

@@ -11,20 +11,15 @@ import msgspec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
-from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.format import STORES_MAX
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.state.join_store import JoinStore
-from penstock.shared.streams.state.key_value_store import KeyValueStore
-from penstock.shared.streams.state.row_codec import RowCodec
+from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.state_store import StateStore
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
-    from penstock.shared.streams.windows.aggregate_store import AggregateStore
-    from penstock.shared.streams.windows.window_store import WindowStore
 
 KeyType = Literal["string", "bytes"]
 Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]
@@ -82,48 +77,6 @@ class GlobalTableNode:
 
 
 Node = SourceNode | ProcessorNode | SinkNode
-
-
-@dataclass(frozen=True, slots=True)
-class StoreBuilder:
-    """A store and the metadata for readers of its changelog."""
-
-    schema: StoreSchema
-    aggregations: tuple[Aggregation[Any], ...] = ()
-    """The aggregations of the store's states, bound to the stream's value type."""
-
-    def build(self, number: int = 0, local: LocalState | None = None) -> StateStore:
-        """Build the store, the `number`th of its topology: on disk with `local`, else in memory."""
-        if local is not None:
-            return local.store(number, self, RowCodec(self.schema, self.aggregations))
-        schema = self.schema
-        if schema.kind == "table":
-            return KeyValueStore(schema.name)
-        if schema.kind == "join":
-            return JoinStore(schema.name)
-        return self.aggregates() if schema.kind == "aggregate" else self.windows()
-
-    def windows(self) -> WindowStore:
-        """Build the store of a window, in memory."""
-        # Imported here, because a reader of topologies that runs none needs no compiler.
-        from penstock.shared.streams.windows.state_columns import StateColumns
-        from penstock.shared.streams.windows.window_rule import WindowRule
-        from penstock.shared.streams.windows.window_store import WindowStore
-
-        schema = self.schema
-        assert schema.kind in ("session", "tumbling", "hopping", "sliding")
-        rule = WindowRule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
-        return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
-
-    def aggregates(self) -> AggregateStore:
-        """Build the store of an aggregation without windows, in memory."""
-        # Imported here for the same reason.
-        from penstock.shared.streams.windows.aggregate_store import AggregateStore
-        from penstock.shared.streams.windows.state_columns import StateColumns
-
-        schema = self.schema
-        names = [one.name for one in schema.aggregations]
-        return AggregateStore(schema.name, names, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
 
 def _escape_mermaid_label(text: str) -> str:
@@ -271,7 +224,8 @@ class Topology:
         """Build a task's stores by name; on disk with `local`."""
         if local is not None:
             local.begin(self.schemas())
-        return {name: builder.build(i, local) for i, (name, builder) in enumerate(self.stores.items())}
+            return {name: local.store(number, builder) for number, (name, builder) in enumerate(self.stores.items())}
+        return {name: builder.build() for name, builder in self.stores.items()}
 
     def source_above(self, name: str) -> SourceNode:
         """Return the first source whose records can reach a node."""

@@ -1,4 +1,4 @@
-"""Loads a user's topology by its name, `module:function`, for the aggregator and for Spark jobs that run it."""
+"""Loads a user's topology, or another function, by its name `module:function`, for the aggregator and Spark jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from penstock.shared.streams.topology import Topology
 NAME_PATTERN = r"^[\w.]+:\w+$"
 
 
-def import_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
-    """Import `module:function`. Raises ConfigError, which names the setting, if that fails."""
+def load_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
+    """Load a user's function, such as one that returns a topology, by its name `module:function`.
+
+    Raises ConfigError, which names the setting, if that fails.
+    """
     module, _, function = name.partition(":")
     search_path = folder or str(Path.cwd())
     if search_path not in sys.path:  # a console script does not look in the current folder
@@ -32,7 +35,7 @@ def load_topology(name: str, options: Mapping[str, str], folder: str | None = No
 
     `folder` is where user code lies, besides Python's own path; the current folder by default.
     """
-    build = import_function(name, "topology", folder)
+    build = load_function(name, "topology", folder)
     try:
         topology = build(**options)
     except TypeError as e:

@@ -14,7 +14,7 @@ A store and an aggregation keep Python values, and pass copies to users' code. I
 and did not put it back, memory and changelog would differ. A record that is rejected midway would leave traces.
 
 >>> kept = {"n": [1]}
->>> handed_out = detached(kept)
+>>> handed_out = user_copy(kept)
 >>> handed_out["n"].append(2); kept
 {'n': [1]}
 """
@@ -111,16 +111,21 @@ def _unfinished_result_error(argument: str, returned: Any) -> TypeError:
     return TypeError(f"{argument} returned a {type(returned).__name__}, which has yet to run: a task awaits nothing")
 
 
-def detached(value: Any) -> Any:
-    """Return the value itself if it is immutable, else a deep copy of the same types.
+def user_copy(value: Any) -> Any:
+    """Copy a value that users' code passes in or gets; an immutable value is returned itself.
 
-    Raises the errors of copying a user's own type.
+    A copy is deep and has the same types. Raises the errors of copying a user's own type.
     """
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
     if kind is dict:  # JSON's own types are copied here, several times as fast as by `deepcopy`
-        return {key: item if type(item) in _UNCHANGEABLE else detached(item) for key, item in value.items()}
+        return {key: item if type(item) in _UNCHANGEABLE else user_copy(item) for key, item in value.items()}
     if kind is list:
-        return [item if type(item) in _UNCHANGEABLE else detached(item) for item in value]
+        return [item if type(item) in _UNCHANGEABLE else user_copy(item) for item in value]
     return copy.deepcopy(value)
+
+
+def belongs_to_engine(processor: object) -> bool:
+    """Return whether a processor's class belongs to the engine, and is no user's code."""
+    return type(processor).__module__.startswith("penstock.shared.streams.")

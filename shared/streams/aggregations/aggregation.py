@@ -25,7 +25,7 @@ import msgspec.inspect
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
-from penstock.shared.streams.user_code import detached, plain
+from penstock.shared.streams.user_code import plain, user_copy
 
 if TYPE_CHECKING:
     import datasketches
@@ -370,10 +370,10 @@ class Aggregate(Aggregation[Any]):
 
     def add(self, state: Any, value: Any) -> Any:
         # The function may change its argument and then raise. The state must be as before.
-        return self._aggregator(detached(state), value)
+        return self._aggregator(user_copy(state), value)
 
     def merge(self, earlier: Any, later: Any) -> Any:
-        return self._merger(detached(earlier), detached(later))
+        return self._merger(user_copy(earlier), user_copy(later))
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
         return (msgspec.json.encode(state),)
@@ -382,7 +382,7 @@ class Aggregate(Aggregation[Any]):
         return self._decode(columns[0])
 
     def result(self, state: Any) -> Any:
-        return detached(state)
+        return user_copy(state)
 
 
 def _is_verbatim_field(value_type: Any, field: str) -> bool:

@@ -89,7 +89,7 @@ class Progress(msgspec.Struct, frozen=True):
     `sources` maps each source topic to the next offset to read in this partition. `stream_time_ms` is the task's.
     `operator_times_ms` has that of each store's operator, -1 before its first record. `close_times_ms` has the
     watermark by which each store's windows were closed, absent before the first record. `grids_ms` has the next due
-    time of each named punctuation schedule (see `schedules`). `guarantee` is the owner's processing guarantee.
+    time of each named punctuation schedule (see `punctuation`). `guarantee` is the owner's processing guarantee.
     `wall_ms` is the time of the commit. `source_ids` are the ids of the source topics that the offsets belong to; an
     absent topic was not recorded. `idle_ms` is the total by which time has advanced without a record. `input` is
     present if a batch read history from files; until that is done there are no `sources`.

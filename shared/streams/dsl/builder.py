@@ -50,6 +50,7 @@ from penstock.shared.streams.dsl.topology_validation import (
     require_same_builder,
     require_topic,
 )
+from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.operators.stateless import (
     DropDeletions,
     Each,
@@ -61,9 +62,10 @@ from penstock.shared.streams.operators.stateless import (
 from penstock.shared.streams.operators.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from penstock.shared.streams.operators.tables import Joiner, RowValue, TableJoin, TableProcessor
 from penstock.shared.streams.operators.window_aggregate import KeyAggregate, WindowAggregate
-from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, interval_ms
-from penstock.shared.streams.record import K, Record, V, WindowKey, WindowResult
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
+from penstock.shared.streams.record import K, Record, V
 from penstock.shared.streams.result_encoders import encode_json, encode_updates, result_deserializer
+from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.topology import (
     Encoder,
     GlobalTableNode,
@@ -72,10 +74,10 @@ from penstock.shared.streams.topology import (
     ProcessorNode,
     SinkNode,
     SourceNode,
-    StoreBuilder,
     Topology,
 )
 from penstock.shared.streams.user_code import plain, require_callable, require_plain_methods
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.window_rule import Emit, WindowRule, hopping_windows
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
@@ -741,25 +743,25 @@ class GroupedStream(Generic[K, V]):
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into sessions, which end after a gap of inactivity."""
         return WindowedGroup(
-            self._stream, WindowRule("session", interval_ms(gap, "session_window: gap"), _window_grace_ms(grace))
+            self._stream, WindowRule("session", duration_ms(gap, "session_window: gap"), _window_grace_ms(grace))
         )
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows of one size; each begins where the previous one ends."""
-        size_ms = interval_ms(size, "tumbling_window: size")
+        size_ms = duration_ms(size, "tumbling_window: size")
         return WindowedGroup(self._stream, WindowRule("tumbling", size_ms, _window_grace_ms(grace), size_ms))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
     ) -> WindowedGroup[K, V]:
         """Group into windows of one size that begin every `advance`, and so overlap."""
-        size_ms = interval_ms(size, "hopping_window: size")
-        advance_ms = interval_ms(advance, "hopping_window: advance")
+        size_ms = duration_ms(size, "hopping_window: size")
+        advance_ms = duration_ms(advance, "hopping_window: advance")
         return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _window_grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Group into windows whose records are at most `difference` apart."""
-        difference_ms = interval_ms(difference, "sliding_window: difference", 0)
+        difference_ms = duration_ms(difference, "sliding_window: difference", 0)
         return WindowedGroup(self._stream, WindowRule("sliding", difference_ms, _window_grace_ms(grace)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
@@ -782,7 +784,7 @@ class GroupedStream(Generic[K, V]):
 
 def _window_grace_ms(grace: timedelta | int) -> int:
     """Return the grace of a window in ms."""
-    return interval_ms(grace, "grace", 0)
+    return duration_ms(grace, "grace", 0)
 
 
 Bound = Mapping[str, Aggregation[Any]]

@@ -27,14 +27,16 @@ import msgspec
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
+from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.operators.tables import Joiner
-from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor, interval_ms
-from penstock.shared.streams.record import Record, WindowResult
+from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import bytes_keyed
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.persistent_stores import PersistentJoinStore
 from penstock.shared.streams.topology import KeyType
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.user_code import user_copy
+from penstock.shared.streams.window_result import WindowResult
 from penstock.shared.streams.windows.window_limits import check_key
 
 LEFT, RIGHT = 0, 1
@@ -64,8 +66,8 @@ class JoinWindows:
     @classmethod
     def of(cls, difference: timedelta | int, grace: timedelta | int = 0) -> Self:
         """Return windows of records at most `difference` apart, in either order; durations are timedelta or ms."""
-        ms = interval_ms(difference, "JoinWindows: difference", 0)
-        return cls(ms, ms, interval_ms(grace, "JoinWindows: grace", 0))
+        ms = duration_ms(difference, "JoinWindows: difference", 0)
+        return cls(ms, ms, duration_ms(grace, "JoinWindows: grace", 0))
 
     def reach(self, side: int) -> tuple[int, int]:
         """Return how far before and after a record of that side the other side's records may be."""
@@ -184,9 +186,11 @@ class StreamJoin(TimedProcessor):
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
         # Copied before the joiner is called, because it may change its arguments.
-        remembered = Remembered(detached(value), bool(joined))
+        remembered = Remembered(user_copy(value), bool(joined))
         results = [
-            Record(record.key, self._join_values(side, detached(value), detached(other)), max(then, at), record.headers)
+            Record(
+                record.key, self._join_values(side, user_copy(value), user_copy(other)), max(then, at), record.headers
+            )
             for then, other in joined
         ]
         existing = self._stores[side].fetch(record.key, at)

@@ -24,9 +24,9 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, missed_windows
+from penstock.shared.streams.windows.result_batch import ResultBatch
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_limits import check_key, check_states
-from penstock.shared.streams.windows.window_results import WindowResults
 from penstock.shared.streams.windows.window_rule import Emit, WindowRule
 from penstock.shared.streams.windows.window_store import BatchOutcome, WindowStore
 from penstock.shared.streams.windows.window_table import Values
@@ -174,17 +174,17 @@ class WindowAggregate(TimedProcessor):
         # most once a second.
         if self.emit == "on_close" and len(outcome.closed):
             by = None if indexes is None else indexes[outcome.closed_by]
-            self.context.forward_results(self._make_window_results(outcome.closed), source, by)
+            self.context.forward_results(self._make_result_batch(outcome.closed), source, by)
         if len(outcome.updates):
-            self.context.forward_results(self._make_window_results(outcome.updates, is_retracted=outcome.is_retracted))
+            self.context.forward_results(self._make_result_batch(outcome.updates, is_retracted=outcome.is_retracted))
 
     def _keep_time(self) -> None:
         self.stream_time_ms = self.store.stream_time_ms
         self.close_time_ms = self.store.close_time_ms
 
-    def _make_window_results(self, windows: Any, **options: Any) -> WindowResults:
+    def _make_result_batch(self, windows: Any, **options: Any) -> ResultBatch:
         store = self.store
-        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **options)
+        return ResultBatch(self.store_name, self.names, store.columns, store.keys_of, windows, **options)
 
     # --- time and commits ---
 
@@ -202,9 +202,7 @@ class WindowAggregate(TimedProcessor):
         if self.emit == "on_update" and self.context.deduplicate_updates:
             windows, is_retracted = self.store.updated()
             if len(windows):
-                self.context.forward_results(
-                    self._make_window_results(windows, is_retracted=is_retracted, by_time=True)
-                )
+                self.context.forward_results(self._make_result_batch(windows, is_retracted=is_retracted, by_time=True))
 
 
 class KeyAggregate(WindowAggregate):
@@ -227,5 +225,5 @@ class KeyAggregate(WindowAggregate):
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))
 
-    def _make_window_results(self, windows: Any, *, by_time: bool = False, **options: Any) -> WindowResults:
-        return super()._make_window_results(windows, by_time=by_time, has_bounds=False)
+    def _make_result_batch(self, windows: Any, *, by_time: bool = False, **options: Any) -> ResultBatch:
+        return super()._make_result_batch(windows, by_time=by_time, has_bounds=False)

@@ -18,7 +18,7 @@ from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.state.key_value_store import TableRow
 from penstock.shared.streams.topology import GlobalTableNode, Topology
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.user_code import user_copy
 
 log = get_logger(__name__)
 
@@ -50,7 +50,7 @@ class GlobalTableRows:
 
     def get(self, key: Any) -> Any:
         """Return the value of the key's row, or None."""
-        return detached(self._rows.get(key))
+        return user_copy(self._rows.get(key))
 
     def rows(self) -> Iterator[TableRow]:
         """Yield all rows, for the keys that exist at the first call."""
@@ -66,7 +66,7 @@ class GlobalTableRows:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield all keys and values."""
-        return ((key, detached(row)) for key, row in self._rows.items())
+        return ((key, user_copy(row)) for key, row in self._rows.items())
 
     def apply(self, key: bytes | None, value: bytes | None) -> DataError | None:
         """Apply one record of the topic; one without a value deletes its row. Return the error of an invalid record."""

@@ -28,9 +28,10 @@ from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.state.persistent_stores import PersistentStore
-from penstock.shared.streams.state_store import LiveRow
+from penstock.shared.streams.state.store_builder import StoreBuilder
+from penstock.shared.streams.state_store import StateStoreRow
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.topology import KeyType, StoreBuilder, Topology
+from penstock.shared.streams.topology import KeyType, Topology
 
 QUERY_ROWS_MAX = 10_000  # of one answer; narrower queries return the rest
 SLICE_ROWS = 2_000
@@ -195,7 +196,7 @@ class _StoreQueryPage:
     def _may_have(self, hash_: int) -> bool:
         return (self._after is None or hash_ >= self._after[0]) and (self._bound is None or hash_ <= self._bound[0])
 
-    def _add_matching_rows(self, rows: Iterable[LiveRow]) -> None:
+    def _add_matching_rows(self, rows: Iterable[StateStoreRow]) -> None:
         for row in rows:
             order = _row_order_of(row)
             if self._after is not None and order <= self._after:
@@ -213,10 +214,10 @@ class _StoreQueryPage:
         if len(self._found) > self._rows_max:
             self._bound = self._found[-1][0]
 
-    def _row_matches(self, row: LiveRow) -> bool:
+    def _row_matches(self, row: StateStoreRow) -> bool:
         return self._builder is None or _overlaps_queried_time(row, self._builder.schema, self._query)
 
-    def _row_as_dict(self, row: LiveRow) -> dict[str, Any]:
+    def _row_as_dict(self, row: StateStoreRow) -> dict[str, Any]:
         if self._builder is None:
             return {"key": row.key, "value": row.states[0]}
         return {"partition": self._partition, **_store_row_as_dict(row, self._builder)}
@@ -230,11 +231,11 @@ def _slice_rows(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
         yield some
 
 
-def _rows_of_keys(store: Any, keys: Iterable[Any]) -> Iterator[LiveRow]:
+def _rows_of_keys(store: Any, keys: Iterable[Any]) -> Iterator[StateStoreRow]:
     return (row for key in keys for row in store.rows_of(key))
 
 
-def _row_order_of(row: LiveRow) -> RowOrder:
+def _row_order_of(row: StateStoreRow) -> RowOrder:
     return row_order(raw_key(row.key), row.start)
 
 
@@ -243,7 +244,7 @@ def position_of_row(row: Mapping[str, Any]) -> RowPosition:
     return RowPosition(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 
-def _overlaps_queried_time(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:
+def _overlaps_queried_time(row: StateStoreRow, schema: StoreSchema, query: StoreQuery) -> bool:
     if not schema.is_table:
         last = row.end - 1 if schema.kind in ("tumbling", "hopping") else row.end
         if (query.from_ms is not None and last < query.from_ms) or (
@@ -262,7 +263,7 @@ def _key_in_store_type(key: str | bytes, key_type: KeyType) -> str | bytes:
         raise ConfigError(f"the store's keys are text, and {key!r} is not UTF-8") from None
 
 
-def _store_row_as_dict(row: LiveRow, builder: StoreBuilder) -> dict[str, Any]:
+def _store_row_as_dict(row: StateStoreRow, builder: StoreBuilder) -> dict[str, Any]:
     if builder.schema.kind == "table":
         return {"key": row.key, "value": row.states[0]}
     named = zip(builder.schema.aggregations, builder.aggregations, row.states, strict=True)

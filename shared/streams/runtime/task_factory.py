@@ -11,10 +11,10 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.operators.tables import TableLookup
+from penstock.shared.streams.punctuation import NOT_INITIALIZED
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
-from penstock.shared.streams.task.schedules import NOT_INITIALIZED
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.late_changelog_entries import require_missed_windows_fit

@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.streams.state_store import RowChanges
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.user_code import user_copy
 
 Check = Callable[[str | bytes, list[Any]], None]
 """Raises if the changelog cannot hold a row of this key and these states."""
@@ -61,7 +61,7 @@ class KeyValueStore(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the row's value, or None."""
         row = self._rows.get(key)
-        return None if row is None else detached(row.states[0])
+        return None if row is None else user_copy(row.states[0])
 
     def put(self, key: K, value: V | None) -> None:
         """Set a row; None deletes it.
@@ -76,7 +76,7 @@ class KeyValueStore(Generic[K, V]):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
         if self.check is not None:
             self.check(key, [value])
-        value = detached(value)
+        value = user_copy(value)
         row = self._rows.get(key)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.
@@ -100,7 +100,7 @@ class KeyValueStore(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield all keys and values."""
-        return ((key, detached(row.states[0])) for key, row in self._rows.items())
+        return ((key, user_copy(row.states[0])) for key, row in self._rows.items())
 
     def rows(self) -> Iterator[TableRow]:
         """Yield all rows."""

@@ -9,7 +9,6 @@ KIP-892 (transactional state stores) has the same aim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.streams.changelog import format as fmt
@@ -27,25 +26,7 @@ from penstock.shared.streams.state.persistent_stores import (
 )
 from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec
-
-if TYPE_CHECKING:
-    from penstock.shared.streams.windows.aggregate_store import AggregateStore
-    from penstock.shared.streams.windows.window_store import WindowStore
-
-
-class Blueprint(Protocol):
-    """A topology's store, to be built: `penstock.shared.streams.topology.StoreBuilder`."""
-
-    @property
-    def schema(self) -> StoreSchema:
-        """The store's schema for readers of its changelog."""
-
-    def aggregates(self) -> AggregateStore:
-        """Build the rows of an aggregation, in memory."""
-
-    def windows(self) -> WindowStore:
-        """Build the rows of windows, in memory."""
-
+from penstock.shared.streams.state.store_builder import StoreBuilder
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
 """The bytes of rows that a restore buffers before it writes them."""
@@ -116,10 +97,11 @@ class LocalState:
         self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
         self._indexed = frozenset(i for i, schema in enumerate(schemas) if not schema.is_table)
 
-    def store(self, number: int, builder: Blueprint, codec: RowCodec) -> AnyPersistentStore:
-        """Build the store with this number."""
+    def store(self, number: int, builder: StoreBuilder) -> AnyPersistentStore:
+        """Build a store on disk, the `number`th of its topology."""
         rows = _StoreRows(self, number)
         schema = builder.schema
+        codec = RowCodec(schema, builder.aggregations)
         store: AnyPersistentStore
         if schema.kind == "table":
             store = PersistentKeyValueStore(KeyValueStore(schema.name), rows, codec, self._budget)

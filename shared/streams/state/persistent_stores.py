@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, TableRow
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state_store import LiveRow, RowChanges
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.state_store import RowChanges, StateStoreRow
+from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
@@ -138,11 +138,11 @@ class PersistentStore(ABC, Generic[CacheT]):
     def touched(self, touched: bool) -> None:
         self._cache.touched = touched
 
-    def rows(self) -> Iterator[LiveRow]:
+    def rows(self) -> Iterator[StateStoreRow]:
         """Yield all live rows as they are now, in no order."""
         return chain(*self.walk())
 
-    def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[LiveRow], Iterator[LiveRow]]:
+    def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[StateStoreRow], Iterator[StateStoreRow]]:
         """Return the rows in memory, in no order, and all other rows on disk.
 
         With `after`, the latter are those after this key and start. They are ordered by hash of the key, key and start.
@@ -250,14 +250,14 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def _rows_not_in_memory(
         self, stored_rows: Iterator[tuple[bytes, int, EncodedRow]], loaded: frozenset[Any]
-    ) -> Iterator[LiveRow]:
+    ) -> Iterator[StateStoreRow]:
         for raw, start, row in stored_rows:
             key = self._codec.key_of(raw)
             if key not in loaded:
                 yield self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
 
     @abstractmethod
-    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         """Return a row of the disk."""
 
 
@@ -295,7 +295,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         super()._note_end_in_due_index(end)
         self._expired.came(end)
 
-    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         closed = self.windows.close_time_ms
         rule = self.windows.rule
         return LiveWindow(key, start, end, states, rule.retains and closed is not None and end < closed)
@@ -359,7 +359,7 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
-    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return JoinRow(key, start, end, states, persisted=True)
 
 
@@ -401,7 +401,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield all keys and values as they are now."""
-        return ((row.key, detached(row.states[0])) for row in self.rows())
+        return ((row.key, user_copy(row.states[0])) for row in self.rows())
 
     def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
@@ -411,5 +411,5 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         """Return a key in the store's type; on disk, text and its bytes are the same key."""
         return self._codec.own_key(key)
 
-    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return TableRow(key, states[0], persisted=True)

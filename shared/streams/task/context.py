@@ -14,13 +14,12 @@ from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
-from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start, TaskSchedules
 from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskOutputs
-from penstock.shared.streams.task.schedules import TaskSchedules
 from penstock.shared.streams.topology import SourceNode, Topology
 from penstock.shared.streams.windows.late_changelog_entries import LateRows
 

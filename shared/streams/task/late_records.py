@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -24,6 +23,7 @@ from penstock.shared.streams.record import Record, WindowKey, WindowResult, coor
 from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.json_rows import json_texts
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def forwarded_late_record(
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness
-    key = as_bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
-    value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
+    key = encode_without_error(record.key.key if isinstance(record.key, WindowKey) else record.key)
+    value = record.value.to_json() if isinstance(record.value, WindowResult) else encode_without_error(record.value)
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None
     return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)
@@ -254,15 +254,3 @@ def _lateness_headers(
 def _late_header_number(number: int | Int64Array) -> bytes | PackedBytes:
     """Return a number, or each one of an array, as the decimal text of a late record's header."""
     return b"%d" % number if isinstance(number, int) else json_texts(number)
-
-
-def as_bytes(value: Any) -> bytes | None:
-    """Return text and bytes as they are, anything else as JSON, or its `repr` if it has no JSON; never raises."""
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace")
-    try:
-        return msgspec.json.encode(value, enc_hook=repr)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value).encode(errors="backslashreplace")

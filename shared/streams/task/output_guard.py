@@ -33,10 +33,11 @@ from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.punctuation import Punctuator
-from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
-from penstock.shared.streams.task.late_records import as_bytes
-from penstock.shared.streams.task.origin_headers import origin_headers
+from penstock.shared.streams.record import Record
+from penstock.shared.streams.result_encoders import encode_without_error
+from penstock.shared.streams.task.origin_headers import coordinates_of, origin_headers
 from penstock.shared.streams.topology import ProcessorNode, Topology
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.window_limits import name_window
 
 if TYPE_CHECKING:
@@ -248,8 +249,8 @@ def output_dead_letter(
     headers = (*record.headers, *((name, header_text(text)) for name, text in texts.items()))
     if source is not None:
         headers += origin_headers(source)
-    key = as_bytes(window.key if window is not None else record.key)
-    value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
+    key = encode_without_error(window.key if window is not None else record.key)
+    value = record.value.to_json() if isinstance(record.value, WindowResult) else encode_without_error(record.value)
     # A dead letter that cannot be written would fail every commit.
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None

@@ -25,10 +25,10 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.operators.tables import TableLookup
-from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, check_timestamp, is_own
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import ProcessorRecordContext, Record, WindowKey
-from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates
+from penstock.shared.streams.record import ProcessorRecordContext, Record, check_timestamp
+from penstock.shared.streams.result_encoders import encode_json, encode_result_key, encode_updates
 from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
 from penstock.shared.streams.task.late_records import send_late, send_late_columns
@@ -36,10 +36,11 @@ from penstock.shared.streams.task.origin_headers import origin_headers
 from penstock.shared.streams.task.output_guard import Edge, Forward, OutputGuard, edges_of
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
-from penstock.shared.streams.user_code import plain, require_done, require_plain_methods
+from penstock.shared.streams.user_code import belongs_to_engine, plain, require_done, require_plain_methods
+from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, LateRows
+from penstock.shared.streams.windows.result_batch import ResultBatch
 from penstock.shared.streams.windows.window_limits import name_result
-from penstock.shared.streams.windows.window_results import WindowResults
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
@@ -77,10 +78,10 @@ class SinkWriter:
             limit = self._record_bytes_max
             raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; max_request_size={limit}")
         is_window = self._has_window_keys and isinstance(record.key, WindowKey)
-        source_key = encode_key(record.key.key) if is_window else None
+        source_key = encode_result_key(record.key.key) if is_window else None
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
-    def encode(self, results: WindowResults) -> OutputColumns | None:
+    def encode(self, results: ResultBatch) -> OutputColumns | None:
         """Encode results at once; None if this sink encodes them one by one, or may reject one."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
@@ -126,7 +127,7 @@ class ProcessorNodes:
                 require_plain_methods(f"{name!r}: {type(made).__name__}", made, PROCESSOR_METHODS)
             elif isinstance(node, SinkNode):
                 self._sinks[name] = SinkWriter(node, record_bytes_max, output, current_record)
-        self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not is_own(p)}
+        self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not belongs_to_engine(p)}
         named = [*self.processors.items(), *self._sinks.items(), *self._users.items()]
         self._names = {id(node): name for name, node in named}
         self.guard = OutputGuard(self.is_sink_error)
@@ -327,7 +328,7 @@ class NodeContext:
 
     def forward_results(
         self,
-        results: WindowResults,
+        results: ResultBatch,
         source: Columns | None = None,
         indexes: Int64Array | None = None,
     ) -> None:

@@ -23,8 +23,8 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
-from penstock.shared.streams.state_store import LiveRow, RowChanges, StateStore
-from penstock.shared.streams.topology import StoreBuilder
+from penstock.shared.streams.state.store_builder import StoreBuilder
+from penstock.shared.streams.state_store import RowChanges, StateStore, StateStoreRow
 from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.object_states import ChangelogColumn
 from penstock.shared.streams.windows.window_limits import name_window
@@ -35,7 +35,7 @@ def encode_rows(builder: StoreBuilder, number: int, changes: RowChanges, epoch: 
     """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
     codec = StateCodec(builder.schema.state_columns())
 
-    def encode_state(row: LiveRow) -> bytes:
+    def encode_state(row: StateStoreRow) -> bytes:
         try:
             states = zip(builder.aggregations, row.states, strict=True)
             return codec.pack([value for a, s in states for value in a.to_columns(s)])

@@ -46,8 +46,15 @@ from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import NO_TIME
-from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import ProcessorRecordContext, Record, coordinates_of
+from penstock.shared.streams.punctuation import (
+    NOT_INITIALIZED,
+    PunctuationType,
+    Punctuator,
+    Schedule,
+    Start,
+    TaskSchedules,
+)
+from penstock.shared.streams.record import ProcessorRecordContext, Record
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
@@ -61,10 +68,9 @@ from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.context import Guarantee, TaskMark
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
-from penstock.shared.streams.task.origin_headers import original_record, without_origin_headers
+from penstock.shared.streams.task.origin_headers import coordinates_of, original_record, without_origin_headers
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
-from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedules
 from penstock.shared.streams.task.store_entries import encode_stores
 from penstock.shared.streams.task.time_slices import HasTime, always_has_time
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.shared.streams.aggregations.latest import LATEST
-from penstock.shared.streams.state_store import LiveRow
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.state_store import StateStoreRow
+from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.windows.keys import NONE
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
@@ -47,11 +47,11 @@ class AggregateRows:
     columns: StateColumns
 
     @abstractmethod
-    def rows(self) -> Iterator[LiveRow]:
+    def rows(self) -> Iterator[StateStoreRow]:
         """As a store's `rows`."""
 
     @abstractmethod
-    def rows_of(self, key: Any) -> Iterable[LiveRow]:
+    def rows_of(self, key: Any) -> Iterable[StateStoreRow]:
         """As a store's `rows_of`."""
 
     def get(self, key: Any) -> dict[str, Any] | None:
@@ -68,9 +68,9 @@ class AggregateRows:
         """Return a key in the store's type of keys."""
         return key
 
-    def _result_row(self, row: LiveRow) -> dict[str, Any]:
+    def _result_row(self, row: StateStoreRow) -> dict[str, Any]:
         named = zip(self.names, self.columns.aggregations, row.states, strict=True)
-        results = {name: detached(one.result(state)) for name, one, state in named if name != LATEST}
+        results = {name: user_copy(one.result(state)) for name, one, state in named if name != LATEST}
         return {"key": key_in_row(row.key), **results}
 
 

@@ -23,7 +23,8 @@ from penstock.shared.streams.aggregations.aggregation import (
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.topology import StoreBuilder, Topology
+from penstock.shared.streams.state.store_builder import StoreBuilder
+from penstock.shared.streams.topology import Topology
 
 
 class Visit(msgspec.Struct):

@@ -12,7 +12,8 @@ from penstock.shared.streams.changelog.store_schema import AggregationSchema, St
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.result_encoders import encode_json
-from penstock.shared.streams.topology import ProcessorNode, SinkNode, SourceNode, StoreBuilder, Topology
+from penstock.shared.streams.state.store_builder import StoreBuilder
+from penstock.shared.streams.topology import ProcessorNode, SinkNode, SourceNode, Topology
 
 
 def source(name: str, topic: str) -> SourceNode:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.user_code import user_copy
 
 
 class Point(msgspec.Struct):
@@ -19,13 +19,13 @@ class Point(msgspec.Struct):
 @pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", b"bytes"])
 def test_immutable_values_are_not_copied(value: Any) -> None:
     """Numbers, text and bytes are not copied."""
-    assert detached(value) is value
+    assert user_copy(value) is value
 
 
 @pytest.mark.parametrize("value", [[1, [2]], {"a": {"b": [1]}}, {1, 2}, Point([1]), (1, [2]), [Point([1])]])
 def test_mutable_values_are_copied_deeply(value: Any) -> None:
     """A copy is equal and of the same type, and shares nothing that can be changed."""
-    copied, before = detached(value), repr(value)
+    copied, before = user_copy(value), repr(value)
     assert (copied, type(copied)) == (value, type(value))
     spoil(copied)
     assert repr(value) == before

@@ -14,9 +14,10 @@ from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
-from penstock.shared.streams.record import Record, WindowKey, WindowResult
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 

@@ -13,7 +13,8 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
-from penstock.shared.streams.record import Record, WindowResult
+from penstock.shared.streams.record import Record
+from penstock.shared.streams.window_result import WindowResult
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
 

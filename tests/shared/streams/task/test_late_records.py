@@ -19,7 +19,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.record import Record, WindowKey, WindowResult
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task import late_records
 from penstock.shared.streams.task.late_records import (
     CHANGELOG_ID,
@@ -32,6 +32,7 @@ from penstock.shared.streams.task.late_records import (
 )
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.consumed import as_consumed
 

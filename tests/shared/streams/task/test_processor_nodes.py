@@ -16,11 +16,12 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.record import Record, WindowKey
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json
 from penstock.shared.streams.task.processor_nodes import ProcessorNodes, SinkWriter
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import SinkNode
+from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.consumed import as_consumed
 

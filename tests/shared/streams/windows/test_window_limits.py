@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import RecordTooLarge
-from penstock.shared.streams.record import Record, WindowKey, WindowResult
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.window_limits import check_key, key_bytes, name_window
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"])) | st.binary()

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
-from penstock.shared.streams.record import Record, WindowKey
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.changed_windows import Windows
+from penstock.shared.streams.windows.result_batch import ResultBatch
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_results import WindowResults
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8)
 
@@ -34,20 +35,20 @@ def retracted(windows: Windows, gone: list[tuple[bytes, int, int]]) -> tuple[Win
     return Windows(keys, starts, ends, columns), np.arange(len(starts)) < len(gone)
 
 
-def results_of(keys: list[bytes], gone: list[bytes], names: tuple[str, ...], *, text: bool) -> WindowResults:
+def results_of(keys: list[bytes], gone: list[bytes], names: tuple[str, ...], *, text: bool) -> ResultBatch:
     columns = StateColumns([Count(), Mean("ms").bind(dict)])
     starts = np.arange(len(keys))
     states = [starts + 1, starts / 3, np.where(starts % 2 == 0, 0, starts)]
     windows = Windows(PackedBytes.of(keys), starts, starts + 5, states)
     all_ = retracted(windows, [(key, i, 9 + i) for i, key in enumerate(gone)])
-    return WindowResults("s", names, columns, texts_of if text else list, *all_, by_time=True)
+    return ResultBatch("s", names, columns, texts_of if text else list, *all_, by_time=True)
 
 
-def keys_of(results: WindowResults) -> list[WindowKey]:
+def keys_of(results: ResultBatch) -> list[WindowKey]:
     return [record.key for record, _ in results.records()]
 
 
-def records_of(results: WindowResults) -> list[Record]:
+def records_of(results: ResultBatch) -> list[Record]:
     return [record for record, error in results.records() if error is None]
 
 
@@ -71,7 +72,7 @@ def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> No
     columns = StateColumns([Latest(), Count()])
     keys = PackedBytes.of([b"k", b"m"])
     windows = Windows(keys, np.array([0, 0]), np.array([10, 10]), [np.array([7, 3]), np.array([2, 1])])
-    results = WindowResults("s", (LATEST, "n"), columns, texts_of, windows)
+    results = ResultBatch("s", (LATEST, "n"), columns, texts_of, windows)
     assert results.timestamps().tolist() == [r.timestamp for r in records_of(results)] == [7, 3]
     assert [r.value.results for r in records_of(results)] == [{"n": 2}, {"n": 1}]
     assert results.encoded(whole_window_keys=False)[1][0] == b'{"key":"k","start":0,"end":10,"n":2}'
@@ -92,7 +93,7 @@ def test_a_retraction_comes_before_what_replaces_it() -> None:
     shared key."""
     windows = Windows(PackedBytes.of([b"k"]), np.array([1]), np.array([9]), [np.array([2])])
     all_ = retracted(windows, [(b"k", 5, 9), (b"k", 3, 4)])
-    results = WindowResults("s", ("n",), StateColumns([Count()]), texts_of, *all_, by_time=True)
+    results = ResultBatch("s", ("n",), StateColumns([Count()]), texts_of, *all_, by_time=True)
     assert keys_of(results) == [WindowKey("k", 3, 4), WindowKey("k", 5, 9), WindowKey("k", 1, 9)]
 
 
@@ -101,6 +102,6 @@ def test_by_time_is_by_the_latest_record_where_it_is_kept() -> None:
     columns = StateColumns([Latest(), Count()])
     starts, latest = np.array([10, 5, 0, 0]), np.array([12, 12, 3, 9])
     windows = Windows(PackedBytes.of([b"a", b"a", b"b", b"c"]), starts, starts + 10, [latest, np.ones(4, np.int64)])
-    results = WindowResults("s", (LATEST, "n"), columns, texts_of, windows, by_time=True)
+    results = ResultBatch("s", (LATEST, "n"), columns, texts_of, windows, by_time=True)
     assert [(at.key, at.start) for at in keys_of(results)] == [("b", 0), ("c", 0), ("a", 5), ("a", 10)]
     assert results.timestamps().tolist() == [3, 9, 12, 12]

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from penstock.shared.common.packed_bytes import NULL, PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.latest import LATEST
-from penstock.shared.streams.record import Record, WindowKey, WindowResult
-from penstock.shared.streams.user_code import detached
+from penstock.shared.streams.record import Record
+from penstock.shared.streams.user_code import user_copy
+from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.aggregate_store import key_in_row
 from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.json_rows import json_key_texts, json_objects, json_texts
@@ -30,7 +31,7 @@ BOUNDS = ("key", "start", "end")
 
 
 @dataclass(slots=True)
-class WindowResults:
+class ResultBatch:
     """Results of a store's windows; `is_retracted` marks those that retract a window.
 
     `names` are those of the aggregations. Results are in the order of the windows. With `by_time` they are in order of
@@ -78,7 +79,7 @@ class WindowResults:
                     if self.has_bounds:
                         result = WindowResult(keys[at], starts[at], ends[at], named)
                     else:
-                        result = detached({"key": key_in_row(keys[at]), **named})
+                        result = user_copy({"key": key_in_row(keys[at]), **named})
                 except Exception as e:
                     error = e
             key = WindowKey(keys[at], starts[at], ends[at]) if self.has_bounds else keys[at]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.punctuation import SWEEP_MIN, PunctuationType, Schedule, Start
-from penstock.shared.streams.task.schedules import TaskSchedules
+from penstock.shared.streams.punctuation import SWEEP_MIN, PunctuationType, Schedule, Start, TaskSchedules
 
 
 def add(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
