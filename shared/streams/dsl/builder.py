@@ -38,7 +38,7 @@ from penstock.shared.common.topic_names import REPARTITION_SUFFIX, dead_letter_t
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
-from penstock.shared.streams.dsl.node import Flow, deserializer_of, is_type, type_name
+from penstock.shared.streams.dsl.flow import Flow
 from penstock.shared.streams.dsl.topology_validation import (
     require_aggregation,
     require_groupable,
@@ -48,9 +48,12 @@ from penstock.shared.streams.dsl.topology_validation import (
     require_one_type,
     require_repartition_topic,
     require_same_builder,
+    require_same_key_types,
     require_topic,
 )
+from penstock.shared.streams.dsl.value_types import is_value_type, value_deserializer, value_type_name
 from penstock.shared.streams.durations import duration_ms
+from penstock.shared.streams.operators.aggregates import KeyAggregate, WindowAggregate
 from penstock.shared.streams.operators.stateless import (
     DropDeletions,
     Each,
@@ -61,7 +64,6 @@ from penstock.shared.streams.operators.stateless import (
 )
 from penstock.shared.streams.operators.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from penstock.shared.streams.operators.tables import Joiner, RowValue, TableJoin, TableProcessor
-from penstock.shared.streams.operators.window_aggregate import KeyAggregate, WindowAggregate
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.record import K, Record, V
 from penstock.shared.streams.result_encoders import encode_json, encode_updates, result_deserializer
@@ -159,7 +161,7 @@ class StreamsBuilder:
         `<topic>-dlq`). Records that arrive after their window has closed go to `late` (default `<topic>-late`).
         """
         source = self._make_source_node(topic, value, key, dead_letters, late)
-        return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key, origin=topic))
+        return Stream(self, source.name, Flow(source, value if is_value_type(value) else dict, key, origin=topic))
 
     @overload
     def table(
@@ -221,7 +223,7 @@ class StreamsBuilder:
         require_name("table: name", name)
         source = self._make_source_node(topic, value, key, dead_letters, None)
         store = name or topic
-        row_type = value if is_type(value) else dict
+        row_type = value if is_value_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
         self._add_node(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
         return Table(Stream(self, store, Flow(source, row_type, key, origin=topic, has_deletions=True)), store)
@@ -277,7 +279,7 @@ class StreamsBuilder:
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)
         require_name("global_table: name", name)
-        table = GlobalTableNode(name or topic, topic, key, deserializer_of(value))
+        table = GlobalTableNode(name or topic, topic, key, value_deserializer(value))
         self._topology.add_global_table(table)
         return GlobalTable(table.name, self)
 
@@ -315,12 +317,12 @@ class StreamsBuilder:
         for argument, name in (("stream: dead_letters", dead_letters), ("stream: late", late)):
             if name is not None:
                 require_topic(argument, name)
-        is_json = is_type(value) and value is not bytes
+        is_json = is_value_type(value) and value is not bytes
         source = SourceNode(
             self._generate_node_name("source"),
             topic,
             key,
-            deserializer_of(value),
+            value_deserializer(value),
             dead_letters or dead_letter_topic(topic),
             late or late_topic(topic),
             is_json=is_json,
@@ -495,7 +497,7 @@ class Stream(Generic[K, V]):
         its = other._flow
         mixed = own.mixed + its.mixed
         if own.value != its.value:
-            mixed += (type_name(own.value), type_name(its.value))
+            mixed += (value_type_name(own.value), value_type_name(its.value))
         flow = replace(
             own,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
@@ -580,7 +582,7 @@ class Stream(Generic[K, V]):
         matches; with a global table, the row of the key `key(record)`. `value` is the type of the results; `name` names
         the stores of a join with a stream.
         """
-        return join(self, other, joiner, JoinOptions(windows, key, value, name, left=False))
+        return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=False))
 
     @overload
     def left_join(
@@ -619,7 +621,7 @@ class Stream(Generic[K, V]):
         name: str | None = None,
     ) -> Stream[K, Any]:
         """As `join`, but a record without a match, or without a key, is forwarded as `joiner(own value, None)`."""
-        return join(self, other, joiner, JoinOptions(windows, key, value, name, left=True))
+        return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
         """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
@@ -872,7 +874,7 @@ class WindowedTable(Generic[K]):
 
     def __init__(self, stream: Stream[K | None, Any], name: str, rule: WindowRule, bound: Bound) -> None:
         self._stream = stream
-        self._generate_node_name = name
+        self._name = name
         self._rule = rule
         self._bound = bound
 
@@ -886,7 +888,7 @@ class WindowedTable(Generic[K]):
 
     def _add_window_aggregate(self, emit: Emit) -> Stream:
         stream = self._stream
-        name = self._generate_node_name
+        name = self._name
         rule = self._rule
         bound = self._bound
         builder = stream._builder
@@ -936,8 +938,11 @@ class JoinOptions(NamedTuple):
     left: bool
 
 
-def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
-    """Return the joined stream. Raises ConfigError if the arguments do not fit the other side."""
+def add_join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
+    """Add the nodes of a join to the builder's topology, and return the joined stream.
+
+    Raises ConfigError if the arguments do not fit the other side.
+    """
     joiner = plain("join: joiner", joiner)
     require_name("join: name", options.name)
     if options.windows is not None and not isinstance(options.windows, JoinWindows):
@@ -950,7 +955,7 @@ def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, op
         options = options._replace(key=plain("join: key", options.key))
     if isinstance(other, GlobalTable):
         require_same_builder("join", stream._builder, other.builder)
-        return _join_global(stream, other, joiner, options)
+        return _add_global_join(stream, other, joiner, options)
     side = other.stream if isinstance(other, Table) else other
     require_same_builder("join", stream._builder, side._builder)
     require_groupable("join", stream._flow)
@@ -958,13 +963,13 @@ def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, op
     require_one_type("join", stream._flow)
     require_one_type("join", side._flow)
     if isinstance(other, Table):
-        return _join_table(stream._partitioned_by_key(keeps_null=options.left), other, joiner, options)
-    return _join_streams(
+        return _add_table_join(stream._partitioned_by_key(keeps_null=options.left), other, joiner, options)
+    return _add_stream_join(
         stream._partitioned_by_key(keeps_null=options.left), other._partitioned_by_key(), joiner, options
     )
 
 
-def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
+def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
     node = ProcessorNode(
         stream._builder._generate_node_name("join"),
         lambda: TableJoin(table.name, joiner, left=options.left, key_of=options.key),
@@ -974,42 +979,33 @@ def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, options: Jo
     return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 
 
-def _join_table(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
-    _require_same_join_keys(stream._flow.key, table.stream._flow.key)
+def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
+    require_same_key_types(stream._flow.key, table.stream._flow.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
     node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
     stream._builder._add_node(node, (stream._node,))
     return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 
 
-def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOptions) -> Stream:
+def _add_stream_join(stream: Stream, other: Stream, joiner: Joiner, options: JoinOptions) -> Stream:
     windows = options.windows
     builder = stream._builder
     assert windows is not None
-    _require_same_join_keys(stream._flow.key, other._flow.key)
+    require_same_key_types(stream._flow.key, other._flow.key)
     name = options.name or builder._generate_node_name("join")
     stores = (f"{name}-left", f"{name}-right")
     sides = []
     for side, one in ((LEFT, stream), (RIGHT, other)):
         builder._topology.add_store(_stream_join_store(stores[side], windows, one._flow))
-        node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _join_side_supplier(side), passes_all=True)
+        node = ProcessorNode(
+            f"{name}-from-{('left', 'right')[side]}", functools.partial(JoinSide, side), passes_all=True
+        )
         builder._add_node(node, (one._node,))
         sides.append(node.name)
     supplier = lambda: StreamJoin(stores, windows, joiner, left=options.left)  # noqa: E731
     # Both sides feed one processor, which has one time, as KStreamKStreamJoin has a shared TimeTracker.
     builder._add_node(ProcessorNode(name, supplier, stores), tuple(sides))
     return stream._derive_stream(name, options.value, encode_json, has_deletions=False)
-
-
-def _join_side_supplier(side: int) -> Callable[[], Processor]:
-    """Return the supplier of the processor that marks the records of one side of a join."""
-    return lambda: JoinSide(side)
-
-
-def _require_same_join_keys(own: KeyType, other: KeyType) -> None:
-    """Raise ConfigError if the sides of a join have keys of different types."""
-    if own != other:
-        raise ConfigError(f"join: the keys of one side are {own}, those of the other {other}")
 
 
 def _stream_join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
@@ -1062,7 +1058,7 @@ def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) 
         builder._generate_node_name("source"),
         topic,
         flow.key,
-        result_deserializer(flow.window_key) if is_result else deserializer_of(flow.value),
+        result_deserializer(flow.window_key) if is_result else value_deserializer(flow.value),
         flow.source.dead_letters,
         flow.source.late,
         is_json=is_json,

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.dsl.node import Flow
+from penstock.shared.streams.dsl.flow import Flow
 from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
 from penstock.shared.streams.user_code import SHOWN_MAX, require_plain_methods
 
@@ -24,13 +24,13 @@ AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_
 
 
 def require_key_type(argument: str, key: Any) -> None:
-    """Raise ConfigError unless `key` is a known type of keys."""
+    """Raise ConfigError unless this argument of a topology's definition is a known type of keys."""
     if key not in get_args(KeyType):
         raise ConfigError(f'{argument} must be "string" or "bytes", got {repr(key)[:SHOWN_MAX]}')
 
 
 def require_topic(argument: str, topic: Any) -> None:
-    """Raise ConfigError unless `topic` is a valid topic name."""
+    """Raise ConfigError unless this argument of a topology's definition is a valid topic name."""
     if not is_topic_name(topic):
         raise ConfigError(
             f"{argument} must be a topic's name, 1 to {TOPIC_NAME_MAX} of a-z, A-Z, 0-9, '.', '_' and '-', "
@@ -39,7 +39,7 @@ def require_topic(argument: str, topic: Any) -> None:
 
 
 def require_name(argument: str, name: Any) -> None:
-    """Raise ConfigError unless `name` is text, or None, which lets the builder choose a name."""
+    """Raise ConfigError unless a node's name is text, or None, which lets the topology's builder choose a name."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigError(f"{argument} must be text, got {repr(name)[:SHOWN_MAX]}")
 
@@ -55,7 +55,7 @@ def require_repartition_topic(node: str, topic: str) -> None:
 
 
 def require_aggregation(argument: str, aggregation: Any) -> None:
-    """Raise ConfigError unless this is an aggregation; a class of aggregations is none."""
+    """Raise ConfigError unless this argument of a topology's definition is an aggregation, and not a class of them."""
     if isinstance(aggregation, Aggregation):
         require_plain_methods(argument, aggregation, AGGREGATION_METHODS)
         return
@@ -136,3 +136,9 @@ def _path_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str]
                 seen.add(following)
                 paths.append([*path, following])
     return None
+
+
+def require_same_key_types(own: KeyType, other: KeyType) -> None:
+    """Raise ConfigError if the two sides of a topology's join have keys of different types."""
+    if own != other:
+        raise ConfigError(f"join: the keys of one side are {own}, those of the other {other}")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.shared.common.records import INT64_MAX, Columns, Int64Array
+from penstock.shared.streams.operators.aggregates import WindowAggregate
 from penstock.shared.streams.operators.stateless import Each
-from penstock.shared.streams.operators.window_aggregate import WindowAggregate
 from penstock.shared.streams.task.batch_decoder import BatchDecoder, DecodedBatch
 from penstock.shared.streams.task.operator_chain import OperatorChain
 from penstock.shared.streams.topology import SourceNode

@@ -216,7 +216,10 @@ class KeyAggregate(WindowAggregate):
         super().__init__(store_name, WindowRule("table"), aggregations, "on_update")
 
     def results_from_ms(self) -> int:
-        """Return stream time, or the earliest time of a changed row if the commit forwards the rows."""
+        """Return the lower limit of the timestamps of an aggregate's later results.
+
+        It is stream time, or the earliest time of a changed row if the commit forwards the rows.
+        """
         return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
 
     def _changed_from_ms(self) -> int:

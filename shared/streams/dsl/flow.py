@@ -1,0 +1,31 @@
+"""The flow between two nodes of the DSL: the origin, the types and the encoding of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.shared.streams.result_encoders import encode_json
+from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The records between two nodes.
+
+    `value` is the type of the values. `is_rekeyed` means that records of one key may be in several partitions.
+    `is_windowed` means that the keys are windows; `window_key` is the type of those windows' own keys. `mixed` names
+    the types of the values if merged streams have different ones. `origin` is the topic where the records entered the
+    topology. `has_deletions` means that a record without a value may stand for a retracted window or a deleted row.
+    """
+
+    source: SourceNode
+    value: Any
+    key: KeyType
+    encode: Encoder = encode_json
+    is_rekeyed: bool = False
+    is_windowed: bool = False
+    window_key: KeyType = "string"
+    mixed: tuple[str, ...] = ()
+    origin: str = ""
+    has_deletions: bool = False

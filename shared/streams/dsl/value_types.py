@@ -1,0 +1,40 @@
+"""The argument `value` of the DSL: the type of a topic's values, or a deserializer."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.serialization import (
+    Deserializer,
+    bytes_deserializer,
+    json_deserializer,
+    struct_deserializer,
+)
+from penstock.shared.streams.user_code import require_callable
+
+
+def value_type_name(value: Any) -> str:
+    """Return the name of a type of values for a message."""
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def is_value_type(value: Any) -> bool:
+    """Return whether the DSL's `value` is a type that msgspec may decode to, and not a deserializer."""
+    return isinstance(value, type) or typing.get_origin(value) is not None
+
+
+def value_deserializer(value: Any) -> Deserializer:
+    """Return the deserializer of a type of values; a deserializer itself is returned. Raises ConfigError otherwise."""
+    if value is dict:
+        return json_deserializer
+    if value is bytes:
+        return bytes_deserializer
+    if is_value_type(value):
+        return struct_deserializer(value)
+    if callable(value):
+        require_callable("stream: value, a deserializer,", value)
+        deserializer: Deserializer = value
+        return deserializer
+    raise ConfigError(f"stream: value must be a type or a deserializer, got {value!r}")
