@@ -15,8 +15,9 @@ from penstock.shared.common import byte_copies
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.changelog_reader import compile_changelog_reader
-from penstock.shared.streams.task import json_fields
-from penstock.shared.streams.windows import json_rows, keys
+from penstock.shared.streams.task.json_fields import compile_json_fields
+from penstock.shared.streams.windows.json_rows import compile_json_rows
+from penstock.shared.streams.windows.key_index import are_ascii, compile_key_index
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -43,14 +44,14 @@ def compile_kernels() -> None:
         store.unload("c", 5)
         store.advance(1_000)
         list(store.rows_of("a"))
-        keys.are_ascii(store.finals().keys)
+        are_ascii(store.finals().keys)
         store.table.sweep()
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
     keys.compile_kernels()
     byte_copies.compile_kernels()
     packed_headers.compile_kernels()
-    json_rows.compile_kernels()
-    json_fields.compile_kernels()
+    compile_json_rows()
+    compile_json_fields()
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def key_bytes_max(self) -> int:
-        """The maximum bytes of a windowed key in a result (`window_limits`); a record that exceeds it is rejected."""
+        """The maximum bytes of a windowed key in a result (`size_limits`); a record that exceeds it is rejected."""
         ...
 
     @property

@@ -52,7 +52,7 @@ from penstock.shared.streams.changelog.format import FINAL, LIVE, WAYS_OUT, Prog
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema, check_schema
 from penstock.shared.streams.runtime.restore_io import changelog_consumer
-from penstock.shared.streams.windows.keys import last_of_each
+from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
 IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect
 POLL_MS = 500
@@ -324,7 +324,7 @@ class PartitionFold:
                 continue
             keys = binary_array(PackedBytes.joined([part.keys for part in own])).dictionary_encode()
             starts = np.concatenate([*(part.starts for part in own), np.empty(0, np.int64)])
-            newest = last_of_each(keys.indices.to_numpy(), starts)
+            newest = newest_of_each_window(keys.indices.to_numpy(), starts)
             at = 0
             for part in own:
                 indexes = newest[(newest >= at) & (newest < at + len(part))] - at

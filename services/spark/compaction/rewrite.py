@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, Files
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
-from penstock.shared.streams.windows.keys import last_of_each
+from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
 PASS_ROWS = 5_000_000  # handled in one pass; a partition with more rows is read in several passes
 PASS_BYTES = 128 * 1024 * 1024  # the same limit in bytes of the partition's compressed files
@@ -72,13 +72,13 @@ def rows_to_keep(rows: pa.Table) -> pa.Table:
     """Return the rows that a rewrite of `state` keeps: the newest row of each window, if that row is live."""
     if not len(rows):
         return rows
-    # `last_of_each` takes the last row of a window, so the newest must come last.
+    # `newest_of_each_window` takes the last row of a window, so the newest must come last.
     rows = rows.sort_by("changelog_offset").combine_chunks()
     keys, stores = (
         rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
         for name in ("key", "store")
     )
-    newest = last_of_each(keys * (int(stores.max()) + 1) + stores, rows.column("start_ms").to_numpy())
+    newest = newest_of_each_window(keys * (int(stores.max()) + 1) + stores, rows.column("start_ms").to_numpy())
     found = rows.take(pa.array(newest))
     # A tombstone is needed only as long as older rows of its window exist. All of them are in this rewrite.
     return found.filter(found.column("live"))

@@ -22,14 +22,13 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.processor import NO_TIME, ProcessorContext, TimedProcessor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
-from penstock.shared.streams.windows.keys import Int32Array
-from penstock.shared.streams.windows.late_changelog_entries import LateRows, missed_windows
+from penstock.shared.streams.windows.key_index import Int32Array
+from penstock.shared.streams.windows.late_changelog_entries import LateRows
 from penstock.shared.streams.windows.result_batch import ResultBatch
-from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_limits import check_key, check_states
+from penstock.shared.streams.windows.size_limits import check_key, check_state_size
+from penstock.shared.streams.windows.state_columns import RecordNumbers, StateColumns
 from penstock.shared.streams.windows.window_rule import Emit, WindowRule
 from penstock.shared.streams.windows.window_store import BatchOutcome, WindowStore
-from penstock.shared.streams.windows.window_table import Values
 
 
 class WindowAggregate(TimedProcessor):
@@ -84,7 +83,7 @@ class WindowAggregate(TimedProcessor):
         # A user's aggregation, or a state that may be too large, is only known after the record was added.
         if self.takes_one_by_one or self.in_doubt(codes, inputs):
             check = functools.partial(
-                check_states, self.store_name, self._columns.aggregations, key, bytes_max=self._state_bytes_max
+                check_state_size, self.store_name, self._columns.aggregations, key, bytes_max=self._state_bytes_max
             )
             outcome = self.store.take_one(
                 self._one_time, codes, self._one, inputs, check, updates=self._emits_each_update
@@ -103,7 +102,7 @@ class WindowAggregate(TimedProcessor):
         self._forward_outcome(outcome)
 
     def take(
-        self, columns: Columns, indexes: Int64Array, codes: Int32Array, values: Values, inputs: list[list[Any]]
+        self, columns: Columns, indexes: Int64Array, codes: Int32Array, values: RecordNumbers, inputs: list[list[Any]]
     ) -> int:
         """Take the records of `columns` at these indexes, which all have a key; return how many are done.
 
@@ -123,7 +122,7 @@ class WindowAggregate(TimedProcessor):
         late: Int64Array,
         times: Int64Array,
         codes: Int32Array,
-        values: Values,
+        values: RecordNumbers,
         inputs: Sequence[Sequence[Any]],
         source: Columns | None = None,
         indexes: Int64Array | None = None,
@@ -134,9 +133,9 @@ class WindowAggregate(TimedProcessor):
         at = late[:, 0]
         close_times_ms = late[:, 1]
         of = times[at]
-        own = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
+        own = RecordNumbers(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
         late_inputs = [[one[i] for i in at.tolist()] for one in inputs]
-        first, count = missed_windows(self.rule, of, close_times_ms)
+        first, count = self.rule.missed_windows(of, close_times_ms)
         offsets = None if source is None or indexes is None else source.offsets[indexes[at]]
         advance = self.rule.advance_ms or 1
         states, has_state = self._columns.of_each(own, late_inputs, of)

@@ -37,7 +37,7 @@ from penstock.shared.streams.state.persistent_stores import PersistentJoinStore
 from penstock.shared.streams.topology import KeyType
 from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.window_result import WindowResult
-from penstock.shared.streams.windows.window_limits import check_key
+from penstock.shared.streams.windows.size_limits import check_key
 
 LEFT, RIGHT = 0, 1
 

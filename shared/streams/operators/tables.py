@@ -20,7 +20,7 @@ from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import PersistentKeyValueStore
-from penstock.shared.streams.windows.window_limits import check_key
+from penstock.shared.streams.windows.size_limits import check_key
 
 Joiner = Callable[[Any, Any], Any]
 """Returns the result's value from the stream's value and the other side's; a left join without a match has None."""

@@ -17,8 +17,7 @@ from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.late_changelog_entries import require_missed_windows_fit
-from penstock.shared.streams.windows.window_limits import default_state_bytes_max
+from penstock.shared.streams.windows.size_limits import default_state_bytes_max, require_missed_windows_fit
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState

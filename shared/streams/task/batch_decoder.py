@@ -25,11 +25,10 @@ from penstock.shared.common.serialization import bytes_deserializer, json_deseri
 from penstock.shared.streams.task.json_fields import JsonFields
 from penstock.shared.streams.task.operator_chain import OperatorChain
 from penstock.shared.streams.topology import SourceNode
-from penstock.shared.streams.windows.keys import Int32Array, are_ascii
-from penstock.shared.streams.windows.state_columns import ValueRejected
-from penstock.shared.streams.windows.window_limits import KEY_GROWTH_MAX, check_key
+from penstock.shared.streams.windows.key_index import Int32Array, are_ascii
+from penstock.shared.streams.windows.size_limits import KEY_GROWTH_MAX, check_key
+from penstock.shared.streams.windows.state_columns import RecordNumbers, ValueRejected
 from penstock.shared.streams.windows.window_store import WindowStore
-from penstock.shared.streams.windows.window_table import Values
 
 UNDECODABLE = object()
 LEFT_SHARE_MAX = 1 / 4
@@ -47,19 +46,19 @@ class DecodedBatch:
     """
 
     codes: Int32Array
-    values: Values
+    values: RecordNumbers
     inputs: list[list[Any]]
     exceptional: list[int]
     decoded: list[Any] | None
     is_out: NDArray[np.bool_] | None = None
 
-    def of(self, at: Int64Array) -> tuple[Int32Array, Values, list[list[Any]]]:
+    def of(self, at: Int64Array) -> tuple[Int32Array, RecordNumbers, list[list[Any]]]:
         """Return codes, values and objects of the records at these indexes, which must ascend."""
         if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
             return self.codes, self.values, self.inputs
         values = self.values
         indexes = at.tolist()
-        some = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
+        some = RecordNumbers(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
         return self.codes[at], some, [[column[index] for index in indexes] for column in self.inputs]
 
 
@@ -101,14 +100,14 @@ class BatchDecoder:
         own = sorted(o for o in exceptional if o < count)
         return DecodedBatch(codes[:count], *states, own, decoded, is_out)
 
-    def _decode_json_numbers(self, columns: Columns, exceptional: set[int]) -> Values | None:
+    def _decode_json_numbers(self, columns: Columns, exceptional: set[int]) -> RecordNumbers | None:
         """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
         cells, has, left = self._fields.read(values)
         self._store.columns.settle_zeros(cells)
         if not len(left):
-            return Values(cells, has)
+            return RecordNumbers(cells, has)
         if len(left) > len(values) * LEFT_SHARE_MAX:
             return None
         own: set[int] = set()
@@ -119,7 +118,7 @@ class BatchDecoder:
             return None
         exceptional.update(left[sorted(own)].tolist())
         cells[:, left], has[:, left] = states[0]
-        return Values(cells, has)
+        return RecordNumbers(cells, has)
 
     def _key_codes(self, columns: Columns, exceptional: set[int]) -> Int32Array:
         keys = PackedBytes.of(columns.keys)
@@ -169,7 +168,7 @@ class BatchDecoder:
 
     def _state_columns(
         self, values: Sequence[Any], timestamps: Int64Array, exceptional: set[int], out: set[int]
-    ) -> tuple[Values, list[list[Any]]] | None:
+    ) -> tuple[RecordNumbers, list[list[Any]]] | None:
         """Return the columns; cells of exceptional and filtered records are undefined.
 
         A record whose value is rejected is added to `exceptional`. Returns None if a number is of a type that only
@@ -187,7 +186,7 @@ class BatchDecoder:
 
     def _state_columns_without(
         self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
-    ) -> tuple[Values, list[list[Any]]]:
+    ) -> tuple[RecordNumbers, list[list[Any]]]:
         """Return the columns without the records in `without`, whose cells are undefined.
 
         Raises ValueRejected if other records do not fit either.

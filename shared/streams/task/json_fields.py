@@ -318,6 +318,6 @@ def _json_member_kind(type_: inspect.Type) -> tuple[int, bool] | None:
     return (kinds.pop(), is_nullable) if len(kinds) == 1 else None
 
 
-def compile_kernels() -> None:
-    """Compile the kernel, or load it from numba's cache."""
+def compile_json_fields() -> None:
+    """Compile the kernel that reads fields of JSON objects, or load it from numba's cache."""
     JsonFields([("a", INT, False)], ["a"]).read(PackedBytes.of([b'{"a":1}']))

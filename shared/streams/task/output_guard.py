@@ -38,7 +38,7 @@ from penstock.shared.streams.result_encoders import encode_without_error
 from penstock.shared.streams.task.origin_headers import coordinates_of, origin_headers
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.window_result import WindowKey, WindowResult
-from penstock.shared.streams.windows.window_limits import name_window
+from penstock.shared.streams.windows.window_descriptions import describe_window
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext, TaskMark
@@ -205,7 +205,7 @@ class Emitted(NamedTuple):
     def __str__(self) -> str:
         parts = [f"node {self.node!r}"]
         if self.window is not None:
-            parts.append(name_window(self.store, *self.window))
+            parts.append(describe_window(self.store, *self.window))
         elif self.store is not None:
             parts.append(f"store {self.store!r}")
         return ", ".join([*parts, self.source or "of no source record"])

@@ -40,7 +40,7 @@ from penstock.shared.streams.user_code import belongs_to_engine, plain, require_
 from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, LateRows
 from penstock.shared.streams.windows.result_batch import ResultBatch
-from penstock.shared.streams.windows.window_limits import name_result
+from penstock.shared.streams.windows.window_descriptions import describe_result
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
@@ -352,5 +352,5 @@ class NodeContext:
                 else:
                     self.reject_output(record, error)
             except Exception as e:
-                e.add_note(f"the result of {name_result(results.store, record.key)}")
+                e.add_note(f"the result of {describe_result(results.store, record.key)}")
                 raise

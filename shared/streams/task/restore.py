@@ -24,7 +24,7 @@ from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.state_decoding import unpacked_columns
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.windows.keys import are_ascii
+from penstock.shared.streams.windows.key_index import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
 
 

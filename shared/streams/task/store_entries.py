@@ -25,9 +25,9 @@ from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.state_store import RowChanges, StateStore, StateStoreRow
-from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.object_states import ChangelogColumn
-from penstock.shared.streams.windows.window_limits import name_window
+from penstock.shared.streams.windows.window_columns import WindowColumns
+from penstock.shared.streams.windows.window_descriptions import describe_window
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
@@ -96,7 +96,7 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
     return EntryColumns.joined(parts), len(finals)
 
 
-def _encode_window_states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
+def _encode_window_states(store: WindowStore, windows: WindowColumns) -> Sequence[ChangelogColumn]:
     """Return the state columns of windows. ProcessingFailed names a window whose state cannot be encoded."""
     columns = store.columns
     try:
@@ -112,7 +112,7 @@ def _encode_window_states(store: WindowStore, windows: Windows) -> Sequence[Chan
 
 
 def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception) -> str:
-    return f"{name_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
+    return f"{describe_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
 
 
 def _pack_entry_values(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:

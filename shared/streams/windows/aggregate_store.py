@@ -6,10 +6,10 @@ and its results by name, as one flat object.
 >>> import numpy as np
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> from penstock.shared.streams.aggregations.latest import Latest
->>> from penstock.shared.streams.windows.window_table import Values
+>>> from penstock.shared.streams.windows.window_table import RecordNumbers
 >>> store = AggregateStore("totals", [LATEST, "n"], StateColumns([Latest(), Count()]), text_keys=True)
 >>> codes = store.index.codes_of([b"ann", b"ann", b"bob"])
->>> outcome = store.take(np.array([20, 10, 30]), codes, Values.none(3), [])
+>>> outcome = store.take(np.array([20, 10, 30]), codes, RecordNumbers.none(3), [])
 >>> store.get("ann"), store.get("cat"), len(store)
 ({'key': 'ann', 'n': 2}, None, 2)
 """
@@ -24,16 +24,16 @@ from typing import Any
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.state_store import StateStoreRow
 from penstock.shared.streams.user_code import user_copy
-from penstock.shared.streams.windows.keys import NONE
+from penstock.shared.streams.windows.key_index import NONE
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowRule
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 
-def key_in_row(key: str | bytes) -> str:
-    """Return a key as its row has it: as in JSON, even before the row is written.
+def key_in_aggregate_row(key: str | bytes) -> str:
+    """Return a key as the row of an aggregation without windows has it: as in JSON, even before it is written.
 
-    >>> key_in_row("ann"), key_in_row(b"ann")
+    >>> key_in_aggregate_row("ann"), key_in_aggregate_row(b"ann")
     ('ann', 'YW5u')
     """
     return key if isinstance(key, str) else base64.b64encode(key).decode()
@@ -71,7 +71,7 @@ class AggregateRows:
     def _result_row(self, row: StateStoreRow) -> dict[str, Any]:
         named = zip(self.names, self.columns.aggregations, row.states, strict=True)
         results = {name: user_copy(one.result(state)) for name, one, state in named if name != LATEST}
-        return {"key": key_in_row(row.key), **results}
+        return {"key": key_in_aggregate_row(row.key), **results}
 
 
 class AggregateStore(WindowStore, AggregateRows):

@@ -124,7 +124,7 @@ def json_objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bar
     return interleaved(parts, columns)
 
 
-def compile_kernels() -> None:
-    """Compile the kernels, or load them from numba's cache."""
+def compile_json_rows() -> None:
+    """Compile the kernels that assemble rows of JSON, or load them from numba's cache."""
     json_objects(["key", "start"], [json_texts([1]), json_texts(np.array([1]))])
     are_bare(PackedBytes.of([b"a"]))

@@ -115,8 +115,8 @@ def _sum_overflows(a, b):
 
 
 @compiled
-def _can_reject(program):
-    """Return whether one of the aggregations may reject a record."""
+def _program_can_reject(program):
+    """Return whether an operation of a kernel's program may reject a record."""
     for a in range(len(program)):
         if program[a, 0] == SUM_INT:
             return True
@@ -150,8 +150,8 @@ def _rejected_by(program, cells, row, other, base, values, has, i):
 
 
 @compiled
-def _replaces(op, new, old):
-    """Return whether a value of the time `new` replaces one of the time `old` (-1: no value)."""
+def _op_replaces_value(op, new, old):
+    """Return whether an operation of a kernel replaces a value of the time `old` (-1: none) by one of `new`."""
     # Of equal times, the first to arrive is FIRST, and the last to arrive is LAST.
     return old < 0 or (new < old if op == FIRST else new >= old)
 
@@ -736,7 +736,7 @@ def take_sessions(
     4. Add the record to the session.
     5. Advance the time, and close the due sessions.
     """
-    can_reject = _can_reject(program)
+    can_reject = _program_can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
         t = times[i]
@@ -859,7 +859,7 @@ def take_time_windows(
     4. Log the updates. If some of its windows are closed, note the record as late too.
     5. Advance the time, and close the due windows.
     """
-    can_reject = _can_reject(program)
+    can_reject = _program_can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
         t = times[i]
@@ -1011,7 +1011,7 @@ def take_sliding_windows(
     4. Add the record to the windows that contain it and are not closed. If there are none, it is late.
     """
     retained_ms = 2 * difference_ms
-    can_reject = _can_reject(program)
+    can_reject = _program_can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
         t = times[i]
@@ -1298,7 +1298,7 @@ def take_rows(
     changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Aggregate without windows: one row a key, which never closes."""
-    can_reject = _can_reject(program)
+    can_reject = _program_can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
         t = times[i]

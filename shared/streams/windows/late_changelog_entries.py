@@ -5,25 +5,22 @@ They are kept until their commit. A record for which only some windows had close
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
 from penstock.shared.streams.changelog.format import ENVELOPE, FORMAT_VERSION, LATE, LENGTH, encode_late
 from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.windows.object_states import ChangelogColumn
-from penstock.shared.streams.windows.window_rule import WindowRule
+from penstock.shared.streams.windows.size_limits import NUMBER_BYTES
 
 NO_OFFSET = -1
-NUMBER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +54,6 @@ class LateRows:
         if fits.all():
             return self
         return replace(self, has_state=self.has_state & fits)
-
-
-def missed_windows(rule: WindowRule, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return for each record the start of the first window that it missed, and the number of missed windows.
-
-    For sessions this is the one that the record would have been alone, for sliding windows the one that ends with it.
-    >>> hopping = WindowRule("hopping", span_ms=10, advance_ms=5)
-    >>> [found.tolist() for found in missed_windows(hopping, np.array([12, 12]), np.array([17, 30]))]
-    [[5, 5], [1, 2]]
-    """
-    if rule.kind == "session":
-        return times, np.ones(len(times), np.int64)
-    if rule.kind == "sliding":
-        return np.maximum(times - rule.span_ms, 0), np.ones(len(times), np.int64)
-    size = rule.span_ms
-    advance = rule.advance_ms
-    first = np.maximum(times - size + advance, 0) // advance
-    last = np.minimum(times // advance, (close_times_ms - size) // advance)
-    return first * advance, last - first + 1
 
 
 def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> EntryColumns:
@@ -117,14 +95,3 @@ def _pack_late_rows(rows: LateRows, indexes: Int64Array, count: int, head: bytes
     for name, column in states:
         packed[name] = column
     return PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
-
-
-def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
-    """Raise ConfigError if a record can miss more windows than half of a changelog entry can list."""
-    for store in stores:
-        windows = store.size_ms // store.advance_ms if store.advance_ms else 1
-        if NUMBER_BYTES * windows > state_bytes_max // 2:
-            raise ConfigError(
-                f"store {store.name!r}: a record is in {windows} windows, and the changelog entry of a late one, which "
-                "names those that it missed, does not fit into max_request_size: make that larger, or the windows fewer"
-            )

@@ -22,10 +22,10 @@ from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.window_result import WindowKey, WindowResult
-from penstock.shared.streams.windows.aggregate_store import key_in_row
-from penstock.shared.streams.windows.changed_windows import Windows
+from penstock.shared.streams.windows.aggregate_store import key_in_aggregate_row
 from penstock.shared.streams.windows.json_rows import json_key_texts, json_objects, json_texts
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_columns import WindowColumns
 
 BOUNDS = ("key", "start", "end")
 
@@ -43,7 +43,7 @@ class ResultBatch:
     names: tuple[str, ...]
     columns: StateColumns
     keys_of: Callable[[PackedBytes], Sequence[Any]]
-    windows: Windows
+    windows: WindowColumns
     is_retracted: NDArray[np.bool_] | None = None
     by_time: bool = False
     has_bounds: bool = True
@@ -79,7 +79,7 @@ class ResultBatch:
                     if self.has_bounds:
                         result = WindowResult(keys[at], starts[at], ends[at], named)
                     else:
-                        result = user_copy({"key": key_in_row(keys[at]), **named})
+                        result = user_copy({"key": key_in_aggregate_row(keys[at]), **named})
                 except Exception as e:
                     error = e
             key = WindowKey(keys[at], starts[at], ends[at]) if self.has_bounds else keys[at]

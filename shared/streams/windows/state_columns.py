@@ -16,7 +16,7 @@ kernels write steps. A missing number has 0 in its cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from penstock.shared.streams.aggregations.first_last import First, Last
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, object_column
-from penstock.shared.streams.windows.window_table import Values
 
 Column = NDArray[Any]
 """An array of int64, float64 or objects."""
@@ -48,6 +47,18 @@ _ACCEPTED_TYPES = {"int64": frozenset((int, bool)), "float64": frozenset((int, f
 
 class ValueRejected(Exception):
     """An aggregation rejects one of the values; processing record by record finds it."""
+
+
+class RecordNumbers(NamedTuple):
+    """The numbers that a batch's records add to state columns: cells (numbers, records), and which are present."""
+
+    cells: Int64Array
+    has: NDArray[np.uint8]
+
+    @classmethod
+    def none(cls, count: int) -> RecordNumbers:
+        """Return the numbers of records for state columns that read none."""
+        return cls(np.zeros((0, count), np.int64), np.zeros((0, count), np.uint8))
 
 
 class StateColumns:
@@ -96,7 +107,7 @@ class StateColumns:
 
     # --- records ---
 
-    def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[Values, list[list[Any]]]:
+    def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[RecordNumbers, list[list[Any]]]:
         """Return what records add in the kernels, and to each of `object_column`.
 
         Raises ValueRejected if a record would be rejected. `values` may be None if no aggregation reads them.
@@ -105,11 +116,34 @@ class StateColumns:
         numbers = self.no_values(count)
         for at, number in enumerate(self.numbers):
             assert values is not None
-            _take_numbers_of_field(number, values, numbers.cells[at], numbers.has[at])
+            self._take_numbers_of_field(number, values, numbers.cells[at], numbers.has[at])
         self.settle_zeros(numbers.cells)
         try:
             return numbers, [states.take(values or ()) for states in self.objects]
         except Exception as e:  # a value's own methods may raise any error
+            raise ValueRejected from e
+
+    @staticmethod
+    def _take_numbers_of_field(
+        aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]
+    ) -> None:
+        """Write the numbers in an aggregation's field to `cells`, and which records have one to `has`."""
+        count = len(values)
+        type_ = aggregation.type
+        has[:] = 1
+        get: Callable[[Any], Any] = aggregation._get
+        column: NDArray[Any] = cells if type_ == "int64" else cells.view(np.float64)
+        try:
+            numbers: Iterable[Any] = list(map(get, values))
+            types = set(map(type, numbers))
+            if type(None) in types:
+                types.remove(type(None))
+                has[:] = np.fromiter((g is not None for g in numbers), np.bool_, count)
+                numbers = (0 if g is None else g for g in numbers)
+            if not types <= _ACCEPTED_TYPES[type_]:
+                raise ValueRejected
+            column[:] = np.fromiter(numbers, type_, count)
+        except (KeyError, TypeError, AttributeError, OverflowError) as e:
             raise ValueRejected from e
 
     def settle_zeros(self, cells: Int64Array) -> None:
@@ -119,12 +153,12 @@ class StateColumns:
                 # -0.0 + 0.0 is 0.0. Min and Max would otherwise depend on the order of the two zeros.
                 own.view(np.float64)[:] += 0.0
 
-    def no_values(self, count: int) -> Values:
-        """Return values for records that add nothing."""
+    def no_values(self, count: int) -> RecordNumbers:
+        """Return the numbers of records that add nothing."""
         shape = (len(self.numbers), count)
-        return Values(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
+        return RecordNumbers(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
 
-    def take_one(self, value: Any, into: Values) -> None:
+    def take_one(self, value: Any, into: RecordNumbers) -> None:
         """As `take`, for one record, into `into`. Raises DataError if an aggregation rejects its value."""
         for at, number in enumerate(self.numbers):
             converted = number.number(value)
@@ -133,7 +167,7 @@ class StateColumns:
                 into.cells[at, 0] = converted if number.type == "int64" else np.float64(converted).view(np.int64)
 
     def of_each(
-        self, values: Values, inputs: Sequence[Sequence[Any]], times: Int64Array
+        self, values: RecordNumbers, inputs: Sequence[Sequence[Any]], times: Int64Array
     ) -> tuple[Sequence[ChangelogColumn], NDArray[np.bool_]]:
         """Return the `state_columns` of windows of one record each, and a mask of the records that have them.
 
@@ -148,7 +182,7 @@ class StateColumns:
                 none: list[ChangelogColumn] = [[b""] if of == "binary" else np.zeros(1, of) for of in types]
                 return none, np.zeros(1, np.bool_)
         parts = [
-            self.of_each(Values(values.cells[:, i : i + 1], values.has[:, i : i + 1]), own, times[i : i + 1])
+            self.of_each(RecordNumbers(values.cells[:, i : i + 1], values.has[:, i : i + 1]), own, times[i : i + 1])
             for i in range(len(times))
             for own in [[[one[i]] for one in inputs]]
         ]
@@ -159,7 +193,7 @@ class StateColumns:
         return columns, np.concatenate([has for _, has in parts])
 
     def _columns_of_each_record(
-        self, values: Values, inputs: Sequence[Sequence[Any]], times: Int64Array
+        self, values: RecordNumbers, inputs: Sequence[Sequence[Any]], times: Int64Array
     ) -> list[Column]:
         count = len(times)
         cells = np.zeros((count, self.cells), np.int64)
@@ -283,24 +317,3 @@ def _divide_sums_by_counts(sums: Column, counts: Column) -> Column:
     if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():
         return np.array([number / n for number, n in zip(sums.tolist(), counts.tolist(), strict=True)])
     return np.asarray(sums / counts)
-
-
-def _take_numbers_of_field(aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]) -> None:
-    """Write the numbers in an aggregation's field to `cells`, and which records have one to `has`."""
-    count = len(values)
-    type_ = aggregation.type
-    has[:] = 1
-    get: Callable[[Any], Any] = aggregation._get
-    column: NDArray[Any] = cells if type_ == "int64" else cells.view(np.float64)
-    try:
-        numbers: Iterable[Any] = list(map(get, values))
-        types = set(map(type, numbers))
-        if type(None) in types:
-            types.remove(type(None))
-            has[:] = np.fromiter((g is not None for g in numbers), np.bool_, count)
-            numbers = (0 if g is None else g for g in numbers)
-        if not types <= _ACCEPTED_TYPES[type_]:
-            raise ValueRejected
-        column[:] = np.fromiter(numbers, type_, count)
-    except (KeyError, TypeError, AttributeError, OverflowError) as e:
-        raise ValueRejected from e

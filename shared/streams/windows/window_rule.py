@@ -22,7 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import Int64Array
 
 WindowKind = Literal["session", "tumbling", "hopping", "sliding", "table"]
 """A table has one row a key, which takes every record and never closes."""
@@ -124,6 +127,26 @@ class WindowRule:
     def rows_per_record(self) -> int:
         """The maximum number of rows that one record needs."""
         return 4 + (self.span_ms // self.advance_ms if self.advance_ms else 0)
+
+    def missed_windows(self, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return for each record the start of the first window that it missed, and the number of missed windows.
+
+        For sessions this is the one that the record would have been alone, for sliding windows the one that ends with
+        it.
+
+        >>> hopping = WindowRule("hopping", span_ms=10, advance_ms=5)
+        >>> [found.tolist() for found in hopping.missed_windows(np.array([12, 12]), np.array([17, 30]))]
+        [[5, 5], [1, 2]]
+        """
+        if self.kind == "session":
+            return times, np.ones(len(times), np.int64)
+        if self.kind == "sliding":
+            return np.maximum(times - self.span_ms, 0), np.ones(len(times), np.int64)
+        size = self.span_ms
+        advance = self.advance_ms
+        first = np.maximum(times - size + advance, 0) // advance
+        last = np.minimum(times // advance, (close_times_ms - size) // advance)
+        return first * advance, last - first + 1
 
 
 def hopping_windows(size_ms: int, advance_ms: int, grace_ms: int) -> WindowRule:

@@ -5,7 +5,8 @@ reject after its windows are known; then everything is undone. Closed windows ar
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", WindowRule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
->>> outcome = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
+>>> codes = store.index.codes_of([b"ann", b"ann", b"bob"])
+>>> outcome = store.take(np.array([0, 8, 40]), codes, RecordNumbers.none(3), [])
 >>> closed = outcome.closed
 >>> outcome.count, list(closed.keys), closed.starts.tolist(), closed.ends.tolist(), outcome.closed_by.tolist()
 (3, [b'ann'], [0], [8], [2])
@@ -25,13 +26,13 @@ from numpy.typing import NDArray
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.changed_windows import EMPTY, Windows, joined_windows
-from penstock.shared.streams.windows.keys import Int32Array, last_of_each
+from penstock.shared.streams.windows.key_index import Int32Array
 from penstock.shared.streams.windows.object_states import Done
-from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.state_sizes import StateSizes
+from penstock.shared.streams.windows.state_columns import RecordNumbers, StateColumns
+from penstock.shared.streams.windows.state_size_bounds import StateSizeBounds
+from penstock.shared.streams.windows.window_columns import EMPTY, WindowColumns, newest_of_each_window
 from penstock.shared.streams.windows.window_rule import WindowRule
-from penstock.shared.streams.windows.window_table import NO_CLOSE_TIME, Values, WindowTable
+from penstock.shared.streams.windows.window_table import NO_CLOSE_TIME, WindowTable
 
 ROWS_AT_ONCE = 1_000
 """The number of windows that are turned into objects at once."""
@@ -61,9 +62,9 @@ class BatchOutcome:
     rejected_by: int | None
     late: Int64Array
     missed: int
-    closed: Windows
+    closed: WindowColumns
     closed_by: Int64Array
-    updates: Windows
+    updates: WindowColumns
     updates_by: Int64Array
     is_retracted: NDArray[np.bool_]
 
@@ -77,13 +78,13 @@ class WindowStore:
         self.columns = columns
         self.table = WindowTable(rule, columns.program, columns.cells)
         self.index = self.table.keys
-        self.sizes = StateSizes(self.table, columns)
+        self.sizes = StateSizeBounds(self.table, columns)
         self.touched = False
         self.fetch: Callable[[Iterable[bytes], int], None] | None = None
         """As `prepare`, if windows are on disk."""
         self._text_keys = text_keys
-        self._finals: list[Windows] = []
-        self._final_changed: list[Windows] = []
+        self._finals: list[WindowColumns] = []
+        self._final_changed: list[WindowColumns] = []
 
     def __len__(self) -> int:
         return len(self.table)
@@ -124,7 +125,7 @@ class WindowStore:
         self,
         times: Int64Array,
         codes: Int32Array,
-        values: Values,
+        values: RecordNumbers,
         inputs: Sequence[Sequence[Any]],
         *,
         updates: bool = False,
@@ -144,7 +145,7 @@ class WindowStore:
         self,
         times: Int64Array,
         codes: Int32Array,
-        values: Values,
+        values: RecordNumbers,
         inputs: Sequence[Sequence[Any]],
         check: Callable[[list[Any]], None],
         *,
@@ -232,16 +233,16 @@ class WindowStore:
         table.clear()
         return BatchOutcome(count, rejected_by, late, missed, closed, closed_by, updates, updates_by, retracted)
 
-    def _closed_windows(self, states: Sequence[Sequence[Any]]) -> tuple[Windows, Int64Array]:
+    def _closed_windows(self, states: Sequence[Sequence[Any]]) -> tuple[WindowColumns, Int64Array]:
         count = int(self.table.meta[k.CLOSED])
         if not count:
-            return joined_windows((), self.columns.types), EMPTY
+            return WindowColumns.joined((), self.columns.types), EMPTY
         rows = self.table.closed[:count].copy()
         columns = self.columns.of_rows(rows[:, k.CLOSED_COLUMNS :], states)
         ends = rows[:, k.TO] + self.rule.last_ms
         starts = rows[:, k.FROM].copy()
         closed_at = rows[:, k.CLOSED_AT].copy()
-        windows = Windows(self.index.keys(rows[:, k.CODE]), starts, ends, columns, closed_at)
+        windows = WindowColumns(self.index.keys(rows[:, k.CODE]), starts, ends, columns, closed_at)
         # Their rows may be used again before the commit encodes the finals.
         self._finals.append(windows)
         if (is_new := rows[:, k.WAS_DIRTY] != 0).any():
@@ -249,16 +250,16 @@ class WindowStore:
             self._final_changed.append(windows if is_new.all() else windows.chosen(is_new))
         return windows, rows[:, k.INDEX]
 
-    def _updated_windows(self, states: Sequence[dict[int, Any]]) -> tuple[Windows, Int64Array, NDArray[np.bool_]]:
+    def _updated_windows(self, states: Sequence[dict[int, Any]]) -> tuple[WindowColumns, Int64Array, NDArray[np.bool_]]:
         count = int(self.table.meta[k.UPDATES])
         if not count:
-            return joined_windows((), self.columns.types), EMPTY, EMPTY != 0
+            return WindowColumns.joined((), self.columns.types), EMPTY, EMPTY != 0
         rows = self.table.updates[:count].copy()
         retracted = rows[:, 4] == 0
         whole = [list(map(own.get, range(count))) for own in states]
         columns = self.columns.of_rows(rows[:, k.UPDATE_COLUMNS :], whole)
         ends = rows[:, k.TO] + self.rule.last_ms
-        windows = Windows(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM].copy(), ends, columns)
+        windows = WindowColumns(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM].copy(), ends, columns)
         return windows, rows[:, k.INDEX], retracted
 
     # --- windows as objects ---
@@ -300,13 +301,13 @@ class WindowStore:
             for (key, start, end, *values), is_retained in zip(columns.tuples(), retained.tolist(), strict=True)
         ]
 
-    def _window_columns(self, rows: Int64Array) -> Windows:
+    def _window_columns(self, rows: Int64Array) -> WindowColumns:
         table = self.table
         cells = table.cells[rows]
         keys = self.index.keys(table.links[rows, k.KEY])
         own = [[states.rows[row] for row in rows.tolist()] for states in self.columns.objects]
         columns = self.columns.of_rows(cells[:, table.base :], own)
-        return Windows(keys, cells[:, k.START].copy(), cells[:, k.END] + self.rule.last_ms, columns)
+        return WindowColumns(keys, cells[:, k.START].copy(), cells[:, k.END] + self.rule.last_ms, columns)
 
     def _states_of_window(self, row: int) -> list[Any]:
         cells = self.table.cells[row : row + 1, self.table.base :]
@@ -324,11 +325,11 @@ class WindowStore:
 
     # --- changes for a commit ---
 
-    def finals(self) -> Windows:
+    def finals(self) -> WindowColumns:
         """Return the windows that were closed."""
-        return joined_windows(self._finals, self.columns.types)
+        return WindowColumns.joined(self._finals, self.columns.types)
 
-    def live(self) -> Windows:
+    def live(self) -> WindowColumns:
         """Return the live windows that changed."""
         return self._window_columns(self.table.changed_rows())
 
@@ -355,7 +356,7 @@ class WindowStore:
             ends = np.concatenate((ends, shown[:, k.SHOWN_END]))
         return self.index.keys(codes), starts, ends
 
-    def updated(self) -> tuple[Windows, NDArray[np.bool_]]:
+    def updated(self) -> tuple[WindowColumns, NDArray[np.bool_]]:
         """Return the changes of results since the last commit: retracted windows, marked so, and all changed ones.
 
         Windows that were closed since then are included.
@@ -370,9 +371,9 @@ class WindowStore:
         none = self.columns.of_rows(
             np.zeros((len(keys), self.columns.cells), np.int64), [[None] * len(keys) for _ in self.columns.objects]
         )
-        retracted = Windows(keys, starts, ends, none)
+        retracted = WindowColumns(keys, starts, ends, none)
         parts = [replace(part, closed_at=EMPTY) for part in (retracted, live, *self._final_changed)]
-        windows = joined_windows(parts, self.columns.types)
+        windows = WindowColumns.joined(parts, self.columns.types)
         return windows, np.arange(len(windows)) < len(retracted)
 
     def committed(self) -> None:
@@ -395,7 +396,7 @@ class WindowStore:
         self.unload(key, start)
         columns = self.columns.as_columns([self.columns.values(states)])
         raw = key if isinstance(key, bytes) else key.encode()
-        self._load_windows(Windows(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
+        self._load_windows(WindowColumns(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
 
     def replay(
         self,
@@ -411,13 +412,13 @@ class WindowStore:
         indexes. Raises the errors of `read` and decoding errors before anything is changed.
         """
         codes = self.index.codes_of(keys)
-        newest = last_of_each(codes, starts)
+        newest = newest_of_each_window(codes, starts)
         live = newest[is_live[newest]]
         columns = self.columns.from_changelog(read(live))
         # All errors have been raised by now, so a batch of entries is applied as a whole or not at all.
         self._drop_windows(self.table.rows_at(codes[newest], starts[newest]))
         if len(live):
-            self._load_windows(Windows(keys.at(live), starts[live], ends[live], columns), codes[live])
+            self._load_windows(WindowColumns(keys.at(live), starts[live], ends[live], columns), codes[live])
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing window is no error, since a snapshot may be ahead of the log."""
@@ -433,7 +434,7 @@ class WindowStore:
         self._drop_windows(np.array(rows, np.int64))
         return len(rows)
 
-    def _load_windows(self, windows: Windows, codes: Int32Array | None = None) -> None:
+    def _load_windows(self, windows: WindowColumns, codes: Int32Array | None = None) -> None:
         cells, states = self.columns.to_rows(windows.columns)
         if codes is None:
             codes = self.index.codes_of(windows.keys)

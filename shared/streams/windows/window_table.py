@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.keys import GROWTH, Int32Array, KeyIndex, grown_array
+from penstock.shared.streams.windows.key_index import GROWTH, Int32Array, KeyIndex, grown_array
+from penstock.shared.streams.windows.state_columns import RecordNumbers
 from penstock.shared.streams.windows.window_rule import WindowRule
 
 ROWS_MIN = 64
@@ -47,18 +48,6 @@ class TableMark(NamedTuple):
     flags: NDArray[np.uint8]
     head: int
     meta: Int64Array
-
-
-class Values(NamedTuple):
-    """The numbers of a batch's records for the aggregations that read one: cells, and whether each is present."""
-
-    cells: Int64Array
-    has: NDArray[np.uint8]
-
-    @classmethod
-    def none(cls, count: int) -> Values:
-        """Return values for aggregations that read none."""
-        return cls(np.zeros((0, count), np.int64), np.zeros((0, count), np.uint8))
 
 
 class WindowTable:
@@ -111,7 +100,7 @@ class WindowTable:
     # --- records ---
 
     def take(
-        self, times: Int64Array, codes: Int32Array, values: Values, *, closes: bool = True
+        self, times: Int64Array, codes: Int32Array, values: RecordNumbers, *, closes: bool = True
     ) -> tuple[int, int | None]:
         """Take records until all are taken or one is rejected.
 
@@ -152,7 +141,7 @@ class WindowTable:
         ):  # fmt: skip
             self._grow_arrays(k.FULL)
 
-    def _run_kernel(self, times: Int64Array, codes: Int32Array, values: Values, first: int, closes: bool) -> int:
+    def _run_kernel(self, times: Int64Array, codes: Int32Array, values: RecordNumbers, first: int, closes: bool) -> int:
         rule = self.rule
         keys = self.keys
         batch = (times, codes, first, len(times), values.cells, values.cells.view(np.float64), values.has)

@@ -26,7 +26,8 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.restore import restore_changes
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, require_missed_windows_fit
+from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET
+from penstock.shared.streams.windows.size_limits import require_missed_windows_fit
 
 SIZE, ADVANCE, GRACE, GAP, DIFFERENCE = 100, 30, 20, 100, 50
 KINDS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {

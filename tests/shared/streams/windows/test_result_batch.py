@@ -15,9 +15,9 @@ from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.window_result import WindowKey
-from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.result_batch import ResultBatch
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_columns import WindowColumns
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8)
 
@@ -26,20 +26,20 @@ def texts_of(raw: PackedBytes) -> list[str]:
     return list(map(bytes.decode, raw.tolist()))
 
 
-def retracted(windows: Windows, gone: list[tuple[bytes, int, int]]) -> tuple[Windows, Any]:
+def retracted(windows: WindowColumns, gone: list[tuple[bytes, int, int]]) -> tuple[WindowColumns, Any]:
     """Returns the windows behind retracted ones with these keys and bounds, and a mask of the retracted ones."""
     columns = [np.concatenate((np.zeros(len(gone), c.dtype), c)) for c in windows.columns]
     starts, ends = (np.array([one[i] for one in gone], np.int64) for i in (1, 2))
     starts, ends = np.concatenate((starts, windows.starts)), np.concatenate((ends, windows.ends))
     keys = PackedBytes.of([one[0] for one in gone] + list(windows.keys))
-    return Windows(keys, starts, ends, columns), np.arange(len(starts)) < len(gone)
+    return WindowColumns(keys, starts, ends, columns), np.arange(len(starts)) < len(gone)
 
 
 def results_of(keys: list[bytes], gone: list[bytes], names: tuple[str, ...], *, text: bool) -> ResultBatch:
     columns = StateColumns([Count(), Mean("ms").bind(dict)])
     starts = np.arange(len(keys))
     states = [starts + 1, starts / 3, np.where(starts % 2 == 0, 0, starts)]
-    windows = Windows(PackedBytes.of(keys), starts, starts + 5, states)
+    windows = WindowColumns(PackedBytes.of(keys), starts, starts + 5, states)
     all_ = retracted(windows, [(key, i, 9 + i) for i, key in enumerate(gone)])
     return ResultBatch("s", names, columns, texts_of if text else list, *all_, by_time=True)
 
@@ -71,7 +71,7 @@ def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> No
     results."""
     columns = StateColumns([Latest(), Count()])
     keys = PackedBytes.of([b"k", b"m"])
-    windows = Windows(keys, np.array([0, 0]), np.array([10, 10]), [np.array([7, 3]), np.array([2, 1])])
+    windows = WindowColumns(keys, np.array([0, 0]), np.array([10, 10]), [np.array([7, 3]), np.array([2, 1])])
     results = ResultBatch("s", (LATEST, "n"), columns, texts_of, windows)
     assert results.timestamps().tolist() == [r.timestamp for r in records_of(results)] == [7, 3]
     assert [r.value.results for r in records_of(results)] == [{"n": 2}, {"n": 1}]
@@ -91,7 +91,7 @@ def test_a_commits_results_go_in_order_of_time() -> None:
 def test_a_retraction_comes_before_what_replaces_it() -> None:
     """Of two results of one time, the retraction of a merged session comes first, so that the other one remains under a
     shared key."""
-    windows = Windows(PackedBytes.of([b"k"]), np.array([1]), np.array([9]), [np.array([2])])
+    windows = WindowColumns(PackedBytes.of([b"k"]), np.array([1]), np.array([9]), [np.array([2])])
     all_ = retracted(windows, [(b"k", 5, 9), (b"k", 3, 4)])
     results = ResultBatch("s", ("n",), StateColumns([Count()]), texts_of, *all_, by_time=True)
     assert keys_of(results) == [WindowKey("k", 3, 4), WindowKey("k", 5, 9), WindowKey("k", 1, 9)]
@@ -101,7 +101,9 @@ def test_by_time_is_by_the_latest_record_where_it_is_kept() -> None:
     """A tumbling window's result has the time of its latest record. Results are ordered by it, then by start."""
     columns = StateColumns([Latest(), Count()])
     starts, latest = np.array([10, 5, 0, 0]), np.array([12, 12, 3, 9])
-    windows = Windows(PackedBytes.of([b"a", b"a", b"b", b"c"]), starts, starts + 10, [latest, np.ones(4, np.int64)])
+    windows = WindowColumns(
+        PackedBytes.of([b"a", b"a", b"b", b"c"]), starts, starts + 10, [latest, np.ones(4, np.int64)]
+    )
     results = ResultBatch("s", (LATEST, "n"), columns, texts_of, windows, by_time=True)
     assert [(at.key, at.start) for at in keys_of(results)] == [("b", 0), ("c", 0), ("a", 5), ("a", 10)]
     assert results.timestamps().tolist() == [3, 9, 12, 12]

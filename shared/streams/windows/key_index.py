@@ -288,7 +288,7 @@ class KeyIndex:
 
 
 def grown_array(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
-    """Return a copy of the array with room for more rows."""
+    """Return a copy of an array of the index, or of one beside it, with room for more keys or rows."""
     shape = (size, *array.shape[1:])
     # Zeros take no memory before they are written.
     larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
@@ -296,31 +296,9 @@ def grown_array(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
     return larger
 
 
-def compile_kernels() -> None:
-    """Compile the index's kernels, or load them from numba's cache."""
+def compile_key_index() -> None:
+    """Compile the kernels of the key index, or load them from numba's cache."""
     index = KeyIndex()
     index.codes_of([b"%d" % number for number in range(SLOTS_MIN)])  # enough keys for a rehash
     index.release(np.arange(len(index)), np.zeros(index.capacity, np.bool_))
     index.repack()
-
-
-def last_of_each(codes: Any, starts: Int64Array) -> Int64Array:
-    """Return the indexes of the last one of each code and start, ascending; codes are small numbers or NONE.
-
-    >>> last_of_each(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
-    [1, 2, 3]
-    >>> last_of_each(np.array([8, 7], np.int32), np.array([0, 0])).tolist()
-    [0, 1]
-    """
-    indexes = np.arange(len(codes))
-    last = np.empty(int(codes.max(initial=NONE)) + 1, np.int64)
-    last[codes] = indexes
-    if (last[codes] == indexes).all():  # each code occurs once
-        return indexes
-    order = np.lexsort((starts, codes))  # stable: the last of equal ones is the newest
-    codes = codes[order]
-    starts = starts[order]
-    is_last = np.ones(len(order), np.bool_)
-    is_last[:-1] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])
-    found: Int64Array = np.sort(order[is_last])
-    return found

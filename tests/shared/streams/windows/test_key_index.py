@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.streams.windows.keys import SLOTS_MIN, KeyIndex
+from penstock.shared.streams.windows.key_index import SLOTS_MIN, KeyIndex
 
 names = st.binary(max_size=20) | st.sampled_from([b"a", b"b", b"", b"a\0"])
 

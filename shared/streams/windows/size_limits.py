@@ -1,4 +1,4 @@
-"""The size limits of a window's key and states, and the names of windows in messages.
+"""The size limits of a window's key and states.
 
 A key that a store takes must also be written, and it may occur twice in one record: a result has the window's key as
 its own key and as a field of its JSON. If that record cannot be written, no commit that closes the window succeeds, and
@@ -8,19 +8,19 @@ before a store takes them.
 
 >>> key_bytes("ann"), key_bytes(b"ann"), key_bytes("\\0")
 (10, 12, 16)
->>> name_window("s", "ann", 5, 9)
-"store 's', key 'ann', window 5 to 9"
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from penstock.shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.common.errors import ConfigError, DataError, RecordTooLarge
 from penstock.shared.streams.aggregations.aggregation import Aggregation
+from penstock.shared.streams.changelog.store_schema import StoreSchema
+from penstock.shared.streams.windows.window_descriptions import describe_key
 
 RESULT_BYTES_SPARE = 16 * 1024
 """The bytes of a result besides its key: names and numbers of the aggregations, bounds, headers."""
@@ -37,11 +37,9 @@ LENGTH_BYTES = 4
 KEY_GROWTH_MAX = 12
 """A key of n characters or bytes takes at most n times this, plus the quotes: twice six, by JSON's escapes."""
 
-KEY_SHOWN_MAX = 100
-
 
 def default_key_bytes_max(record_bytes_max: int) -> int:
-    """Return the bytes of a result that remain for its key: at least half.
+    """Return the default limit of a key's size: the bytes of a result that remain for it, at least half.
 
     >>> default_key_bytes_max(1024 * 1024), default_key_bytes_max(1000)
     (1032192, 500)
@@ -50,7 +48,7 @@ def default_key_bytes_max(record_bytes_max: int) -> int:
 
 
 def default_state_bytes_max(record_bytes_max: int) -> int:
-    """Return the bytes of a changelog entry that remain for its key and states: at least half.
+    """Return the limit of the size of key and states: the bytes of a changelog entry that remain, at least half.
 
     >>> default_state_bytes_max(1024 * 1024), default_state_bytes_max(100)
     (1048320, 50)
@@ -74,52 +72,35 @@ def check_key(key: Any, store: str, key_bytes_max: int) -> None:
         try:
             key.encode()
         except UnicodeEncodeError as e:
-            message = f"store {store!r}: the key {shown_key(key)} is not encodable as UTF-8: {e.reason}"
+            message = f"store {store!r}: the key {describe_key(key)} is not encodable as UTF-8: {e.reason}"
             raise DataError(message) from None
     if (size := key_bytes(key)) > key_bytes_max:
         raise RecordTooLarge(
-            f"store {store!r}: the key {shown_key(key)} takes {size} bytes in a result, where it stands twice as JSON; "
-            f"key_bytes_max={key_bytes_max}"
+            f"store {store!r}: the key {describe_key(key)} takes {size} bytes in a result, where it stands twice as "
+            f"JSON; key_bytes_max={key_bytes_max}"
         )
 
 
-def check_states(
+def check_state_size(
     store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
 ) -> None:
-    """Raise RecordTooLarge for a row that no changelog entry can hold, or the error of encoding a state."""
+    """Raise RecordTooLarge if key and states exceed a changelog entry's limit, or the error of encoding a state."""
     columns = [column for one, state in zip(aggregations, states, strict=True) for column in one.to_columns(state)]
     size = len(key if isinstance(key, bytes) else key.encode())
     size += sum(LENGTH_BYTES + len(c) if isinstance(c, bytes) else NUMBER_BYTES for c in columns)
     if size > bytes_max:
         raise RecordTooLarge(
-            f"store {store!r}: key {shown_key(key)}: key and state take {size} bytes in the changelog; at most "
+            f"store {store!r}: key {describe_key(key)}: key and state take {size} bytes in the changelog; at most "
             f"{bytes_max} fit, which is max_request_size minus the bytes around them"
         )
 
 
-def shown_key(key: Any) -> str:
-    """Return a key as messages show it.
-
-    >>> shown_key("a" * 5), shown_key(b"a" * 102)[95:]
-    ("'aaaaa'", "aaaaaaa'... (102 bytes)")
-    """
-    if not isinstance(key, str | bytes) or len(key) <= KEY_SHOWN_MAX:
-        text = repr(key)
-        return text if len(text) <= 10 * KEY_SHOWN_MAX else f"{text[: 10 * KEY_SHOWN_MAX]}..."
-    return f"{key[:KEY_SHOWN_MAX]!r}... ({len(key)} {'bytes' if isinstance(key, bytes) else 'characters'})"
-
-
-def name_window(store: str | None, key: Any, start: int, end: int) -> str:
-    """Return a window's description for a message."""
-    return f"{name_result(store, key)}, window {start} to {end}"
-
-
-def name_result(store: str | None, key: Any) -> str:
-    """Return the description of a row, or of the window that is a result's key.
-
-    >>> name_result("s", "ann"), name_result("s", ("ann", 5, 9))
-    ("store 's', key 'ann'", "store 's', key 'ann', window 5 to 9")
-    """
-    if isinstance(key, tuple):
-        return name_window(store, *key)
-    return f"{f'store {store!r}, ' if store is not None else ''}key {shown_key(key)}"
+def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
+    """Raise ConfigError if a late record can miss more windows than half of a changelog entry's limit can list."""
+    for store in stores:
+        windows = store.size_ms // store.advance_ms if store.advance_ms else 1
+        if NUMBER_BYTES * windows > state_bytes_max // 2:
+            raise ConfigError(
+                f"store {store.name!r}: a record is in {windows} windows, and the changelog entry of a late one, which "
+                "names those that it missed, does not fit into max_request_size: make that larger, or the windows fewer"
+            )

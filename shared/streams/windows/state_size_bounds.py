@@ -17,16 +17,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.key_index import Int32Array
+from penstock.shared.streams.windows.size_limits import LENGTH_BYTES, NUMBER_BYTES
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_limits import LENGTH_BYTES, NUMBER_BYTES
 from penstock.shared.streams.windows.window_table import WindowTable
 
 UNKNOWN = 2**62
 """The bound of a key whose windows were restored; they are measured with its next record."""
 
 
-class StateSizes:
+class StateSizeBounds:
     """The bounds of one table's keys, in bytes without the key."""
 
     def __init__(self, table: WindowTable, columns: StateColumns) -> None:
@@ -40,7 +40,7 @@ class StateSizes:
         self._bounds: Int64Array = np.zeros(0, np.int64)
 
     def __repr__(self) -> str:
-        return f"<StateSizes of {len(self._bounds)} keys, {len(self._growing)} aggregations that grow>"
+        return f"<StateSizeBounds of {len(self._bounds)} keys, {len(self._growing)} aggregations that grow>"
 
     def forget(self, codes: Int32Array) -> None:
         """Reset the bounds of keys whose windows were restored."""

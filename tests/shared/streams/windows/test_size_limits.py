@@ -13,7 +13,8 @@ from penstock.shared.common.errors import RecordTooLarge
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.window_result import WindowKey, WindowResult
-from penstock.shared.streams.windows.window_limits import check_key, key_bytes, name_window
+from penstock.shared.streams.windows.size_limits import check_key, key_bytes
+from penstock.shared.streams.windows.window_descriptions import describe_window
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"])) | st.binary()
 ENVELOPE = len(b'{"key":,"start":0,"end":0}')
@@ -41,6 +42,6 @@ def test_no_result_holds_more_of_a_key(key: Any) -> None:
 
 def test_a_windows_name_is_short() -> None:
     """A long key is shown by its beginning and its length, a value that is no key by a part of its text."""
-    assert name_window("s", "k" * 200, 1, 2) == f"store 's', key '{'k' * 100}'... (200 characters), window 1 to 2"
-    assert name_window(None, b"\xff", 1, 2) == "key b'\\xff', window 1 to 2"
-    assert len(name_window("s", ["k" * 10_000], 1, 2)) < 1_100
+    assert describe_window("s", "k" * 200, 1, 2) == f"store 's', key '{'k' * 100}'... (200 characters), window 1 to 2"
+    assert describe_window(None, b"\xff", 1, 2) == "key b'\\xff', window 1 to 2"
+    assert len(describe_window("s", ["k" * 10_000], 1, 2)) < 1_100
