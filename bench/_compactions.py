@@ -21,7 +21,7 @@ from penstock.services.spark.compaction.rewrite import RewriteInput
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.restore_io import RestoreReport
+from penstock.shared.streams.runtime.restore_progress import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 

@@ -37,11 +37,9 @@ from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, Top
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore_changes
 from penstock.shared.streams.changelog.format import Progress, decode_progress
-from penstock.shared.streams.runtime.foreign_members import is_foreign_group, name_members
-from penstock.shared.streams.runtime.restore_io import (
-    RESTORE_IDLE_MS_MAX,
-)
-from penstock.shared.streams.runtime.source_positions import AheadPartition, ahead_of, own_offset
+from penstock.shared.streams.runtime.foreign_members import describe_foreign_members, is_foreign_group
+from penstock.shared.streams.runtime.partition_restore import RESTORE_IDLE_MS_MAX
+from penstock.shared.streams.runtime.source_positions import AheadPartition, ahead_of, committed_position
 from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
@@ -121,8 +119,8 @@ async def plan_restore(
     group = await admin.describe_group(application)
     if is_foreign_group(group):
         raise GroupNotEmpty(
-            f"group {application} has members that are not instances of this application: {name_members(group)}. Stop "
-            "them first: they would commit their offsets again"
+            f"group {application} has members that are not instances of this application: "
+            f"{describe_foreign_members(group)}. Stop them first: they would commit their offsets again"
         )
     committed = await admin.group_offsets(application, require_stable=True)
     if not committed:
@@ -159,7 +157,7 @@ def compare(
 async def apply_restore(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> None:
     """Commit the plan's offsets. Raises CommitFailed if another client has committed over them."""
     application = plan.application
-    offsets = {one.at: own_offset(BEGINNING if one.known is None else one.known) for one in plan.back}
+    offsets = {one.at: committed_position(BEGINNING if one.known is None else one.known) for one in plan.back}
     settings = ProducerSettings(transactional_id=f"{application}-restore-offsets")
     async with Producer(kafka, settings) as producer:
         await producer.init_transactions()

@@ -37,9 +37,9 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
-from penstock.shared.streams.runtime.restore_io import changelog_consumer, find_takeover
+from penstock.shared.streams.runtime.changelog_partition import LogReplaced, find_takeover
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
-from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (

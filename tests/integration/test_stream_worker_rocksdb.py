@@ -12,7 +12,7 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.errors import ConfigError, ProducerFenced
-from penstock.shared.streams.runtime.restore_io import RestoreReport
+from penstock.shared.streams.runtime.restore_progress import RestoreReport
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.state.state_directory import StateDirectory
 from tests.integration.test_stream_worker import (

@@ -39,7 +39,7 @@ from penstock.shared.common.records import Columns, GroupMetadata, TopicPartitio
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings

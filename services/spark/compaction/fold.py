@@ -51,7 +51,7 @@ from penstock.shared.streams.changelog.changelog_reader import (
 from penstock.shared.streams.changelog.format import FINAL, LIVE, WAYS_OUT, Progress, decode_progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema, check_schema
-from penstock.shared.streams.runtime.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
 IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect

@@ -59,7 +59,7 @@ async def prepare_topics(
     ConfigError if the assignor does not suit them, if their numbers of partitions differ, or if an existing changelog
     would lose state. Logs a warning if a result or late topic would lose old event times.
     """
-    require_one_assignment(settings.partition_assignment_strategy, topology.source_topics())
+    require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
     sources = [topic for topic in topology.source_topics() if topic not in internal]
     others = [table.topic for table in topology.global_tables.values()]
@@ -106,11 +106,11 @@ async def prepare_topics(
     return PreparedTopics(partitions, rejected_bytes_max)
 
 
-def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:
-    """Raise ConfigError if the assignor would give a partition's number to different instances, by topic.
+def require_assignor_of_source_topics(strategy: str, sources: Sequence[str]) -> None:
+    """Raise ConfigError if an application has several source topics, and the assignor `strategy` is for one.
 
-    Of several topics, `range` gives the same numbers to the same member. The sticky assignors look at each partition
-    alone.
+    A task needs the same partition of each source topic. `range` assigns equal numbers to one member. The sticky
+    assignors look at each partition alone.
     """
     if strategy != "range" and len(sources) > 1:
         raise ConfigError(
@@ -161,8 +161,8 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
         )
 
 
-def loses_old_times(configs: Configs) -> list[str]:
-    """Return the retention settings, as `name=value`, by which a topic deletes records; empty if it keeps them.
+def retention_of_topic(configs: Configs) -> list[str]:
+    """Return the retention settings of an application's topic, as `name=value`; empty if it keeps all records.
 
     Kafka's retention compares record timestamps with the clock. A record with an event time in the past is deleted
     minutes after it was written.
@@ -174,7 +174,7 @@ def loses_old_times(configs: Configs) -> list[str]:
 
 def warn_of_retention(name: str, configs: Configs) -> None:
     """Log a warning if a topic of event times deletes records by them."""
-    if found := loses_old_times(configs):
+    if found := retention_of_topic(configs):
         log.warning(
             "a topic of event times has a retention: Kafka deletes old event times soon after they were written",
             topic=name,

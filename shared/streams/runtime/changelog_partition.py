@@ -17,14 +17,18 @@ counts from its offset. If the log was replaced by another topic, the owner stop
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import (
     ChangelogHole,
+    CorruptRecord,
     DataError,
     InvalidTimestamp,
     KafkaTimeout,
@@ -34,6 +38,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import (
+    Columns,
     GroupMetadata,
     ProducerRecord,
     RecordColumns,
@@ -42,20 +47,20 @@ from penstock.shared.common.records import (
 )
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
-from penstock.shared.streams.changelog.format import Takeover, encode_takeover
-from penstock.shared.streams.runtime.restore_io import (
-    RestoreProgress,
-    RestoreReport,
-    Restoring,
-    changelog_consumer,
-    fetch_topic_id,
-    find_takeover,
+from penstock.shared.streams.changelog.format import Takeover, decode_entry, encode_takeover, is_foreign_record
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer, fetch_changelog_topic_id
+from penstock.shared.streams.runtime.partition_restore import (
+    RESTORE_IDLE_MS_MAX,
+    RESTORE_POLL_MS,
+    RESTORE_RECORDS_MAX,
+    PartitionRestore,
 )
-from penstock.shared.streams.runtime.source_positions import own_offset
+from penstock.shared.streams.runtime.restore_progress import RestoreProgress, RestoreReport
+from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
-from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced
-from penstock.shared.streams.state.local_restore import Overtaken, discard_local_state
-from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
+from penstock.shared.streams.state.checkpoint import CommitPosition
+from penstock.shared.streams.state.local_restore import Overtaken
+from penstock.shared.streams.task.outputs import OutputBulk, TaskCommit, partition_of
 from penstock.shared.streams.task.stream_task import StreamTask
 
 if TYPE_CHECKING:
@@ -69,7 +74,55 @@ SNAPSHOT_ATTEMPTS_MAX = 5  # restores that start again from a newer snapshot, be
 TAKEOVER_ATTEMPTS_MAX = 10
 
 
-OutputBulk = list[ProducerRecord] | RecordColumns
+class LogReplaced(ProducerFenced):
+    """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end."""
+
+
+class ChangelogPosition:
+    """The position in a changelog partition at which its owner writes, and whether others write there too.
+
+    Adjacent commits prove that there was no other owner. A commit at a lower offset than the previous one's end proves
+    that the log is another. `marks` are the offsets between two commits that hold no record. A negative offset means
+    that the broker did not return one.
+
+    >>> position = ChangelogPosition("id", 10, marks=1)
+    >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
+    (range(10, 10), range(10, 16))
+    >>> position.written(entries=4, offset=14)
+    CommitPosition(topic_id='id', covered_offset=15, verified_offset=15)
+    >>> position.written(entries=4, offset=21)  # where 20 was to be: the record of another
+    CommitPosition(topic_id='id', covered_offset=22, verified_offset=15)
+    """
+
+    def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
+        self.topic_id = topic_id
+        self._next = next_offset
+        self._marks = marks
+        self._verified = next_offset
+        self._is_only_writer = True
+
+    def between(self, entries: int, offset: int) -> range:
+        """Return the offsets that others have written, if the owner's commit of `entries` ends at `offset`.
+
+        Raises LogReplaced if the commit cannot be there in the log of the previous commit.
+        """
+        least = self._next + entries
+        if 0 <= offset < least:
+            raise LogReplaced(
+                f"a commit is at offset {offset}, but the log ended at {least} before it: the topic (id "
+                f"{self.topic_id} before) was recreated, or has lost its end"
+            )
+        return range(self._next, offset if offset > least else self._next)
+
+    def written(self, entries: int, offset: int) -> CommitPosition:
+        """Record the owner's commit of `entries` that ends at `offset`, and return its position in the changelog."""
+        # Once something else lies between two commits, it may be another owner's takeover. Only a restore can find out.
+        self._is_only_writer &= offset == self._next + entries
+        if self._is_only_writer:
+            self._verified = offset + 1
+        if offset >= 0:
+            self._next = offset + 1 + self._marks
+        return CommitPosition(self.topic_id, offset + 1, self._verified)
 
 
 class RecordRejected(DataError):
@@ -90,9 +143,9 @@ class RecordRejected(DataError):
 def _find_rejected_record(
     records: OutputBulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
-    """Return the record for which the broker rejected its whole batch, with the error; None if no error names one.
+    """Return the record for which the broker rejected a bulk of the partition's owner, with the error.
 
-    Of several it is the largest, or the one with the newest timestamp.
+    None if no error names a record. Of several it is the largest, or the one with the newest timestamp.
     """
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
@@ -120,7 +173,7 @@ class ChangelogPartition:
         self._instance = instance
         self._clock = clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
-        self._log_position: LogPosition
+        self._log_position: ChangelogPosition
         self._epoch: int
         self._metrics = metrics
         self.progress: RestoreProgress | None = None
@@ -151,7 +204,7 @@ class ChangelogPartition:
         await self._producer.close(timeout_ms)
 
     async def take_over(
-        self, make_task: Callable[[], StreamTask], standby: Restoring | None = None
+        self, make_task: Callable[[], StreamTask], standby: PartitionRestore | None = None
     ) -> tuple[StreamTask, RestoreReport]:
         """Restore a task and become its changelog's only writer.
 
@@ -162,7 +215,7 @@ class ChangelogPartition:
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
             # A standby is used once. A restore that starts again begins with an empty task.
-            restoring = standby or Restoring(self._kafka, self._settings, make_task(), self._clock)
+            restoring = standby or PartitionRestore(self._kafka, self._settings, make_task(), self._clock)
             standby = None
             restoring.progress = self.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
             try:
@@ -170,7 +223,7 @@ class ChangelogPartition:
             except Overtaken as e:
                 # The owner of the state on disk had been overtaken before its last commits. Restore without it.
                 assert restoring.task.local is not None
-                discard_local_state(restoring.task.local, str(e))
+                restoring.task.local.discard(str(e))
             except OffsetOutOfRange as e:
                 # Records after the start of the restore were deleted. A compaction does that after it has committed a
                 # snapshot, so the next attempt finds a newer one.
@@ -190,12 +243,12 @@ class ChangelogPartition:
         LogReplaced that the changelog is another topic than before.
         """
         partition = self.topic_partition.partition
-        offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
+        offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}
         entries = self._changelog_records(commit.changelog[:-1])
         progress = self._changelog_records(commit.changelog[-1:])
         topics = commit.produced.topics_by_source_key()
         commit.produced.assign_partitions({topic: await self._producer.partitions_for(topic) for topic in topics})
-        outputs = _group_records_in_bulks(commit.produced)
+        outputs = commit.produced.bulks()
         if self.exactly_once:
             # Results, changelog and source offsets take effect together. With the group's metadata the coordinator
             # rejects a member of an old generation (KIP-447).
@@ -220,7 +273,7 @@ class ChangelogPartition:
 
     # --- restore ---
 
-    async def _restore_stores(self, restoring: Restoring) -> None:
+    async def _restore_stores(self, restoring: PartitionRestore) -> None:
         reader = restoring.reader
         at = self.topic_partition
         async with restoring.consumer() as consumer:
@@ -244,7 +297,7 @@ class ChangelogPartition:
         self._epoch = epoch
         # The marker that ends a transaction takes an offset.
         marks = 1 if self.exactly_once else 0
-        self._log_position = LogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
+        self._log_position = ChangelogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
     def _foreign_write_offsets(self, entries: int, last: RecordMetadata) -> range:
         """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""
@@ -261,7 +314,7 @@ class ChangelogPartition:
         if not others:
             return
         was = self._log_position.topic_id
-        now = await fetch_topic_id(self._kafka, self.topic_partition.topic)
+        now = await fetch_changelog_topic_id(self._kafka, self.topic_partition.topic)
         if now != was:
             raise LogReplaced(
                 f"{self.topic_partition}: the topic was deleted and created again: its id was {was} and is now {now}"
@@ -305,14 +358,32 @@ class ChangelogPartition:
         return last
 
 
-def _group_records_in_bulks(outputs: TaskOutputs) -> list[OutputBulk]:
-    """Return the outputs in order, with consecutive records as one list."""
-    bulks: list[OutputBulk] = []
-    for item in outputs.items:
-        if isinstance(item, OutputColumns):
-            bulks += item.bulks()
-        elif bulks and isinstance(bulks[-1], list):
-            bulks[-1].append(item)
-        else:
-            bulks.append([item])
-    return bulks
+async def find_takeover(
+    consumer: Consumer, at: TopicPartition, span: range, epoch: int, timeout_ms: int = RESTORE_IDLE_MS_MAX
+) -> int | None:
+    """Return the offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
+
+    A read_uncommitted consumer does not wait for open transactions. It also finds takeovers that were aborted, and then
+    a needless restore does no harm. Invalid records are skipped; a restore reports them. Raises OffsetOutOfRange if the
+    span was deleted meanwhile, KafkaTimeout if its records do not come.
+    """
+    consumer.assign([at])
+    consumer.seek(at, span.start)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while await consumer.position(at) < span.stop:
+                for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
+                    if (offset := _find_takeover(columns, span, epoch)) is not None:
+                        return offset
+    except TimeoutError:
+        spanned = f"records {span.start} to {span.stop - 1}"
+        raise KafkaTimeout(f"{at}: {spanned} did not come in {timeout_ms} ms") from None
+    return None
+
+
+def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
+    for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
+        with suppress(CorruptRecord):
+            if offset in span and not is_foreign_record(value) and decode_entry(value).takes_over_from(epoch):
+                return int(offset)
+    return None

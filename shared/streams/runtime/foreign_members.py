@@ -21,12 +21,12 @@ def is_foreign_group(group: GroupDescription) -> bool:
     return bool(group.members) and group.protocol != UNDECIDED and not group.protocol.startswith(PREFIX)
 
 
-def name_members(group: GroupDescription) -> str:
-    """Return the client ids of the members with their hosts.
+def describe_foreign_members(group: GroupDescription) -> str:
+    """Return the description of a group's foreign members for a message: their client ids and hosts.
 
     >>> from penstock.shared.clients.admin import MemberDescription
     >>> members = (MemberDescription("c-1", "c", "/10.0.0.7", None, frozenset()),)
-    >>> name_members(GroupDescription("app", "Stable", "consumer", "range", 1, members))
+    >>> describe_foreign_members(GroupDescription("app", "Stable", "consumer", "range", 1, members))
     "client 'c' (host 10.0.0.7)"
     """
     return ", ".join(sorted({f"client {one.client_id!r} (host {one.host.lstrip('/')})" for one in group.members}))
@@ -41,7 +41,7 @@ async def foreign_members_error(
     """
     async with Admin(kafka) as admin:
         group = await admin.describe_group(application_id)
-    others = name_members(group)
+    others = describe_foreign_members(group)
     if not others:
         return InconsistentGroupProtocol(
             f"group {application_id} had members that are not instances of this application ({error}); they have "

@@ -10,51 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.restore_io import RestoreReport
+from penstock.shared.streams.runtime.rejection_log import RejectionLog
+from penstock.shared.streams.runtime.restore_progress import RestoreReport
 from penstock.shared.streams.runtime.source_positions import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.local_restore import discard_local_state
 from penstock.shared.streams.task.idleness import Idleness
 from penstock.shared.streams.task.inputs import TaskInputs
-from penstock.shared.streams.task.metrics import RestoreMetrics, StreamTaskMetrics
+from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
 log = get_logger(__name__)
-
-LOG_INTERVAL_MS = 10_000
-
-
-class RejectionLog:
-    """The log of a task's rejected records: at most one line in an interval, and nothing is lost.
-
-    Records may be rejected one by one or by the thousand a second. A line covers all since the previous one. Records
-    rejected within the interval wait for its end, or for the task's. Only committed ones are logged, because others may
-    be processed again.
-    """
-
-    def __init__(self, partition: int) -> None:
-        self._partition = partition
-        self._logged_counts = (0, 0, 0)
-        self._logged_at_ms: int | None = None
-
-    def report(self, metrics: StreamTaskMetrics, now_ms: int, *, at_once: bool = False) -> None:
-        """Log the records rejected since the last line, if that is due or `at_once`.
-
-        `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.
-        """
-        counts = (metrics.late_total, metrics.dead_letters_total, metrics.skipped_total)
-        waits = self._logged_at_ms is not None and now_ms - self._logged_at_ms < LOG_INTERVAL_MS
-        if counts == self._logged_counts or (waits and not at_once):
-            return
-        names = ("late", "dead_letters", "skipped")
-        new = {name: now - before for name, now, before in zip(names, counts, self._logged_counts, strict=True)}
-        coordinates = {f"last_{name}": metrics.rejected_at.get(name) for name, number in new.items() if number}
-        log.info("records rejected", partition=self._partition, **new, **coordinates)
-        self._logged_counts = counts
-        self._logged_at_ms = now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +124,7 @@ class OwnedTask:
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
             if self.local is not None:
                 if self.discard_reason is not None:
-                    discard_local_state(self.local, self.discard_reason)
+                    self.local.discard(self.discard_reason)
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 

@@ -133,7 +133,7 @@ def read_in_slices(
         if page.has_more:
             break
     found = [row for page in pages.values() for row in page.rows]
-    last = position_of_row(found[-1]) if any(page.has_more for page in pages.values()) else None
+    last = query_position(found[-1]) if any(page.has_more for page in pages.values()) else None
     rows = [row for row in found if row["partition"] in tasks]
     at = {partition: offsets for partition, offsets in position.items() if partition in tasks}
     return StoreAnswer(store, kind, key_type, rows, at, last)
@@ -143,7 +143,7 @@ def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, No
     position = {partition: {table.topic: at} for partition, at in sorted(table.position.items())}
     page = _StoreQueryPage(None, None, query, query.rows_max)
     yield from page.read(table, _Range.of(query, table.key_type))
-    last = position_of_row(page.rows[-1]) if page.has_more else None
+    last = query_position(page.rows[-1]) if page.has_more else None
     return StoreAnswer(table.name, "global table", table.key_type, page.rows, position, last)
 
 
@@ -239,8 +239,8 @@ def _row_order_of(row: StateStoreRow) -> RowOrder:
     return row_order(raw_key(row.key), row.start)
 
 
-def position_of_row(row: Mapping[str, Any]) -> RowPosition:
-    """Return the position of an answer's row, with its key in the store's type."""
+def query_position(row: Mapping[str, Any]) -> RowPosition:
+    """Return the position of a row in a query's answer, after which the query continues."""
     return RowPosition(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 

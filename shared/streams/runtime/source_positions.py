@@ -123,8 +123,8 @@ def _format_ahead(ahead: Iterable[AheadPartition]) -> str:
     return ", ".join(map(str, ahead))
 
 
-def own_offset(offset: int) -> OffsetAndMetadata:
-    """Return an offset with the metadata that an application commits."""
+def committed_position(offset: int) -> OffsetAndMetadata:
+    """Return a source position to commit to the group, with the metadata that marks it as the application's own."""
     return OffsetAndMetadata(offset, COMMIT_METADATA)
 
 

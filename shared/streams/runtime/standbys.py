@@ -19,10 +19,10 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.runtime.restore_io import Restoring
+from penstock.shared.streams.runtime.partition_restore import PartitionRestore
 from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.local_restore import Overtaken, discard_local_state
+from penstock.shared.streams.state.local_restore import Overtaken
 
 log = get_logger(__name__)
 
@@ -36,7 +36,7 @@ class Standby:
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
-        self.restoring: Restoring | None = None
+        self.restoring: PartitionRestore | None = None
         self.following: asyncio.Task[None] | None = None
         self.is_current = False
         """Whether it had read everything at its last poll."""
@@ -102,7 +102,7 @@ class Standbys:
             standby = self._own[partition] = Standby(partition)
             standby.following = asyncio.create_task(self._follow_changelog(standby), name=f"standby-{partition}")
 
-    async def hand_over(self, partition: int) -> Restoring | None:
+    async def hand_over(self, partition: int) -> PartitionRestore | None:
         """End a standby and return its state; None if it has none yet."""
         if (standby := self._own.pop(partition, None)) is None:
             return None
@@ -144,7 +144,7 @@ class Standbys:
             except Overtaken as e:
                 # The state on disk has commits that no reader counts. Begin again without it.
                 if standby.restoring is not None and standby.restoring.task.local is not None:
-                    discard_local_state(standby.restoring.task.local, str(e))
+                    standby.restoring.task.local.discard(str(e))
                 self._drop_restored_state(standby)
             except RetriableError as e:
                 if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
@@ -167,7 +167,7 @@ class Standbys:
     async def _read_changelog(self, standby: Standby) -> None:
         if standby.restoring is None:
             task = self._task_factory.standby_task(standby.partition)
-            standby.restoring = Restoring(self._kafka, self._settings, task, self._clock)
+            standby.restoring = PartitionRestore(self._kafka, self._settings, task, self._clock)
         restoring = standby.restoring
         standby.is_current = False
         async with restoring.consumer() as consumer:
@@ -191,7 +191,7 @@ class Standbys:
                     written_ms = self._clock.monotonic_ms()
 
 
-def _standby_restore_counts(restoring: Restoring) -> dict[str, int]:
+def _standby_restore_counts(restoring: PartitionRestore) -> dict[str, int]:
     """Return what a standby has restored so far, for the log."""
     report = restoring.report
     return {
@@ -201,7 +201,7 @@ def _standby_restore_counts(restoring: Restoring) -> dict[str, int]:
     }
 
 
-def _close_standby_state(restoring: Restoring | None) -> None:
+def _close_standby_state(restoring: PartitionRestore | None) -> None:
     """Close a standby's state on disk, if there is any."""
     if restoring is not None and restoring.task.local is not None:
         restoring.task.local.close()

@@ -25,11 +25,10 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.runtime.changelog_partition import RecordRejected
+from penstock.shared.streams.runtime.changelog_partition import LogReplaced, RecordRejected
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.source_positions import own_offset
+from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.task.stream_task import StreamTask
 
@@ -179,7 +178,7 @@ class TaskCommits:
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """Commit the group's offsets to show the lag; the task itself resumes from its progress record."""
         offsets = {
-            TopicPartition(topic, owned.partition): own_offset(at)
+            TopicPartition(topic, owned.partition): committed_position(at)
             for owned, commit in held
             for topic, at in commit.sources.items()
         }

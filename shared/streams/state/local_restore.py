@@ -10,16 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.common.log import get_logger
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry
 from penstock.shared.streams.changelog.format import EPOCH_MAX, decode_entry, is_foreign_record
 from penstock.shared.streams.changelog.store_schema import StoreSchema
-from penstock.shared.streams.state.checkpoint import Checkpoint, row_layout
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.row_codec import row_layout
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
-
-log = get_logger(__name__)
 
 
 class Overtaken(Exception):
@@ -33,7 +31,7 @@ def continue_from_local_state(
     found = local.checkpoint
     reason = "it is incomplete" if found is None else _why_checkpoint_unusable(found, stores)
     if found is None or reason is not None:
-        discard_local_state(local, str(reason))
+        local.discard(str(reason))
         return None
     reader.epoch = found.epoch
     reader.progress = found.progress
@@ -46,28 +44,8 @@ def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...])
     return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None
 
 
-def checkpoint_mismatch(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
-    """Return why a changelog with these offsets does not continue from a checkpoint, or None if it does."""
-    if found.topic_id != topic_id:
-        return f"it belongs to the changelog with id {found.topic_id}; the topic now has id {topic_id}"
-    # A takeover may be among the records after the verified offset, and the log no longer has all of them.
-    if found.verified_offset < first:
-        return f"the changelog goes on at {first}, it ends at {found.verified_offset}"
-    if found.covered_offset > end:
-        return f"the changelog ends at {end}, it is of offset {found.covered_offset}"
-    return None
-
-
-def discard_local_state(local: LocalState, reason: str) -> None:
-    """Delete the state on disk."""
-    if local.checkpoint is not None:
-        log.warning("the state on disk is deleted and restored", folder=str(local.db.folder), reason=reason)
-    if not local.db.is_new:
-        local.clear()
-
-
-def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None:
-    """Check a record before the covered offset. Raises Overtaken if it is another owner's takeover.
+def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | None) -> None:
+    """Raise Overtaken if a record that the local state covers is the takeover of another owner than the state's.
 
     Raises CorruptEntry if it cannot be decoded, because it may have been one.
     """
@@ -82,7 +60,7 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
 
 
 def write_restored_rows(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:
-    """Write what was restored so far, up to the last offset before which no commit is incomplete."""
+    """Write what was restored so far to the local state, up to the last offset before which no commit is incomplete."""
     covered = reader.covered_offset
     if covered is not None:
         local.write(Checkpoint(topic_id, reader.epoch, covered, covered, reader.progress))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.shared.common.errors import RetriableError
+from penstock.shared.common.log import get_logger
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.changelog.store_schema import StoreSchema
@@ -27,6 +28,8 @@ from penstock.shared.streams.state.persistent_stores import (
 from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec
 from penstock.shared.streams.state.store_builder import StoreBuilder
+
+log = get_logger(__name__)
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
 """The bytes of rows that a restore buffers before it writes them."""
@@ -114,8 +117,15 @@ class LocalState:
         self._stores[number] = store
         return store
 
+    def discard(self, reason: str) -> None:
+        """Delete the state on disk, which cannot be used for this reason, and log that."""
+        if self.checkpoint is not None:
+            log.warning("the state on disk is deleted and restored", folder=str(self.db.folder), reason=reason)
+        if not self.db.is_new:
+            self.clear()
+
     def clear(self) -> None:
-        """Delete all rows."""
+        """Delete all rows of the state on disk."""
         self._buffered = {}
         self._buffered_bytes = 0
         self.db.clear()

@@ -327,7 +327,10 @@ class RocksDb:
 def _put_row(
     batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None
 ) -> int:
-    """Put one row and its index entry; return the growth in rows. `due` is None if there is no index."""
+    """Put one row and its index entry into a batch of RocksDB; return the growth in rows.
+
+    `due` is None if there is no index.
+    """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
     if row is None:

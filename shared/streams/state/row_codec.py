@@ -52,3 +52,10 @@ class RowCodec:
             return [a.from_columns(columns[own]) for a, own in zip(self._aggregations, self._slices, strict=True)]
         except (DataError, ValueError, msgspec.MsgspecError) as e:
             raise StateStoreFailed(f"store {self._name!r}: a row cannot be read: {e}") from e
+
+
+def row_layout(stores: tuple[StoreSchema, ...]) -> tuple[object, ...]:
+    """Return what determines how rows are encoded; if it differs, stored rows cannot be decoded."""
+    return tuple(
+        (s.name, s.kind, s.key, tuple((a.name, a.function, a.field, a.state) for a in s.aggregations)) for s in stores
+    )

@@ -48,7 +48,7 @@ class OutputColumns:
         return ProducerRecord(self.topic, self.values[index], self.keys[index], headers, partition, timestamp)
 
     def bulks(self) -> list[RecordColumns]:
-        """Return all outputs as the producer takes them, one bulk for each partition."""
+        """Return all outputs as bulks for the producer, one for each partition."""
         if self.partitions is None:
             return [RecordColumns(self.topic, self.keys, self.values, self.timestamps, headers=self.headers)]
         partitions = np.array(self.partitions)
@@ -63,6 +63,8 @@ class OutputColumns:
 
 
 Output = ProducerRecord | OutputColumns
+OutputBulk = list[ProducerRecord] | RecordColumns
+"""Outputs as the producer takes them at once."""
 
 
 @dataclass(slots=True)
@@ -84,6 +86,18 @@ class TaskOutputs:
         """Drop all outputs after the first `length`."""
         del self.items[length:], self.source_keys[length:]
 
+    def bulks(self) -> list[OutputBulk]:
+        """Return the outputs in order, with consecutive single records as one bulk."""
+        bulks: list[OutputBulk] = []
+        for item in self.items:
+            if isinstance(item, OutputColumns):
+                bulks += item.bulks()
+            elif bulks and isinstance(bulks[-1], list):
+                bulks[-1].append(item)
+            else:
+                bulks.append([item])
+        return bulks
+
     def topics_by_source_key(self) -> set[str]:
         """Return the topics of outputs whose source keys choose their partitions."""
         return {
@@ -104,7 +118,7 @@ class TaskOutputs:
 
 
 def partition_of(source_key: bytes | None, partitions: Sequence[int]) -> int:
-    """Return the partition that a producer chooses for a record with this key among those of a topic.
+    """Return the partition of a task's output among those of its topic, as a producer chooses it by this key.
 
     >>> partition_of(b"21", range(7))
     3

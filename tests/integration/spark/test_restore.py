@@ -31,7 +31,8 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.runtime.restore_io import RestoreReport, Restoring
+from penstock.shared.streams.runtime.partition_restore import PartitionRestore
+from penstock.shared.streams.runtime.restore_progress import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -124,7 +125,7 @@ def written(records: Any) -> list[Any]:
 async def restored(kafka: EmbeddedKafka, task: StreamTask, lake: Path) -> RestoreReport:
     """Restore an empty task of partition 0 as its new owner does, and prepare it for the first record."""
     settings = StreamsSettings(application_id=task.application, lake=str(lake))
-    restoring = Restoring(kafka_of(kafka), settings, task, SYSTEM_CLOCK)
+    restoring = PartitionRestore(kafka_of(kafka), settings, task, SYSTEM_CLOCK)
     async with restoring.consumer() as consumer:
         await restoring.read_until(await restoring.begin(consumer), consumer)
     restoring.finish(2)

@@ -28,7 +28,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
-from penstock.shared.streams.runtime.queries import StoreAnswer, position_of_row
+from penstock.shared.streams.runtime.queries import StoreAnswer, query_position
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"

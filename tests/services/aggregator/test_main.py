@@ -25,8 +25,8 @@ from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.runtime.application_topics import PreparedTopics
-from penstock.shared.streams.runtime.restore_io import NEWEST_RECORDS
-from penstock.shared.streams.runtime.source_positions import own_offset
+from penstock.shared.streams.runtime.partition_restore import NEWEST_RECORDS
+from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.testing.fake_broker import FakeCluster
 
 WAIT_S = 30
@@ -190,7 +190,7 @@ async def test_health_fails_until_the_topology_is_accepted(records: int) -> None
                 assert await (await producer.send_many(sent)).first_error() is None
             at = TopicPartition("in", 0)
             async with Admin(kafka) as admin, asyncio.timeout(WAIT_S):
-                while (await admin.group_offsets("penstock")).get(at) != own_offset(records):
+                while (await admin.group_offsets("penstock")).get(at) != committed_position(records):
                     pass
         with pytest.raises(SchemaMismatch):
             async with health_of(cluster, "--topology=my_topologies:build") as until:

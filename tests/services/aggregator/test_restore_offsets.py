@@ -15,7 +15,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.streams.changelog.format import Progress
-from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead, own_offset
+from penstock.shared.streams.runtime.source_positions import AheadPartition, GroupAhead, committed_position
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until
@@ -178,7 +178,12 @@ def progress(**sources: int) -> Progress:
 def test_the_plan_names_unchanged_offsets() -> None:
     """Offsets of topics and partitions that the application does not read are left unchanged and listed."""
     other, beyond = TopicPartition("other", 0), TopicPartition(TOPIC, 2)
-    offsets = {FIRST: own_offset(9), SECOND: OffsetAndMetadata(9), other: OffsetAndMetadata(9), beyond: own_offset(9)}
+    offsets = {
+        FIRST: committed_position(9),
+        SECOND: OffsetAndMetadata(9),
+        other: OffsetAndMetadata(9),
+        beyond: committed_position(9),
+    }
     plan = compare(StreamsSettings(application_id="app"), offsets, {0: progress(clicks=5), 1: None})
     assert plan == RestorePlan(
         "app",

@@ -33,7 +33,7 @@ from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC_ID = "id"

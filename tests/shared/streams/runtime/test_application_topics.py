@@ -17,10 +17,10 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.streams.runtime.application_topics import (
     CHANGELOG_CONFIGS,
-    loses_old_times,
+    require_assignor_of_source_topics,
     require_changelog,
-    require_one_assignment,
     require_same_partitions,
+    retention_of_topic,
     warn_of_retention,
 )
 
@@ -72,10 +72,10 @@ def test_source_topics_must_have_as_many_partitions_each() -> None:
 
 def test_several_topics_need_the_range_assignor() -> None:
     """Any other one may give a number to one member from one topic and to another from the next."""
-    require_one_assignment("range", ["a", "b"])
-    require_one_assignment("cooperative-sticky", ["a"])
+    require_assignor_of_source_topics("range", ["a", "b"])
+    require_assignor_of_source_topics("cooperative-sticky", ["a"])
     with pytest.raises(ConfigError, match=r"streams\.partition_assignment_strategy=cooperative-sticky.*a, b"):
-        require_one_assignment("cooperative-sticky", ["a", "b"])
+        require_assignor_of_source_topics("cooperative-sticky", ["a", "b"])
 
 
 @given(members=st.integers(1, 5), partitions=st.integers(1, 9), static=st.sets(st.integers(0, 4)))
@@ -118,7 +118,7 @@ def test_a_changelog_with_too_many_partitions_is_refused() -> None:
 )
 def test_a_retention_is_found(configs: dict[str, str | None], found: list[str]) -> None:
     """A retention deletes records only under the policy `delete`."""
-    assert loses_old_times(configs) == found
+    assert retention_of_topic(configs) == found
 
 
 def test_a_retention_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

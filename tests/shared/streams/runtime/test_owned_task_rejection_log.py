@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.shared.streams.runtime.owned_task import LOG_INTERVAL_MS, RejectionLog
+from penstock.shared.streams.runtime.rejection_log import LOG_INTERVAL_MS, RejectionLog
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 
 

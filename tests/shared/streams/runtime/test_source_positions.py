@@ -15,7 +15,7 @@ from penstock.shared.streams.runtime.source_positions import (
     PartitionExtent,
     StartPosition,
     ahead_of,
-    own_offset,
+    committed_position,
     position_of,
     raise_unread,
     start_position_of,
@@ -51,11 +51,11 @@ def test_the_position_in_the_changelog_counts(
 
 
 @pytest.mark.parametrize(("known", "from_group"), [(None, False), (5, False), (5, True), (0, False)])
-@pytest.mark.parametrize("offset", [own_offset(7), OffsetAndMetadata(7), OffsetAndMetadata(7, "x")])
+@pytest.mark.parametrize("offset", [committed_position(7), OffsetAndMetadata(7), OffsetAndMetadata(7, "x")])
 def test_a_group_that_is_ahead(known: int | None, from_group: bool, offset: OffsetAndMetadata) -> None:
     """The group's offset is above the changelog's position. The offset's metadata tells whether the application
     committed it."""
-    by_application = offset.metadata == own_offset(0).metadata
+    by_application = offset.metadata == committed_position(0).metadata
     assert ahead_of(AT, known, offset, from_group=from_group) == AheadPartition(AT, 7, known, by_application)
 
 

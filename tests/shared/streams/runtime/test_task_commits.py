@@ -14,10 +14,11 @@ from penstock.shared.common.errors import IllegalState, PenstockError, UnknownMe
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.changelog_partition import LogReplaced
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.task_commits import TaskCommits
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.checkpoint import CommitPosition, LogReplaced
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
 

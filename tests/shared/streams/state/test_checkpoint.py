@@ -1,42 +1,15 @@
-"""The content of a checkpoint, and the conditions under which it is valid."""
+"""The conditions under which a changelog continues from a checkpoint."""
 
 from __future__ import annotations
 
-import pytest
+from penstock.shared.streams.state.checkpoint import Checkpoint
 
-from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.store_schema import StoreSchema
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced, row_layout
+FOUND = Checkpoint("id", epoch=3, covered_offset=50, verified_offset=40, progress=None)
 
 
-def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
-    builder = StreamsBuilder()
-    builder.stream("in").group_by_key().session_window(gap).aggregate(name, n=Count(), **more).on_close().to("out")
-    return builder.build().schemas()
-
-
-def test_the_layout_is_what_the_bytes_depend_on() -> None:
-    """The layout changes with a store's name or aggregations, but not with its gap."""
-    assert row_layout(schemas()) == row_layout(schemas(gap=99))
-    assert len({row_layout(schemas()), row_layout(schemas(name="t")), row_layout(schemas(sum=Sum("id")))}) == 3
-
-
-def test_commits_end_to_end_prove_one_owner() -> None:
-    """While each commit begins where the previous one ended, all of it is verified. After a gap nothing more is."""
-    position = LogPosition("id", 5, marks=0)
-    assert position.written(0, 5) == CommitPosition("id", 6, 6)
-    assert position.written(2, 8) == CommitPosition("id", 9, 9)
-    assert position.written(2, 12) == CommitPosition("id", 13, 9)
-    assert position.written(2, 15) == CommitPosition("id", 16, 9)
-
-
-def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
-    """A log with the earlier commit has no room for it there. An unknown offset proves nothing."""
-    position = LogPosition("id", 5, marks=1)
-    position.written(2, 7)
-    assert position.between(2, -1) == range(9, 9)
-    assert position.written(2, -1) == CommitPosition("id", 0, 8)
-    assert position.between(2, 14) == range(9, 14)
-    with pytest.raises(LogReplaced, match=r"offset 10.*11.*before"):
-        position.between(2, 10)
+def test_a_changelog_that_does_not_go_on_from_there() -> None:
+    """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
+    assert FOUND.mismatch("id", 40, 50) is None
+    assert "now has id other" in (FOUND.mismatch("other", 0, 90) or "")
+    assert FOUND.mismatch("id", 41, 90) == "the changelog goes on at 41, it ends at 40"
+    assert FOUND.mismatch("id", 0, 49) == "the changelog ends at 49, it is of offset 50"

@@ -19,9 +19,8 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.local_restore import (
     Overtaken,
-    check_overtaken,
-    checkpoint_mismatch,
     continue_from_local_state,
+    require_local_state_in_force,
 )
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
@@ -36,28 +35,20 @@ def topology(**more: Sum) -> Topology:
     return builder.build()
 
 
-def test_a_changelog_that_does_not_go_on_from_there() -> None:
-    """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
-    assert checkpoint_mismatch(FOUND, "id", 40, 50) is None
-    assert "now has id other" in (checkpoint_mismatch(FOUND, "other", 0, 90) or "")
-    assert checkpoint_mismatch(FOUND, "id", 41, 90) == "the changelog goes on at 41, it ends at 40"
-    assert checkpoint_mismatch(FOUND, "id", 0, 49) == "the changelog ends at 49, it is of offset 50"
-
-
 def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
     """A higher epoch that began before the state on disk was written makes it invalid. No other record does."""
     own, other = (encode_takeover(epoch, Takeover("app", "i", 0)) for epoch in (3, 4))
     for value in (own, encode_deleted(0, 4, 1, 1), b"foreign", None):
-        check_overtaken(FOUND, 44, value)
+        require_local_state_in_force(FOUND, 44, value)
     with pytest.raises(Overtaken, match=r"epoch 4.*offset 44"):
-        check_overtaken(FOUND, 44, other)
+        require_local_state_in_force(FOUND, 44, other)
 
 
 def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
     """A corrupt record before the covered offset is an error with its offset, because it may have been a takeover."""
     damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
     with pytest.raises(CorruptEntry, match=r"offset 44.*version 3"):
-        check_overtaken(FOUND, 44, damaged)
+        require_local_state_in_force(FOUND, 44, damaged)
 
 
 def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 from penstock.shared.common.errors import StateStoreFailed
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectSet
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.row_codec import RowCodec
+from penstock.shared.streams.state.row_codec import RowCodec, row_layout
 
 
 def codec(key: str = "string") -> RowCodec:
@@ -40,3 +41,15 @@ def test_keys_by_the_stores_type() -> None:
     text, raw = codec(), codec("bytes")
     assert (text.key_bytes("é"), text.key_of(b"\xc3\xa9"), raw.key_of(b"\xff")) == (b"\xc3\xa9", "é", b"\xff")
     assert (text.own_key(b"a"), raw.own_key("a"), text.own_key("a"), text.own_key(None)) == ("a", b"a", "a", None)
+
+
+def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(gap).aggregate(name, n=Count(), **more).on_close().to("out")
+    return builder.build().schemas()
+
+
+def test_the_layout_is_what_the_bytes_depend_on() -> None:
+    """The layout changes with a store's name or aggregations, but not with its gap."""
+    assert row_layout(schemas()) == row_layout(schemas(gap=99))
+    assert len({row_layout(schemas()), row_layout(schemas(name="t")), row_layout(schemas(sum=Sum("id")))}) == 3

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
     ChangelogHole,
@@ -43,22 +40,20 @@ from penstock.shared.streams.changelog.format import (
     is_foreign_record,
 )
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer, fetch_changelog_topic_id
+from penstock.shared.streams.runtime.restore_progress import RestoreProgress, RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.local_restore import (
-    check_overtaken,
-    checkpoint_mismatch,
     continue_from_local_state,
-    discard_local_state,
+    require_local_state_in_force,
     write_restored_rows,
 )
-from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.restore import restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.task.stream_task import StreamTask
 
 log = get_logger(__name__)
 
-Isolation = Literal["read_uncommitted", "read_committed"]
 RESTORE_RECORDS_MAX = 2_000  # applied at once; the event loop runs in between
 RESTORE_ROWS_MAX = 50_000  # of a snapshot, applied at once
 RESTORE_POLL_MS = 500
@@ -66,141 +61,11 @@ NEWEST_RECORDS = 1_000
 """The records at the changelog's end that are read before a long restore. The newest commit is among them, unless as
 many owners took over since without a commit."""
 NEWEST_MS = 2_000  # the time limit for reading them
-LOG_INTERVAL_MS = 5_000  # between log lines of the progress
 RESTORE_IDLE_MS_MAX = 60_000  # a restore fails if there is no record and no movement for this long
 
 
-class RestoreProgress:
-    """The progress of one partition's restore: the rest of the changelog to read, the rate, and the estimated time.
-
-    Records are counted by offsets, so transaction markers count too. The rate is that of the whole restore since its
-    first poll. A snapshot is loaded before that and does not count. All fields are None until something is read of the
-    changelog.
-
-    >>> progress = RestoreProgress(0)
-    >>> progress.moved(1_000, 5_000, now_ms=0)
-    >>> progress.moved(3_000, 5_000, now_ms=500)
-    >>> progress.describe()
-    {'remaining_records': 2000, 'records_per_second': 4000, 'eta_ms': 500}
-    """
-
-    def __init__(self, partition: int, metrics: RestoreMetrics | None = None) -> None:
-        self._partition = partition
-        self._metrics = metrics
-        self._first: tuple[int, int] | None = None
-        self._logged_at_ms = 0
-        self.remaining_records: int | None = None
-        self.records_per_second: int | None = None
-        self.eta_ms: int | None = None
-        self.is_accepted = False
-        """Whether the newest commit is known to fit the topology, before the commits that precede it are read."""
-
-    def __repr__(self) -> str:
-        return f"RestoreProgress(partition {self._partition}, {self.describe()})"
-
-    def moved(self, position: int, end: int, now_ms: int) -> None:
-        """Set the next offset to read, `position`, and the offset of completion, `end`; `now_ms` is monotonic."""
-        if self._first is None:
-            self._first = (position, now_ms)
-            self._logged_at_ms = now_ms
-        first, since_ms = self._first
-        self.remaining_records = max(0, end - position)
-        if now_ms > since_ms and position > first:
-            rate = (position - first) * 1000 / (now_ms - since_ms)
-            self.records_per_second = round(rate)
-            self.eta_ms = round(self.remaining_records * 1000 / rate)
-        elif self.remaining_records == 0:
-            self.eta_ms = 0
-        if self._metrics is not None:
-            self._metrics.progress(self._partition, self.remaining_records, self.records_per_second, self.eta_ms)
-        if now_ms - self._logged_at_ms >= LOG_INTERVAL_MS and self.remaining_records:
-            self._logged_at_ms = now_ms
-            log.info("state is being restored", partition=self._partition, position=position, **self.describe())
-
-    def describe(self) -> dict[str, int | None]:
-        """Return the remaining records, the rate and the estimated time as plain values."""
-        return {
-            "remaining_records": self.remaining_records,
-            "records_per_second": self.records_per_second,
-            "eta_ms": self.eta_ms,
-        }
-
-
-@dataclass(slots=True)
-class RestoreReport:
-    """The figures of a restore; `snapshot_version` is None if there was no snapshot.
-
-    `changelog_records` are all records read, including takeover and progress records. `changelog_windows` are the
-    applied changes of windows. `foreign_records` are no entries and were skipped. `local_windows` were on the
-    instance's disk, `standby_windows` in its standby; records and windows are then those that came after them.
-    """
-
-    snapshot_version: int | None = None
-    snapshot_windows: int = 0
-    changelog_records: int = 0
-    changelog_windows: int = 0
-    foreign_records: int = 0
-    milliseconds: int = 0
-    local_windows: int = 0
-    standby_windows: int = 0
-
-
-def changelog_consumer(kafka: KafkaSettings, isolation_level: Isolation = "read_committed") -> Consumer:
-    """Create a consumer for a changelog partition; its caller seeks; it is not open yet."""
-    settings = ConsumerSettings(
-        isolation_level=isolation_level, auto_offset_reset="none", commit_strategy="none", max_poll_records=None
-    )
-    return Consumer(kafka, settings)
-
-
-async def find_takeover(
-    consumer: Consumer, at: TopicPartition, span: range, epoch: int, timeout_ms: int = RESTORE_IDLE_MS_MAX
-) -> int | None:
-    """Return the offset in `span` at which an owner above `epoch` took over a changelog partition, or None.
-
-    A read_uncommitted consumer does not wait for open transactions. It also finds takeovers that were aborted, and then
-    a needless restore does no harm. Invalid records are skipped; a restore reports them. Raises OffsetOutOfRange if the
-    span was deleted meanwhile, KafkaTimeout if its records do not come.
-    """
-    consumer.assign([at])
-    consumer.seek(at, span.start)
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            while await consumer.position(at) < span.stop:
-                for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
-                    if (offset := _find_takeover(columns, span, epoch)) is not None:
-                        return offset
-    except TimeoutError:
-        spanned = f"records {span.start} to {span.stop - 1}"
-        raise KafkaTimeout(f"{at}: {spanned} did not come in {timeout_ms} ms") from None
-    return None
-
-
-async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
-    """Return the topic's current id; None if the broker has no topic ids."""
-    async with Admin(kafka) as admin:
-        return (await admin.describe_topics([topic]))[topic].topic_id
-
-
-def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
-    for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
-        with suppress(CorruptRecord):
-            if offset in span and not is_foreign_record(value) and decode_entry(value).takes_over_from(epoch):
-                return int(offset)
-    return None
-
-
-def _newest_progress(columns: Columns) -> Progress | None:
-    """Return the last progress record of a batch; records that cannot be decoded are skipped."""
-    for value in reversed(columns.values):
-        with suppress(CorruptRecord):
-            if not is_foreign_record(value) and (entry := decode_entry(value)).operation == PROGRESS:
-                return decode_progress(entry.body)
-    return None
-
-
-class Restoring:
-    """Restores one task, which nothing else uses meanwhile."""
+class PartitionRestore:
+    """Restores one partition's task, which nothing else uses meanwhile."""
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, task: StreamTask, clock: Clock) -> None:
         self._kafka = kafka
@@ -216,7 +81,7 @@ class Restoring:
         self._applied_before = self._foreign_before = 0
 
     def __repr__(self) -> str:
-        return f"Restoring({self.at}, {self.reader})"
+        return f"PartitionRestore({self.at}, {self.reader})"
 
     def consumer(self) -> Consumer:
         """Create the consumer that it reads with; not open yet."""
@@ -257,12 +122,21 @@ class Restoring:
         deadline_ms = self._clock.monotonic_ms() + NEWEST_MS
         while await consumer.position(self.at) < end and self._clock.monotonic_ms() < deadline_ms:
             for columns in (await consumer.poll(RESTORE_POLL_MS, NEWEST_RECORDS)).values():
-                newest = _newest_progress(columns) or newest
+                newest = self._newest_progress(columns) or newest
         consumer.seek(self.at, start)
         if newest is not None:
             with suppress(SchemaMismatch):
                 check_schema(newest.stores, self.task.topology.schemas())
                 self.progress.is_accepted = True
+
+    @staticmethod
+    def _newest_progress(columns: Columns) -> Progress | None:
+        """Return the last progress record of a batch; records that cannot be decoded are skipped."""
+        for value in reversed(columns.values):
+            with suppress(CorruptRecord):
+                if not is_foreign_record(value) and (entry := decode_entry(value)).operation == PROGRESS:
+                    return decode_progress(entry.body)
+        return None
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
         """Read all records up to `end`. Raises KafkaTimeout if none come."""
@@ -334,7 +208,7 @@ class Restoring:
                 for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
                     # If another owner took over below the covered offset, the rows contain later commits of the fenced
                     # owner, and are invalid.
-                    check_overtaken(checkpoint, offset, value)
+                    require_local_state_in_force(checkpoint, offset, value)
             reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
         except CorruptEntry as e:
             raise locate_corrupt_entry(self.at, e) from e
@@ -346,7 +220,7 @@ class Restoring:
 
     async def _find_start(self, consumer: Consumer) -> int:
         # Before anything is read. If the topic is replaced meanwhile, a later comparison shows it.
-        self.topic_id = await fetch_topic_id(self._kafka, self.at.topic)
+        self.topic_id = await fetch_changelog_topic_id(self._kafka, self.at.topic)
         # First choice: the state on disk. Then the snapshot, then the log from its beginning.
         self._checkpoint = await self._take_up_local(consumer)
         if self._checkpoint is not None:
@@ -367,7 +241,7 @@ class Restoring:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
         start = self.reader.next_offset or 0
-        topic_id = await fetch_topic_id(self._kafka, self.at.topic)
+        topic_id = await fetch_changelog_topic_id(self._kafka, self.at.topic)
         if topic_id != self.topic_id or not first <= start <= end:
             was = f"offset {start} of the topic with id {self.topic_id}"
             raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
@@ -391,8 +265,8 @@ class Restoring:
             return None
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        if (reason := checkpoint_mismatch(found, self.topic_id, first, end)) is not None:
-            discard_local_state(local, reason)
+        if (reason := found.mismatch(self.topic_id, first, end)) is not None:
+            local.discard(reason)
             # `continue_from_local_state` has set them from a checkpoint that is not valid.
             reader.epoch = 0
             reader.progress = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from penstock.shared.streams.runtime.restore_io import LOG_INTERVAL_MS, RestoreProgress
+from penstock.shared.streams.runtime.restore_progress import LOG_INTERVAL_MS, RestoreProgress
 from penstock.shared.streams.task.metrics import RestoreMetrics
 
 

@@ -11,7 +11,7 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.restore_io import RESTORE_RECORDS_MAX, Restoring
+from penstock.shared.streams.runtime.partition_restore import RESTORE_RECORDS_MAX, PartitionRestore
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.state_directory import StateDirectory
@@ -41,7 +41,7 @@ async def test_a_restore_shows_how_far_it_is() -> None:
     builder.stream("in").to("out")
     kafka, settings = KafkaSettings(bootstrap_servers="localhost:1"), StreamsSettings(application_id="app")
     owned = OwnedTask(ChangelogPartition(kafka, settings, 2, "here", clock))
-    restoring = Restoring(kafka, settings, StreamTask(builder.build(), 2, application="app"), clock)
+    restoring = PartitionRestore(kafka, settings, StreamTask(builder.build(), 2, application="app"), clock)
     owned.changelog.progress = restoring.progress
     steps = Steps(clock, owned)
     await restoring.read_until(300, steps)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ async def test_a_restore_yields_to_the_event_loop() -> None:
     builder.stream("in").to("out")
     task = StreamTask(builder.build(), 2, application="app")
     kafka = KafkaSettings(bootstrap_servers="localhost:1")
-    restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
     other = asyncio.create_task(beside())
     await restoring.read_until(10 * RESTORE_RECORDS_MAX, consumer)  # type: ignore[arg-type]
     other.cancel()
@@ -106,7 +106,7 @@ async def test_discarded_state_on_disk_leaves_no_epoch_or_progress(tmp_path: Pat
     task = StreamTask(builder.build(), 0, application="app", local=local)
     task.initialize(0)
     kafka = KafkaSettings(bootstrap_servers="localhost:1")
-    restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
     local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None))
     restoring.topic_id = "id"
     assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
