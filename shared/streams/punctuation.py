@@ -158,7 +158,7 @@ class TaskSchedules:
         name: str | None,
         node: str | None,
     ) -> Schedule:
-        """See `ProcessorContext.schedule`. `node` is the processor's; None for schedules of the task's owner."""
+        """Add a punctuation, as `ProcessorContext.schedule`; `node` is the processor's, None for the task's owner."""
         ms = duration_ms(interval, "schedule: interval")
         start_ms = _grid_start_ms(start)
         if not isinstance(type_, PunctuationType):

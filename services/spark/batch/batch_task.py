@@ -43,9 +43,8 @@ from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.task.inputs import TaskInputs, process_in_time
+from penstock.shared.streams.task.inputs import TaskInputs, process_input_records
 from penstock.shared.streams.task.metrics import Totals
-from penstock.shared.streams.task.restore import require_whole_input
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
 
@@ -247,7 +246,7 @@ class PartitionBatch:
         """Process the records from the state's source offsets up to `ends` (exclusive), and commit."""
         task = self._task
         # If a batch over files did not finish, records of the topic would come before the rest of the history.
-        require_whole_input(task)
+        task.require_whole_input()
         partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
         reads = min(POLL_RECORDS, self._options.commit_records)
         async with Consumer(self._options.kafka, _consumer_settings(self._streams.application_id)) as consumer:
@@ -305,7 +304,7 @@ class PartitionBatch:
             columns = columns[max(0, reached - (row - len(columns))) :]
             while len(columns):
                 part = columns[: max(1, self._options.commit_records - self._records)]
-                process_in_time(task, part, SYSTEM_CLOCK.now_ms())
+                process_input_records(task, part, SYSTEM_CLOCK.now_ms())
                 columns = columns[len(part) :]
                 self._count_records(part)
                 if self._is_commit_due():

@@ -60,7 +60,7 @@ from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import Overtaken
-from penstock.shared.streams.task.outputs import OutputBulk, TaskCommit, partition_of
+from penstock.shared.streams.task.outputs import OutputBulk, TaskCommit, output_partition
 from penstock.shared.streams.task.stream_task import StreamTask
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class RecordRejected(DataError):
 def _find_rejected_record(
     records: OutputBulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
-    """Return the record for which the broker rejected a bulk of the partition's owner, with the error.
+    """Return the record that the broker rejected of a bulk that a changelog partition's owner wrote, with the error.
 
     None if no error names a record. Of several it is the largest, or the one with the newest timestamp.
     """
@@ -348,7 +348,7 @@ class ChangelogPartition:
                 record, reason = found
                 partition = record.partition
                 if partition is None and record.key is not None:
-                    partition = partition_of(record.key, await self._producer.partitions_for(record.topic))
+                    partition = output_partition(record.key, await self._producer.partitions_for(record.topic))
                 raise RecordRejected(record, partition, self._settings.max_request_size, reason) from reason
         for error in errors:
             if error is not None:

@@ -52,9 +52,8 @@ from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.turn_time import TurnTime
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
-from penstock.shared.streams.task.inputs import log_blocking
+from penstock.shared.streams.task.inputs import log_blocked_heartbeats
 from penstock.shared.streams.task.metrics import RestoreMetrics
-from penstock.shared.streams.task.restore import require_whole_input
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 
@@ -386,7 +385,7 @@ class StreamWorker(RebalanceListener):
         # 4. Restore, and become the only writer.
         make_task = partial(self._task_factory.task, partition, owned.local)
         task, owned.report = await owned.changelog.take_over(make_task, standby)
-        require_whole_input(task)
+        task.require_whole_input()
         # 5. Find the positions in the source topics.
         await self._positions.find(task, self._consumer, self._assigned_partitions_of(partition))
         # 6. Start it. `on_task` may schedule punctuation before the first record.
@@ -536,7 +535,7 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
         began_ms = clock.monotonic_ms()
         owned.task.punctuate_wall_clock(now_ms)
         if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
-            log_blocking(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
+            log_blocked_heartbeats(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
         # Otherwise the next commit reports them.
         if not owned.task.needs_commit:
             owned.rejection_log.report(owned.task.metrics, clock.monotonic_ms())

@@ -24,7 +24,7 @@ PROCESSING_MS_MAX = 100
 
 
 class MeasuredShare:
-    """Implements `time_slices.TimeShare` by a clock."""
+    """Implements `time_shares.TimeShare` by a clock."""
 
     def __init__(self, clock: Clock, ms: int) -> None:
         self._monotonic_ms = clock.monotonic_ms

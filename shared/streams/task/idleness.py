@@ -68,14 +68,3 @@ def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end:
             for to_partition in range(tasks):
                 task.outputs.add(watermark_record(topic, to_partition, Watermark(task.partition, tasks, time_ms)))
             task.needs_commit = True
-
-
-def take_watermark(task: TaskContext, topic: str, offset: int, watermark: Watermark) -> None:
-    """Pass another task's watermark to a task; no node sees it."""
-    # A watermark before the position may be older than the present one of its task.
-    if offset >= task.sources.get(topic, -1):
-        task.times.take(topic, watermark)
-        task.sources[topic] = offset + 1
-        task.needs_commit = True
-        # 0 ms: only the operators behind the topic advance, as far as the new limit allows.
-        task.advance_time(0)

@@ -15,10 +15,9 @@ from penstock.shared.common.errors import DataError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
-from penstock.shared.streams.task.idleness import take_watermark
 from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.time_slices import HasTime, RunLength, SharedTime, TimeShare, always_has_time
+from penstock.shared.streams.task.time_shares import HasTime, RunLength, TimeShare, TimeShares, always_has_time
 from penstock.shared.streams.task.watermarks import watermarks_in
 from penstock.shared.streams.topology import SourceNode, Topology
 
@@ -28,7 +27,7 @@ log = get_logger(__name__)
 class TaskInputs:
     """Gives a task its records.
 
-    `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_in_time`. A topic is full if
+    `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_input_records`. A topic is full if
     more than `buffered_records_max` of its records are here. If that is at least the default, it must also have more
     records than one run takes. A run that takes longer than `blocking_ms_max` is logged.
     """
@@ -70,7 +69,7 @@ class TaskInputs:
         """Return the number of sub-topologies that have records to process here."""
         return sum(len(group) > 0 for group in self._groups)
 
-    def process(self, now_ms: int, lags: Lags, time: SharedTime | None = None) -> None:
+    def process(self, now_ms: int, lags: Lags, time: TimeShares | None = None) -> None:
         """Let the task process the records that are ready. Raises what `StreamTask.process` raises.
 
         With a turn's `time` it stops when that is used up, and then sets `is_cut`.
@@ -104,7 +103,7 @@ class TaskInputs:
         done = int(np.searchsorted(columns.offsets, next_offset))
         # `has_time` ends a run after a slow record, so the slow record is the last one.
         if ms > self._blocking_ms_max:
-            log_blocking(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
+            log_blocked_heartbeats(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
         length.adapt(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
@@ -115,14 +114,14 @@ class TaskInputs:
         # A watermark applies to the records before it, so they are processed first.
         for at, watermark in watermarks_in(columns) if columns.topic in self._internal else ():
             if at > start:
-                process_in_time(self._task, columns[start:at], now_ms, has_time)
+                process_input_records(self._task, columns[start:at], now_ms, has_time)
                 # The watermark is put back with the records that follow.
                 if not has_time():
                     return
-            take_watermark(self._task, columns.topic, int(columns.offsets[at]), watermark)
+            self._task.take_watermark(columns.topic, int(columns.offsets[at]), watermark)
             start = at + 1
         if start < len(columns):
-            process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)
+            process_input_records(self._task, columns[start:] if start else columns, now_ms, has_time)
 
     @property
     def bytes(self) -> int:
@@ -150,13 +149,13 @@ class TaskInputs:
             group.clear()
 
 
-def log_blocking(step: str, ms: int) -> None:
-    """Log a step that blocked the event loop for so long that the group may remove the instance before its commit."""
+def log_blocked_heartbeats(step: str, ms: int) -> None:
+    """Log a run of input records, or another step, that blocked the heartbeats for almost a session timeout."""
     log.error("a step blocked the heartbeats almost for a session timeout", step=step, ms=ms)
 
 
-def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
-    """Process a run of one topic's records, and reject those that are too far ahead of the clock.
+def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
+    """Let a task process a run of input records of one topic, and reject those too far ahead of the clock.
 
     A record more than the task's `max_future_ms` ahead would close every window, and make all later records late. It is
     rejected before it moves any time. `has_time` is that of `StreamTask.process`, as are the errors raised.

@@ -170,7 +170,7 @@ def send_late_columns(
         keys = PackedBytes.of([record.key for record in records])
         own = PackedHeaders.of([record.headers for record in records])
     else:
-        keys = _copy_late_strings(columns.keys, indexes)
+        keys = _late_keys_or_values(columns.keys, indexes)
         own = _headers_of_late_records(columns.headers, indexes)
     lateness = _lateness_headers(
         timestamps,
@@ -181,7 +181,7 @@ def send_late_columns(
         task.changelog_id,
     )
     headers = own.followed_by(_late_coordinate_headers(topic, partition, offset) + lateness)
-    values = _copy_late_strings(columns.values, indexes)
+    values = _late_keys_or_values(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
     _count_late_records(task, _current_late_record(task), len(indexes))
 
@@ -209,8 +209,8 @@ def _current_late_record(task: TaskContext) -> ConsumerRecord:
     return record
 
 
-def _copy_late_strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
-    """Return the keys or values of the late records among those of a batch."""
+def _late_keys_or_values(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
+    """Return a copy of the keys or values of a batch's late records, for records of the late topic."""
     # Without a copy, a few late records would keep the whole fetch in memory.
     if isinstance(column, PackedBytes):
         return copied(column.at(indexes))

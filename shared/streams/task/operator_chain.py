@@ -19,9 +19,11 @@ from penstock.shared.common.records import Columns
 from penstock.shared.streams.operators.stateless import Each
 from penstock.shared.streams.processor import ProcessorContext
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.topology import SourceNode
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
+    from penstock.shared.streams.task.processor_nodes import ProcessorNodes
 
 Outcome = Record | Exception | None
 """The record that reaches the window, the error that a function raised, or None if the record was filtered out."""
@@ -130,3 +132,22 @@ class OperatorChain:
             return e
         output: Record | None = self._gate.output
         return output
+
+
+def functions_before_operator(
+    task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode
+) -> tuple[list[Each], str | None]:
+    """Return the operator chain that directly follows a source, and the name of the node after it.
+
+    Each function forwards at most one record. The name is None unless the node is the only one. A repartition topic has
+    no such functions: they would see its internal headers, which are removed only from single records.
+    """
+    nodes: list[Each] = []
+    below = task.topology.children[source.name]
+    while len(below) == 1:
+        node = processor_nodes.processors.get(below[0])
+        if not (isinstance(node, Each) and node.at_most_once and not source.is_internal):
+            return nodes, below[0]
+        nodes.append(node)
+        below = task.topology.children[below[0]]
+    return nodes, None

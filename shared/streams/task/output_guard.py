@@ -63,8 +63,11 @@ class Edge(NamedTuple):
     guarded: bool
 
 
-def edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:
-    """Return the edges to a node's children; `entrances` are the functions that take their records."""
+def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:
+    """Return the edges to a node's children, each with whether the output guard handles its errors.
+
+    `entrances` are the functions that take the children's records.
+    """
     edges: list[Edge] = []
     store = _nearest_store(topology, name)
     for child, entrance in entrances.items():

@@ -111,16 +111,16 @@ class TaskOutputs:
         for at, (item, source_key) in enumerate(zip(self.items, self.source_keys, strict=True)):
             if isinstance(item, OutputColumns):
                 if item.source_keys is not None:
-                    item.partitions = [partition_of(key, partitions[item.topic]) for key in item.source_keys]
+                    item.partitions = [output_partition(key, partitions[item.topic]) for key in item.source_keys]
             elif source_key is not None:
-                partition = partition_of(source_key, partitions[item.topic])
+                partition = output_partition(source_key, partitions[item.topic])
                 self.items[at] = msgspec.structs.replace(item, partition=partition)
 
 
-def partition_of(source_key: bytes | None, partitions: Sequence[int]) -> int:
+def output_partition(source_key: bytes | None, partitions: Sequence[int]) -> int:
     """Return the partition of a task's output among those of its topic, as a producer chooses it by this key.
 
-    >>> partition_of(b"21", range(7))
+    >>> output_partition(b"21", range(7))
     3
     """
     assert source_key is not None, "a window has a key"

@@ -26,8 +26,8 @@ Lags = Mapping[str, int | None]
 """By topic, the number of records at the broker beyond the fetched ones; None or absent: unknown."""
 
 
-class _Sized:
-    """The offsets of one fetch's records, and the cumulated sizes, which are computed on first use."""
+class _QueuedSizes:
+    """The sizes of one fetch's records in a partition's queue, cumulated on first use, and their offsets."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns: Columns | None = columns
@@ -35,7 +35,7 @@ class _Sized:
         self._ends = columns.offsets
 
     def from_offset(self, offset: int) -> int:
-        """Return the bytes of the records from an offset on."""
+        """Return the bytes of the partition's queued records of this fetch from an offset on."""
         if self._columns is not None:
             self._ends = np.cumsum(self._columns.sizes())
             self._columns = None
@@ -48,7 +48,7 @@ class RecordQueue:
 
     def __init__(self) -> None:
         self._columns: deque[Columns] = deque()
-        self._sized: deque[_Sized] = deque()
+        self._sized: deque[_QueuedSizes] = deque()
         self._next_offset = 0
         self._length = 0
 
@@ -64,7 +64,7 @@ class RecordQueue:
             columns = columns[int(np.searchsorted(columns.offsets, self._next_offset)) :]
         if len(columns):
             self._columns.append(columns)
-            self._sized.append(_Sized(columns))
+            self._sized.append(_QueuedSizes(columns))
             self._length += len(columns)
             self._next_offset = int(columns.offsets[-1]) + 1
 
@@ -105,7 +105,7 @@ class RecordQueue:
         """Put back the last of the records that were taken, so that they are next again."""
         # `take_until` dropped the sizes when it emptied the queue.
         if not self._length:
-            self._sized.append(_Sized(columns))
+            self._sized.append(_QueuedSizes(columns))
         self._columns.appendleft(columns)
         self._length += len(columns)
 

@@ -1,8 +1,8 @@
 """The processor nodes of a task and the edges between them.
 
-A node is a processor, created for each task, or a `SinkWriter`. If a node has one child, its `forward` is the child's
-method, so a record costs one call a node. For that reason the current node is not tracked with each record. The node
-that raised an error is found in the error's traceback: the innermost frame that belongs to a node.
+A node is a processor, created for each task, or a `SinkNodeWriter`. If a node has one child, its `forward` is the
+child's method, so a record costs one call a node. For that reason the current node is not tracked with each record. The
+node that raised an error is found in the error's traceback: the innermost frame that belongs to a node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
 from penstock.shared.streams.task.late_records import send_late, send_late_columns
 from penstock.shared.streams.task.origin_headers import origin_headers
-from penstock.shared.streams.task.output_guard import Edge, Forward, OutputGuard, edges_of
+from penstock.shared.streams.task.output_guard import Edge, Forward, OutputGuard, guarded_edges_of
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
 from penstock.shared.streams.user_code import belongs_to_engine, plain, require_done, require_plain_methods
@@ -51,8 +51,8 @@ CurrentRecord = Callable[[], ConsumerRecord | None]
 """Returns the current source record, or None."""
 
 
-class SinkWriter:
-    """Turns the records that reach a sink into records of its topic.
+class SinkNodeWriter:
+    """The node of a sink: turns the records that reach it into records of its topic.
 
     Raises RecordTooLarge if a record has more than `record_bytes_max` bytes. A record for a repartition topic carries
     the coordinates of its source record.
@@ -82,7 +82,7 @@ class SinkWriter:
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
     def encode(self, results: ResultBatch) -> OutputColumns | None:
-        """Encode results at once; None if this sink encodes them one by one, or may reject one."""
+        """Encode results at once; None if this sink node encodes them one by one, or may reject one."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
             return None
@@ -120,13 +120,13 @@ class ProcessorNodes:
     ) -> None:
         self.topology = topology
         self.processors: dict[str, Processor] = {}
-        self._sinks: dict[str, SinkWriter] = {}
+        self._sinks: dict[str, SinkNodeWriter] = {}
         for name, node in topology.nodes.items():
             if isinstance(node, ProcessorNode):
                 self.processors[name] = made = node.supplier()
                 require_plain_methods(f"{name!r}: {type(made).__name__}", made, PROCESSOR_METHODS)
             elif isinstance(node, SinkNode):
-                self._sinks[name] = SinkWriter(node, record_bytes_max, output, current_record)
+                self._sinks[name] = SinkNodeWriter(node, record_bytes_max, output, current_record)
         self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not belongs_to_engine(p)}
         named = [*self.processors.items(), *self._sinks.items(), *self._users.items()]
         self._names = {id(node): name for name, node in named}
@@ -134,11 +134,11 @@ class ProcessorNodes:
 
     def edges(self, name: str) -> list[Edge]:
         """Return the edges from a node to its children."""
-        nodes: dict[str, Processor | UserNode | SinkWriter] = {**self.processors, **self._users, **self._sinks}
+        nodes: dict[str, Processor | UserNode | SinkNodeWriter] = {**self.processors, **self._users, **self._sinks}
         children = self.topology.children[name]
-        return edges_of(self.topology, name, {child: nodes[child].process for child in children})
+        return guarded_edges_of(self.topology, name, {child: nodes[child].process for child in children})
 
-    def writers(self, name: str) -> list[SinkWriter]:
+    def writers(self, name: str) -> list[SinkNodeWriter]:
         """Return the sinks below a node."""
         return [self._sinks[child] for child in self.topology.children[name] if child in self._sinks]
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
-from penstock.shared.common.errors import ConfigError, CorruptRecord
+from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
 from penstock.shared.streams.changelog.changelog_reader import Change, ConfirmedChanges, apply_one_by_one
-from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.state_decoding import unpacked_columns
 from penstock.shared.streams.changelog.store_schema import StoreSchema, check_schema
@@ -40,17 +40,8 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
     task.times.restore(progress)
 
 
-def require_whole_input(task: StreamTask) -> None:
-    """Raise ConfigError if a batch over files did not finish, because its files must be read first."""
-    if isinstance(task.input, BatchInput) and not task.input.is_done:
-        raise ConfigError(
-            f"{task.application}, partition {task.partition}: a batch over files ended after {task.input.rows} rows; "
-            "run the same `penstock batch` again, which continues there, or delete the state (`penstock streams reset`)"
-        )
-
-
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
-    """Apply confirmed changes to a task's stores. Raises CorruptEntry for a key or state that cannot be decoded."""
+    """Restore a task's stores by confirmed changes. Raises CorruptEntry for a key or state that cannot be decoded."""
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
         written = confirmed.stores[number]
@@ -58,8 +49,8 @@ def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
         store = task.stores[written.name]
         schema = task.topology.stores[written.name].schema
         known = {column.name for column in written.state_columns()}
-        # Columns can be replayed as they are if they have all of the store's aggregations. Otherwise `widened_states`
-        # adds those that were appended later.
+        # Columns can be replayed as they are if they have all of the store's aggregations. Otherwise
+        # `_widen_restored_states` adds those that were appended later.
         if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
             try:
                 _replay_changes(store, schema, own, written)
@@ -74,7 +65,7 @@ def _replay_changes(store: WindowStore, schema: StoreSchema, changes: ConfirmedC
     if schema.key == "string" and not are_ascii(changes.keys):
         for key in changes.keys.tolist():
             key.decode()
-    codec = _codec_of_written_states(written)
+    codec = _restored_states_codec(written)
     names = [column.name for column in written.state_columns()]
     is_live = changes.operations == LIVE[0]
 
@@ -94,7 +85,7 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
-    """Apply one confirmed change to a task's store. Raises CorruptRecord if its key or state cannot be decoded."""
+    """Restore a task's store by one confirmed change. Raises CorruptRecord if its key or state cannot be decoded."""
     written = change.written_as
     own = task.topology.stores[change.store].schema
     try:
@@ -103,7 +94,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
-            columns = widened_states(task, written, _codec_of_written_states(written).unpack(change.state))
+            columns = _widen_restored_states(task, written, _restored_states_codec(written).unpack(change.state))
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
@@ -113,7 +104,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
 
 
 def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
-    """Restore one live window from its state's column values; None for an aggregation that has no state yet."""
+    """Restore one live window of a task from column values; they are None for an aggregation without a state."""
     states = []
     at = 0
     for aggregation in task.topology.stores[store].aggregations:
@@ -139,7 +130,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
         rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
         for key, start, end, live, values in zip(keys, starts, ends, is_live, rows, strict=True):
             if live:
-                restore_window(task, written.name, key, start, end, widened_states(task, written, values))
+                restore_window(task, written.name, key, start, end, _widen_restored_states(task, written, values))
             else:
                 store.unload(_decode_restored_key(task, written.name, key), start)
     except (ValueError, msgspec.MsgspecError) as e:
@@ -183,8 +174,8 @@ def _column_or_nulls(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.
     return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, ARROW_TYPES[type_])
 
 
-def widened_states(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
-    """Return state column values in the columns of the task's store; None for columns that `written` lacks."""
+def _widen_restored_states(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
+    """Return a state that is restored in the columns of the task's store; None for columns that `written` lacks."""
     own = task.topology.stores[written.name].schema
     if written.aggregations == own.aggregations:
         return values
@@ -198,8 +189,8 @@ def _snapshot_column_values(column: pa.Array) -> Any:
 
 
 @lru_cache
-def _codec_of_written_states(written: StoreSchema) -> StateCodec:
-    """Return the codec of states as a changelog's owner has written them."""
+def _restored_states_codec(written: StoreSchema) -> StateCodec:
+    """Return the codec of the states that a restore reads, as their owner has written them."""
     return StateCodec(written.state_columns())
 
 

@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.window_descriptions import describe_window
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
-def encode_rows(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> EntryColumns:
+def encode_row_store(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> EntryColumns:
     """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
     codec = StateCodec(builder.schema.state_columns())
 
@@ -61,18 +61,18 @@ def encode_stores(
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
         if isinstance(store, WindowStore | PersistentWindowStore):
-            own, finals = encode_columns(store.windows, number, epoch, commit)
+            own, finals = encode_window_store(store.windows, number, epoch, commit)
         else:
             tracks: Any = store
-            own = encode_rows(builders[name], number, tracks.changes(), epoch, commit)
+            own = encode_row_store(builders[name], number, tracks.changes(), epoch, commit)
             finals = 0
         parts.append(own)
         closed += finals
     return EntryColumns.joined(parts), closed
 
 
-def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[EntryColumns, int]:
-    """Return the entries of finals and deletions, then live windows, and the number of finals."""
+def encode_window_store(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[EntryColumns, int]:
+    """Encode a window store's changes: finals and deletions, then live windows; return the number of finals too."""
     finals = store.finals()
     live = store.live()
     keys, starts = store.deleted()
@@ -81,7 +81,7 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
         operation: bytes, of: PackedBytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]
     ) -> EntryColumns:
         head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
-        return EntryColumns(of, _pack_entry_values(head, bounds, states))
+        return EntryColumns(of, _pack_window_values(head, bounds, states))
 
     # F and D come before L. A key's closed session and its next live one may have the same start, and an F or D after
     # the L would remove the live one.
@@ -115,8 +115,8 @@ def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception
     return f"{describe_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
 
 
-def _pack_entry_values(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
-    """Return one value a window: fields of equal size are packed in one array, other states follow."""
+def _pack_window_values(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
+    """Encode a store's changed windows: one value each, fields of equal size in one array, then other states."""
     columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
     count = len(bounds[0])
     fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]

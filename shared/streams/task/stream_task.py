@@ -14,10 +14,10 @@ again, because its state is between two records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -61,19 +61,19 @@ from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import (
     PersistentJoinStore,
     PersistentKeyValueStore,
-    PersistentStore,
 )
-from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.context import Guarantee, TaskMark
+from penstock.shared.streams.task.fetch_ahead import FetchAhead
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.origin_headers import coordinates_of, original_record, without_origin_headers
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
 from penstock.shared.streams.task.store_entries import encode_stores
-from penstock.shared.streams.task.time_slices import HasTime, always_has_time
+from penstock.shared.streams.task.time_shares import HasTime, always_has_time
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
+from penstock.shared.streams.task.watermarks import Watermark
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.user_code import plain
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, encode_late_rows
@@ -87,9 +87,6 @@ ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinS
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
-
-KEYS_AT_ONCE = 1_000
-"""The keys of one fetch, which takes some milliseconds. At most as many are fetched in vain when a turn ends."""
 
 
 @in_callback("initialize", "close", "process", "reject", "advance_time", "punctuate_wall_clock", "prepare_commit")
@@ -189,6 +186,15 @@ class StreamTask:
             assert isinstance(node, ProcessorNode)
             plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._processor_nodes))
         self.vectorized_executors = vectorized_executors(self, self._processor_nodes)
+
+    def require_whole_input(self) -> None:
+        """Raise ConfigError if a batch over files did not finish, because its files must be read first."""
+        if isinstance(self.input, BatchInput) and not self.input.is_done:
+            raise ConfigError(
+                f"{self.application}, partition {self.partition}: a batch over files ended after {self.input.rows} "
+                "rows; run the same `penstock batch` again, which continues there, or delete the state (`penstock "
+                "streams reset`)"
+            )
 
     def close(self) -> None:
         """Call `close` of all processors. Raises ProcessingFailed that names those that raised."""
@@ -365,6 +371,16 @@ class StreamTask:
             self.sources[topic] = position
             self.needs_commit = True
 
+    def take_watermark(self, topic: str, offset: int, watermark: Watermark) -> None:
+        """Take the watermark of another task, which is at this offset of a repartition topic; no node sees it."""
+        # A watermark before the position may be older than the present one of its task.
+        if offset >= self.sources.get(topic, -1):
+            self.times.take(topic, watermark)
+            self.sources[topic] = offset + 1
+            self.needs_commit = True
+            # 0 ms: only the operators behind the topic advance, as far as the new limit allows.
+            self.advance_time(0)
+
     def punctuate_wall_clock(self, now_ms: int) -> None:
         """Evaluate WALL_CLOCK_TIME schedules. If any fired, a commit is needed, if only for the grids."""
         self.now_ms = now_ms
@@ -436,7 +452,7 @@ class StreamTask:
         # task is discarded, and the changelog has the state of the previous commit.
         for store in self._all_stores:
             store.committed()
-        progress = progress_of(self, now_ms)
+        progress = self.progress_record(now_ms)
         # 4. The rows for the disk wait until the commit has succeeded (`local_state`).
         if self.local is not None:
             self.local.prepare(changelog, progress)
@@ -450,6 +466,23 @@ class StreamTask:
         self.schedules.has_new_grid = False
         self._prepared = self.metrics.totals()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
+
+    def progress_record(self, now_ms: int) -> Progress:
+        """Return a commit's progress record: the task's positions and all else that a restart needs besides stores."""
+        return Progress(
+            application=self.application,
+            guarantee=self.guarantee,
+            sources=dict(self.sources),
+            stream_time_ms=self.stream_time_ms,
+            operator_times_ms=self.times.by_store(),
+            close_times_ms=self.times.close_times(),
+            grids_ms=self.schedules.grids_ms(),
+            stores=self.topology.schemas(),
+            wall_ms=now_ms,
+            source_ids=dict(self.source_ids),
+            idle_ms=self.idle_ms,
+            input=self.input,
+        )
 
     def _late_entries(self) -> list[EntryColumns]:
         """Return the changelog entries of late records."""
@@ -481,60 +514,3 @@ class StreamTask:
         self.metrics.skipped(reason, records)
         if self._source_record is not None:
             self.metrics.rejected_at["skipped"] = coordinates_of(self._source_record)
-
-
-def progress_of(task: StreamTask, now_ms: int) -> Progress:
-    """Return the progress record: the task's positions and all else that a restart needs besides its stores."""
-    return Progress(
-        application=task.application,
-        guarantee=task.guarantee,
-        sources=dict(task.sources),
-        stream_time_ms=task.stream_time_ms,
-        operator_times_ms=task.times.by_store(),
-        close_times_ms=task.times.close_times(),
-        grids_ms=task.schedules.grids_ms(),
-        stores=task.topology.schemas(),
-        wall_ms=now_ms,
-        source_ids=dict(task.source_ids),
-        idle_ms=task.idle_ms,
-        input=task.input,
-    )
-
-
-class FetchAhead:
-    """Fetches the keys of a task's records together, from the stores on disk that the records reach.
-
-    One look-up for each record would read a block of the disk each time. Many keys in the order of the disk read each
-    block once. A record's own key is the store's key as long as no topic lies between them; a changed key arrives by a
-    repartition topic, which is a source as well. The store of a user's processor may have other keys, and is skipped.
-    `stores` are all the task's stores by name.
-    """
-
-    def __init__(self, topology: Topology, stores: Mapping[str, StateStore]) -> None:
-        on_disk = {name: store for name, store in stores.items() if isinstance(store, PersistentStore)}
-        self._reached: dict[str, Sequence[PersistentStore[Any]]] = {}
-        for source in topology.sources() if on_disk else ():
-            self._reached[source.topic] = [
-                store for name, store in on_disk.items() if _store_is_fed_by_source(topology, source.name, name)
-            ]
-
-    def slices(self, columns: Columns) -> Iterator[Columns]:
-        """Yield the records in slices, each after its keys were fetched; all at once if there is nothing to fetch."""
-        stores = self._reached.get(columns.topic)
-        if not stores:
-            yield columns
-            return
-        for at in range(0, len(columns), KEYS_AT_ONCE):
-            some = columns[at : at + KEYS_AT_ONCE]
-            for store in stores:
-                store.fetch_ahead(some.keys)
-            yield some
-
-    def records(self, columns: Columns) -> Iterator[ConsumerRecord]:
-        """Yield the records one by one, fetched in slices."""
-        return (record for some in self.slices(columns) for record in some.records())
-
-
-def _store_is_fed_by_source(topology: Topology, source: str, store: str) -> bool:
-    nodes = [n.name for n in topology.nodes.values() if isinstance(n, ProcessorNode) and store in n.stores]
-    return bool(topology.stores[store].schema.source) and source in topology.above(nodes)

@@ -16,9 +16,8 @@ import numpy as np
 
 from penstock.shared.common.records import INT64_MAX, Columns, Int64Array
 from penstock.shared.streams.operators.aggregates import WindowAggregate
-from penstock.shared.streams.operators.stateless import Each
 from penstock.shared.streams.task.batch_decoder import BatchDecoder, DecodedBatch
-from penstock.shared.streams.task.operator_chain import OperatorChain
+from penstock.shared.streams.task.operator_chain import OperatorChain, functions_before_operator
 from penstock.shared.streams.topology import SourceNode
 
 if TYPE_CHECKING:
@@ -32,12 +31,13 @@ COLUMNS_MIN = 32
 def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> dict[str, VectorizedExecutor]:
     """Return the vectorized executors of a task, by topic.
 
-    A source has one if it feeds one window and nothing else, directly or through functions of single records (`chain`).
-    The window must have no aggregation of the user, and the difference must not be visible to any node.
+    A source has one if it feeds one window and nothing else, directly or through functions of single records
+    (`operator_chain`). The window must have no aggregation of the user, and the difference must not be visible to any
+    node.
     """
     found = {}
     for source in task.topology.sources():
-        nodes, name = _functions_before_operator(task, processor_nodes, source)
+        nodes, name = functions_before_operator(task, processor_nodes, source)
         operator = None if name is None else processor_nodes.processors.get(name)
         if name is None or not isinstance(operator, WindowAggregate):
             continue
@@ -50,25 +50,6 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
             chain = OperatorChain(task, nodes, operator.store.key_of) if nodes else None
             found[source.topic] = VectorizedExecutor(task, source, operator, chain)
     return found
-
-
-def _functions_before_operator(
-    task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode
-) -> tuple[list[Each], str | None]:
-    """Return the functions that directly follow a source, in order, and the name of the node after them.
-
-    Each function forwards at most one record. The name is None unless the node is the only one. A repartition topic has
-    no such functions: they would see its internal headers, which are removed only from single records.
-    """
-    nodes: list[Each] = []
-    below = task.topology.children[source.name]
-    while len(below) == 1:
-        node = processor_nodes.processors.get(below[0])
-        if not (isinstance(node, Each) and node.at_most_once and not source.is_internal):
-            return nodes, below[0]
-        nodes.append(node)
-        below = task.topology.children[below[0]]
-    return nodes, None
 
 
 def _sees_time(task: TaskContext, processor_nodes: ProcessorNodes, name: str) -> bool:

@@ -10,7 +10,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.idleness import Idleness, take_watermark
+from penstock.shared.streams.task.idleness import Idleness
 from penstock.shared.streams.task.watermarks import Watermark
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -157,7 +157,7 @@ def test_a_mark_that_was_taken_is_not_taken_again() -> None:
     """A watermark advances the position as a record does. Watermarks before the position are skipped."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
-    take_watermark(driver.task, "own", 4, Watermark(0, 1, 50))
+    driver.task.take_watermark("own", 4, Watermark(0, 1, 50))
     assert (driver.task.sources["own"], driver.task.needs_commit) == (5, True)
-    take_watermark(driver.task, "own", 3, Watermark(0, 1, 60))
+    driver.task.take_watermark("own", 3, Watermark(0, 1, 60))
     assert driver.task.sources["own"] == 5

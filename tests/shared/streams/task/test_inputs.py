@@ -17,7 +17,7 @@ from penstock.shared.streams.runtime.turn_time import PROCESSING_MS_MAX, TurnTim
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.time_slices import RUN_RECORDS_FIRST
+from penstock.shared.streams.task.time_shares import RUN_RECORDS_FIRST
 from penstock.shared.streams.task.watermarks import Watermark, watermark_record
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.consumed import as_consumed

@@ -19,7 +19,7 @@ from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.restore import restore_changes, restore_progress
-from penstock.shared.streams.task.stream_task import StreamTask, progress_of
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.watermarks import NO_LIMIT, Watermark
 from penstock.shared.streams.topology import Topology
 
@@ -259,7 +259,7 @@ def test_watermarks_follow_what_was_closed(kind: str) -> None:
     watermark = task.times.watermarks(30_000)[topic]
     assert watermark == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
     for patience_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
-        progress = progress_of(task, 0)
+        progress = task.progress_record(0)
         topology = waiting(kind, patience_ms).of_application("app")
         task = StreamTask(topology, 0, application="app")
         restore_progress(task, progress)

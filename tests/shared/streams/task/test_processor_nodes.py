@@ -18,7 +18,7 @@ from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json
-from penstock.shared.streams.task.processor_nodes import ProcessorNodes, SinkWriter
+from penstock.shared.streams.task.processor_nodes import ProcessorNodes, SinkNodeWriter
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import SinkNode
 from penstock.shared.streams.window_result import WindowKey
@@ -50,7 +50,7 @@ def test_a_sink_takes_what_the_producer_takes() -> None:
     headers = (("trace", b"1" * 50),)
     size = record_size(b"k", b"12", list(headers))
     written: list[tuple[ProducerRecord, bytes | None]] = []
-    sink = SinkWriter(SinkNode("sink", "out", encode_json), size, lambda *given: written.append(given))
+    sink = SinkNodeWriter(SinkNode("sink", "out", encode_json), size, lambda *given: written.append(given))
     record = Record("k", 12, 7, headers)
     sink.process(record)
     windowed = record._replace(key=WindowKey("k", 5, 7))
@@ -58,7 +58,7 @@ def test_a_sink_takes_what_the_producer_takes() -> None:
     expected = ProducerRecord("out", b"12", b"k", headers, None, 7)
     assert written == [(expected, None), (expected, None)]
     with pytest.raises(RecordTooLarge, match=f"topic out.*{size}.*max_request_size={size - 1}"):
-        SinkWriter(SinkNode("sink", "out", encode_json), size - 1, lambda *given: None).process(record)
+        SinkNodeWriter(SinkNode("sink", "out", encode_json), size - 1, lambda *given: None).process(record)
 
 
 WINDOWS = ["tumbling_window", "hopping_window", "sliding_window", "session_window", "join"]

@@ -30,7 +30,6 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.task.restore import (
-    require_whole_input,
     restore_change,
     restore_changes,
     restore_progress,
@@ -551,8 +550,8 @@ def test_a_batch_over_files_must_be_complete_before_a_restart() -> None:
         restore_progress(after, decode_progress(decode_entry(before.prepare_commit(0).changelog[-1][1]).body))
         assert after.input == before.input
         if is_done:
-            require_whole_input(after)
+            after.require_whole_input()
         else:
             with pytest.raises(ConfigError, match=r"partition 0.*7 rows"):
-                require_whole_input(after)
-    require_whole_input(new_task())
+                after.require_whole_input()
+    new_task().require_whole_input()

@@ -27,7 +27,7 @@ from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.stream_task import StreamTask, progress_of
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.consumed import as_consumed
@@ -791,7 +791,7 @@ def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
     rows = task.stores["s"].rows()
     live = {(s.key, s.start, s.end): [a.result(x) for a, x in zip(aggregations, s.states, strict=True)] for s in rows}
     outputs = {topic: list(driver.outputs.get(topic, ())) for topic in TOPICS}
-    progress = progress_of(task, 0)
+    progress = task.progress_record(0)
     return outputs, live, progress.sources, progress.stream_time_ms, progress.operator_times_ms
 
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.streams.task.time_slices import (
-    RUN_RECORDS_FIRST,
-    RUN_RECORDS_MAX,
-    RUN_RECORDS_MIN,
-    RunLength,
-)
+from penstock.shared.streams.task.time_shares import RUN_RECORDS_FIRST, RUN_RECORDS_MAX, RUN_RECORDS_MIN, RunLength
 
 
 def test_runs_grow_while_they_are_cheap_and_shrink_when_they_are_not() -> None:

@@ -18,7 +18,7 @@ RUN_GROWTH = 4
 
 
 def always_has_time() -> bool:
-    """Return True."""
+    """Return True: for a run that has no limited share of time."""
     return True
 
 
@@ -32,12 +32,12 @@ class TimeShare(Protocol):
         ...
 
     def used_ms(self) -> int:
-        """Return the time since the share was created."""
+        """Return the time since the share was created, in ms."""
         ...
 
 
-class SharedTime(Protocol):
-    """The time of one turn, which all who have records share."""
+class TimeShares(Protocol):
+    """The time of one turn, shared by all sub-topologies that have records."""
 
     def share(self) -> TimeShare:
         """Return the next share of the remaining time."""

@@ -15,7 +15,7 @@ from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.stream_task import FetchAhead
+from penstock.shared.streams.task.fetch_ahead import FetchAhead
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -50,7 +50,7 @@ def columns_of(topic: str, keys: list[bytes | None]) -> Columns:
 def test_a_source_reaches_the_stores_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of records are fetched for the windows and tables below their topic, but not behind another topic, nor
     for the store of a processor."""
-    monkeypatch.setattr("penstock.shared.streams.task.stream_task.KEYS_AT_ONCE", 2)
+    monkeypatch.setattr("penstock.shared.streams.task.fetch_ahead.KEYS_AT_ONCE", 2)
     builder = StreamsBuilder()
     own = builder.add_store("own")
     clicks = builder.stream("clicks").process_values(Keeps, own)
