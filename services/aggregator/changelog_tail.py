@@ -26,9 +26,13 @@ from penstock.shared.streams.changelog.changelog_reader import (
     ChangelogReader,
     CorruptEntry,
     locate_corrupt_entry,
+    reader_start_offset,
 )
-from penstock.shared.streams.changelog.format import DELETED, FINAL, StateCodec, StoreSchema
-from penstock.shared.streams.runtime.restore_io import RESTORE_POLL_MS, changelog_consumer, checked_start
+from penstock.shared.streams.changelog.format import DELETED, FINAL
+from penstock.shared.streams.changelog.state_codec import StateCodec
+from penstock.shared.streams.changelog.store_schema import StoreSchema
+from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
+from penstock.shared.streams.runtime.partition_restore import RESTORE_POLL_MS
 
 LogOffsets = Mapping[TopicPartition, int]
 CheckProgress = Callable[[LogOffsets, LogOffsets], None]

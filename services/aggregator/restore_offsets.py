@@ -172,7 +172,7 @@ async def apply_restore(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -
 
 def _is_application_offset(offset: OffsetAndMetadata | None) -> bool:
     """Return whether the application committed over a restored offset: an owner that started meanwhile may have."""
-    return offset is not None and offset.metadata == own_offset(0).metadata
+    return offset is not None and offset.metadata == committed_position(0).metadata
 
 
 async def read_changelog_progress(

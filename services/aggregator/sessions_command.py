@@ -28,7 +28,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.log import configure
 from penstock.shared.common.time_text import time_ms, utc_text
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
 PROGRAM = "penstock sessions"

@@ -35,14 +35,8 @@ from penstock.shared.common.lake.window_queries import ClosedWindow
 from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
-from penstock.shared.streams.changelog.format import (
-    DELETED,
-    FINAL,
-    AggregationSchema,
-    Progress,
-    StoreSchema,
-    decode_progress,
-)
+from penstock.shared.streams.changelog.format import DELETED, FINAL, Progress, decode_progress
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 NO_TABLES = "lake: {} has no tables"
 

@@ -17,7 +17,8 @@ from penstock.services.spark.spark_session import jvm
 from penstock.services.spark.spark_sql import SQL_TYPES, by_partition, empty, quoted, result_expressions, sql_columns
 from penstock.services.spark.table_columns import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
-from penstock.shared.streams.changelog.format import WINDOWED, Progress, StoreSchema, decode_progress
+from penstock.shared.streams.changelog.format import Progress, decode_progress
+from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 
 class Coverage(NamedTuple):

@@ -23,7 +23,7 @@ from penstock.services.spark.spark_session import pickled_by_value
 from penstock.services.spark.spark_sql import SQL_TYPES, quoted, result_expressions
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.latest import Latest
-from penstock.shared.streams.changelog.format import WINDOWED, AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import WINDOWED, AggregationSchema, StoreSchema
 
 MERGEABLE = {
     "count": "Count",

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from penstock.services.compaction_settings import SPARK_MASTER, SparkConf
 from penstock.shared.common.lake.location import hadoop_uri, lake_root, require_location
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic

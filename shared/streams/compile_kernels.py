@@ -47,7 +47,7 @@ def compile_kernels() -> None:
         are_ascii(store.finals().keys)
         store.table.sweep()
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
-    keys.compile_kernels()
+    compile_key_index()
     byte_copies.compile_kernels()
     packed_headers.compile_kernels()
     compile_json_rows()

@@ -28,7 +28,8 @@ from penstock.services.spark.topic_offsets import (
 )
 from penstock.shared.clients.dead_letters.dead_letter import NODE
 from penstock.shared.common.errors import FatalError
-from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, StoreSchema
+from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 KEY = ("partition", "key")
 WINDOW = (*KEY, "start_ms", "end_ms")

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from penstock.services.spark.audit.audit_inputs import COORDINATES, WINDOW, Inputs, in_sample
 from penstock.services.spark.audit.differences import as_differences
 from penstock.services.spark.audit.measures import FIELDS, Measure, unequal_measures
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 ACCEPTED, LATE, DEAD, NULL_KEY, LEFT_OUT = "accepted", "late", "dead", "null key", "left out"
 SESSION_CHECKS = {

@@ -38,7 +38,7 @@ from penstock.services.spark.audit.differences import (
 )
 from penstock.services.spark.audit.measures import Measure, measures, unequal_measures
 from penstock.services.spark.audit.session_reference import assign_sessions
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 def compare_sessions(inputs: Inputs) -> Compared:

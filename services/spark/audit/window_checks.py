@@ -39,7 +39,7 @@ from penstock.services.spark.audit.differences import (
     without_idle_partitions,
 )
 from penstock.services.spark.audit.measures import measures
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 class Members(NamedTuple):

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from penstock.services.spark.lake_tables import LakeTables
 from penstock.shared.common.errors import ConfigError, FatalError
-from penstock.shared.streams.topology_loading import import_function
+from penstock.shared.streams.topology_loading import load_function
 
 
 class AfterHookFailed(FatalError):
@@ -22,7 +22,7 @@ def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
     the compaction left them (see `LakeTables`). Raises ConfigError if there is no such function, AfterHookFailed if the
     function raises.
     """
-    function: Any = import_function(name, "after")
+    function: Any = load_function(name, "after")
     try:
         function(spark, LakeTables(spark, folder).frames())
     # It ends the job with the exit status of invalid settings.

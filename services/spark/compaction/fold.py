@@ -457,7 +457,7 @@ def _key_column(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
     return {"key": raw.cast(pa.string())} if store.key == "string" else {"key_bytes": raw}
 
 
-def _states_of_entries(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
+def _states_of_entries(part: ConfirmedChanges, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
     """Return the states of changelog entries as an Arrow column; null for the entries without a state."""
     # `states` has no element for rows without a state. With `has_one` true, false, true, the rows take the elements
     # 0, null, 1.

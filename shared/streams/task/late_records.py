@@ -19,8 +19,9 @@ from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
-from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
-from penstock.shared.streams.task.origin_headers import original_record
+from penstock.shared.streams.record import Record
+from penstock.shared.streams.result_encoders import encode_without_error
+from penstock.shared.streams.task.origin_headers import coordinates_of, original_record
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode
 from penstock.shared.streams.window_result import WindowKey, WindowResult

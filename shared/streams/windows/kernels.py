@@ -196,7 +196,7 @@ def _add_record_to_row(program, cells, floats, row, base, values, float_values, 
         elif op == OBJECT or not has[v, i]:
             continue
         elif op in (FIRST, LAST):
-            if _replaces(op, timestamp, cells[row, cell]):
+            if _op_replaces_value(op, timestamp, cells[row, cell]):
                 cells[row, cell] = timestamp
                 cells[row, cell + 1] = values[v, i]
         else:
@@ -214,7 +214,7 @@ def _merge_row_cells(program, cells, floats, row, other, base):
         elif op == LATEST:
             cells[row, cell] = max(cells[row, cell], cells[other, cell])
         elif op in (FIRST, LAST):
-            if cells[other, cell] >= 0 and _replaces(op, cells[other, cell], cells[row, cell]):
+            if cells[other, cell] >= 0 and _op_replaces_value(op, cells[other, cell], cells[row, cell]):
                 cells[row, cell] = cells[other, cell]
                 cells[row, cell + 1] = cells[other, cell + 1]
         elif op != OBJECT and cells[other, cell + 1] > 0:

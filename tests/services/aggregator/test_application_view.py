@@ -79,11 +79,11 @@ class Instance:
             for key in (self.keys or [wanted["key"] or self.name])
             for at in (5, 7)[: 1 + bool(self.keys)]
         ]
-        rows.sort(key=lambda row: order(position_of_row(row)))
+        rows.sort(key=lambda row: order(query_position(row)))
         after = pages.decode(wanted["continuation"])
-        rest = [row for row in rows if after is None or order(position_of_row(row)) > order(after)]
+        rest = [row for row in rows if after is None or order(query_position(row)) > order(after)]
         cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
-        last = position_of_row(cut[-1]) if len(cut) < len(rest) else None
+        last = query_position(cut[-1]) if len(cut) < len(rest) else None
         return page_with_continuation(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
 
     def compact(self) -> str:
