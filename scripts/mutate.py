@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,19 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = "cosmic-ray==8.7.0"
-TIMEOUT_S = 30.0  # for the tests of one mutant
-SURVIVED = "SURVIVED"
+TIMEOUT_S = 30.0
+"""The time for the tests of one mutant, or TIMEOUT_FACTOR times that of the unchanged module if this is longer."""
+TIMEOUT_FACTOR = 5
+KILLED, SURVIVED = "KILLED", "SURVIVED"
 LEFT_OUT = "operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
 """Mutants of decorators and outside functions, and those of annotations: no test can notice most of them."""
 
 
 class Mutant(NamedTuple):
-    """One change: the function or class it is in, its line, cosmic-ray's operator, and whether a test noticed."""
+    """One change: the function or class it is in, its line, cosmic-ray's operator, and the outcome of the tests.
+
+    The outcome is KILLED if a test noticed, SURVIVED if none did, and another if the mutant did not run.
+    """
 
     definition: str
     line: int
@@ -103,15 +109,17 @@ def mutants_of(
     session.unlink(missing_ok=True)
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     command.append(f"penstock/{module}")  # its examples
-    config.write_text(
-        f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
-        f'test-command = "{shlex.join(command)}"\n[cosmic-ray.distributor]\nname = "local"\n',
-        encoding="utf-8",
-    )
     tool = [str(ROOT / ".venv/bin/python"), "-m", "uv", "tool", "run", "--quiet", "--from", TOOL, "cosmic-ray"]
     # Numba would compile a changed kernel, and all that use it, for each mutant.
     environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1"}
+    began = time.monotonic()
     subprocess.run(command, cwd=copy, env=environment, check=True, stdout=subprocess.DEVNULL)  # they pass as it is
+    timeout_s = max(TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
+    config.write_text(
+        f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {timeout_s}\nexcluded-modules = []\n'
+        f'test-command = "{shlex.join(command)}"\n[cosmic-ray.distributor]\nname = "local"\n',
+        encoding="utf-8",
+    )
     subprocess.run([*tool, "init", str(config), str(session)], cwd=copy, check=True)
     with contextlib.closing(sqlite3.connect(session)) as database:
         every = {job for (job,) in database.execute("SELECT job_id FROM mutation_specs")}
@@ -140,7 +148,22 @@ def mutants_of(
             "SELECT definition_name, start_pos_row, operator_name, test_outcome, diff FROM mutation_specs "
             "JOIN work_results USING (job_id) ORDER BY start_pos_row"
         ).fetchall()
-    return [Mutant(name or "", line, operator, str(outcome), diff) for name, line, operator, outcome, diff in rows]
+    return [
+        Mutant(name or "", line, operator, str(outcome).upper(), diff or "")
+        for name, line, operator, outcome, diff in rows
+    ]
+
+
+def survivors_of(mutants: list[Mutant], explained: list[dict[str, Any]]) -> tuple[list[Mutant], str]:
+    """The survivors without a reason in the list, and a line of figures: the share is of the mutants that ran."""
+    killed = sum(mutant.outcome == KILLED for mutant in mutants)
+    alive = [mutant for mutant in mutants if mutant.outcome == SURVIVED]
+    survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
+    noticeable = killed + len(survivors)
+    share = killed / noticeable if noticeable else 1.0
+    figures = f"{killed} killed and {len(alive) - len(survivors)} explained of {len(mutants)} mutants ({share:.0%})"
+    idle = len(mutants) - killed - len(alive)
+    return survivors, f"{figures}; {idle} did not run" if idle else figures
 
 
 def main() -> int:
@@ -157,12 +180,8 @@ def main() -> int:
             definitions = known["definitions"].get(module, [])
             mutants = mutants_of(copy, module, known["modules"][module], definitions, given.sample, given.seed)
             explained = [one for one in known["explained"] if one.get("module", module) == module]
-            alive = [mutant for mutant in mutants if SURVIVED in mutant.outcome.upper()]
-            survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
-            noticeable = len(mutants) - len(alive) + len(survivors)
-            share = 1 - len(survivors) / noticeable if noticeable else 1.0
-            figures = f"{len(mutants) - len(alive)} killed and {len(alive) - len(survivors)} explained"
-            print(f"{module}: {figures} of {len(mutants)} mutants ({share:.0%})", flush=True)
+            survivors, figures = survivors_of(mutants, explained)
+            print(f"{module}: {figures}", flush=True)
             for mutant in survivors:
                 print(f"  line {mutant.line}, {mutant.definition}, {mutant.operator}")
                 print(textwrap.indent(mutant.changed, "    "), flush=True)
