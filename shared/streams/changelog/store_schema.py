@@ -157,6 +157,6 @@ def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
     # Rows of the user have one value and no aggregations that could be appended.
-    if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
+    if new.kind in ROWS or any(now.get(name) != shape for name, shape in was.items()):
         return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
     return [] if [name for name in now if name in was] == list(was) else ["their order"]

@@ -153,6 +153,19 @@ def test_commits_under_different_stores_in_one_batch() -> None:
     assert (reader.progress.sources["in"], reader.covered_offset) == (7, 35)
 
 
+def test_a_commit_over_several_batches() -> None:
+    """The entries of a commit that wait over a batch's end are applied as they were written, each with its offset."""
+    found: list[Confirmed] = []
+    reader = ChangelogReader(found.append)
+    waiting = [takeover(1), live(1, 1, b"a", 1, 2), live(1, 1, b"b", 3, 4), live(1, 1, b"c", 5, 6)]
+    for first, log in ((40, waiting), (44, [live(1, 1, b"d", 7, 8), progress(1, 1, at=1)])):
+        reader.feed(np.arange(first, first + len(log)), *zip(*log, strict=True))
+        assert (reader.next_offset, reader.covered_offset) == ((44, 41) if first == 40 else (46, 46))
+    assert [(offset, change.key, change.start) for one in found for offset, change in one.changes()] == [
+        *((41, b"a", 1), (42, b"b", 3), (43, b"c", 5), (44, b"d", 7)),
+    ]
+
+
 def test_late_records_are_no_changes_of_windows() -> None:
     """Late entries have the starts of the windows that they missed, and are not among the changes of windows."""
     late = [((), b""), ((5,), None), ((1, 2, 3), b"xyz"), ((7,), b"")]
@@ -353,6 +366,15 @@ def test_windows_may_get_aggregations() -> None:
         for offset, record in enumerate((takeover(1), live(1, 1, b"a"), progress(1, 1))):
             got.reader.feed_record(offset, *record)
         assert [change.written_as for change in got.changes] == [STORE]
+
+
+@pytest.mark.parametrize("kind", ["table", "join"])
+def test_rows_of_the_user_get_no_aggregations(kind: str) -> None:
+    """Another column of the user's rows is a change, because their value is one column."""
+    stored = changed(kind=kind, aggregations=(N,))
+    check_schema((stored,), (stored,))
+    with pytest.raises(SchemaMismatch, match="changed: top"):
+        check_schema((stored,), (changed(kind=kind, aggregations=(N, TOP)),))
 
 
 def test_a_renamed_repartition_topic_is_reported_with_the_remedy() -> None:
