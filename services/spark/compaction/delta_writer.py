@@ -172,7 +172,7 @@ def ensure_table(
                 Schema.from_arrow(schema),
                 partition_by=by,
                 configuration={"delta.dataSkippingStatsColumns": ",".join(indexed)},
-                storage_options=dict(options) or None,
+                storage_options=dict(options),
             )
         # An empty append adds the columns. It repeats the positions: otherwise it would hide those of the commits
         # before, and the next compaction would have to compute them from the rows. For `max_commit_retries` see
@@ -219,7 +219,7 @@ def commit(
     # deltalake repeats a commit whose version is taken, and appends do not conflict in Delta. So with retries both
     # jobs would append the same rows. Without them, the second job fails here.
     version = table.version()
-    by = table.metadata().partition_columns or None
+    by = table.metadata().partition_columns
     properties = CommitProperties(custom_metadata=commit_metadata(metadata), max_commit_retries=0)
     try:
         table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)

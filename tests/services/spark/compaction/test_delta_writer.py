@@ -39,6 +39,13 @@ def newest(uri: str) -> DeltaTable:
     return table
 
 
+def changes_data(uri: str, version: int) -> list[bool]:
+    """Whether each file that a version adds or removes changes the table's rows."""
+    lines = (Path(uri) / "_delta_log" / f"{version:020}.json").read_text().splitlines()
+    actions = [action for line in lines for action in json.loads(line).values()]
+    return [action["dataChange"] for action in actions if "dataChange" in action]
+
+
 def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     """From the commit on, the table has the files with their bounds and the job's metadata."""
     uri = str(tmp_path / "t")
@@ -59,6 +66,8 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     assert before_ms <= action["modification_time"] <= time.time() * 1_000
     (last, *_) = commit_history(newest(uri), 5)
     assert (last["version"], last["operation"], last["kind"]) == (1, "WRITE", "compaction")
+    assert json.loads(last["operationParameters"]["partitionBy"]) == ["partition"]
+    assert changes_data(uri, 1) == [True]
 
 
 def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
@@ -66,8 +75,9 @@ def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     old = file_of(uri, 1, 2)
     delta_writer.commit(made(uri), [old], [], {})
-    removed = RemoveAction(old.path, True, 0, old.size, {"partition": "1"})
+    removed = RemoveAction(old.path, False, 0, old.size, {"partition": "1"})
     assert delta_writer.commit(newest(uri), [file_of(uri, 2)], [removed], {}) == 2
+    assert changes_data(uri, 2) == [False, False]
     assert [row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")] == [2]
 
 
@@ -99,6 +109,7 @@ def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
     assert (wide.version(), {field.name for field in wide.schema().fields}) == (2, {"partition", "at", "s", "t"})
     (row,) = delta_tables.rows(newest(uri), "SELECT * FROM t")
     assert (row["at"], row["s"], row["t"]) == (4, {"n": 4, "m": None}, None)
+    assert made(uri, SCHEMA, wide).version() == 2  # it has more than these
     with pytest.raises(CompactionConflict, match="changed"):
         made(uri, pa.schema([*wider, ("u", pa.int64())]), _at(uri, 1))
     more = pa.schema([*wider, ("u", pa.int64())])
@@ -189,6 +200,16 @@ def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
         starts = [pq.read_table(tmp_path / file.path)["window_start"] for file in files]
         assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
         assert sorted(start for own in starts for start in own.to_pylist()) == list(range(0, 50, 5))
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A commit that is damaged after the table was opened raises LakeUnavailable with the table's path."""
+    uri = str(tmp_path / "t")
+    delta_writer.commit(made(uri), [file_of(uri, 1)], [], {})
+    table = newest(uri)
+    (Path(uri) / "_delta_log" / f"{1:020}.json").write_text("{")
+    with pytest.raises(LakeUnavailable, match="t/ cannot be read"):
+        commit_history(table, 5)
 
 
 def test_bounds_of_a_file() -> None:
