@@ -504,7 +504,7 @@ def bounded_ranges(
     1, 4 and 5 records.
     """
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
-    share = dict.fromkeys(left, 0)
+    share = dict[int, int]()
     remaining = records_max
     for nth, p in enumerate(sorted(left, key=lambda p: left[p])):
         # At least one record, even with more partitions than `records_max`: a partition with a share of 0 might never

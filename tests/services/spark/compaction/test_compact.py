@@ -61,6 +61,9 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
     assert first([rows[0], row(4)], {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (4, row(4))
     assert first(rows, {LATE: 2}, offsets(0, 9)) == (0, None)
     assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (0, None)
+    # A table that is missing needs the first record as well.
+    assert first([rows[0], row(1)], {CLOSED: 8}, offsets(0, 9)) == (0, None)
+    assert first([rows[0], row(1)], {CLOSED: 8, LATE: 0}, offsets(0, 9)) == (1, row(1))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from penstock.shared.streams.changelog.format import StateCodec
 
 UNSET = -77
 """Stands in every output before a kernel runs, so that a test sees what the kernel left alone."""
-AROUND = b"\xff" * 30
-"""Bytes of other records before and after the record that is read."""
+AROUND = [b"\1L" * 15, b"L" * 30]
+"""Bytes of other records before and after the record that is read: it would be another with some of them."""
+BEGIN = 30
 
 # --- parse_envelopes ---
 
@@ -34,11 +35,11 @@ ENTRIES = {
 }
 
 
-def parsed(value: bytes, has_key: bool) -> list[int] | None:
+def parsed(value: bytes, has_key: bool, around: bytes = AROUND[0]) -> list[int] | None:
     """The numbers of a record as the kernel reads them; None if it finds the record invalid."""
-    data = np.frombuffer(AROUND + value + AROUND, np.uint8)
+    data = np.frombuffer(around + value + around, np.uint8)
     numbers = np.full((1, k.NUMBERS), UNSET, np.int64)
-    at, size, key_size = (np.array([number]) for number in (len(AROUND), len(value), 0 if has_key else -1))
+    at, size, key_size = (np.array([number]) for number in (BEGIN, len(value), 0 if has_key else -1))
     count = k.parse_envelopes(data, at, size, key_size, numbers)
     return numbers[0].tolist() if count else None
 
@@ -56,7 +57,7 @@ def expected(value: bytes, has_key: bool) -> list[int] | None:
         return [*envelope, *[UNSET] * (k.NUMBERS - 4)]
     if not has_key:
         return None
-    begin = len(AROUND) + fmt.ENVELOPE.size
+    begin = BEGIN + fmt.ENVELOPE.size
     if operation == fmt.LATE:
         time, offset, missed = fmt.TIME_OFFSET_COUNT.unpack_from(body)
         head = fmt.TIME_OFFSET_COUNT.size + 8 * missed + 1
@@ -79,8 +80,8 @@ def variants(value: bytes) -> list[bytes]:
 def test_records_are_read_as_the_format_defines_them(kind: str) -> None:
     """An entry, and each record that differs from it in one byte or in length, has the numbers of the format's own
     functions, or is invalid where these reject it."""
-    for value, has_key in product(variants(ENTRIES[kind]), (True, False)):
-        assert parsed(value, has_key) == expected(value, has_key), value
+    for value, has_key, around in product(variants(ENTRIES[kind]), (True, False), AROUND):
+        assert parsed(value, has_key, around) == expected(value, has_key), value
     assert expected(ENTRIES[kind], has_key=True) is not None
 
 
@@ -96,7 +97,7 @@ def test_parsing_stops_at_the_first_invalid_record() -> None:
     for values, count in (([b"", good, b"\1Y", good], 2), ([good, good], 2), ([b"\2L", good], 0), ([], 0)):
         sizes = np.array([len(value) for value in values], np.int64)
         numbers = np.full((len(values), k.NUMBERS), UNSET, np.int64)
-        data = np.frombuffer(b"".join(values) + AROUND, np.uint8)
+        data = np.frombuffer(b"".join(values) + AROUND[0], np.uint8)
         assert k.parse_envelopes(data, np.cumsum(sizes) - sizes, sizes, np.zeros_like(sizes), numbers) == count
         assert [operation != UNSET for operation in numbers[:, k.OPERATION].tolist()] == [
             index < count for index in range(len(values))
@@ -212,10 +213,11 @@ def test_states_are_read_as_the_codec_unpacks_them() -> None:
     rows = [[b"abc", -2, 258, b"defg"], [b"", 1, 2, b""], [b"x" * 300, 2**62, -1, b"y"]]
     packed = [codec.pack(row) for row in rows]
     damaged = [state[:size] for state in packed for size in range(len(state))] + [state + b"\0" for state in packed]
-    for states in ([*packed], *([*packed, one, packed[0]] for one in damaged)):
-        data = np.frombuffer(AROUND + b"".join(states) + bytes(300), np.uint8)
+    for states in ([*packed], *([*packed, one, *after] for one in damaged for after in ([], [packed[0]]))):
+        # Nothing follows the last state, so that a read beyond it would fail.
+        data = np.frombuffer(AROUND[0] + b"".join(states), np.uint8)
         sizes = np.array([len(state) for state in states])
-        offsets = len(AROUND) + np.cumsum(sizes) - sizes
+        offsets = BEGIN + np.cumsum(sizes) - sizes
         cells, begins, lengths = np.full((3, 2, len(states)), UNSET, np.int64)
         assert k.read_state_columns(data, offsets, sizes, 2, 2, cells, begins, lengths) == len(packed)
         for i, (a, b, c, d) in enumerate(rows):
