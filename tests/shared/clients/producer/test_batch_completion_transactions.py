@@ -27,6 +27,7 @@ from tests.shared.clients.producer.harness import (
     UNKNOWN_PRODUCER,
     A,
     B,
+    C,
     Harness,
 )
 
@@ -127,6 +128,16 @@ def test_several_batches_expire_at_once() -> None:
     assert transaction.state is TxnState.ABORTABLE_ERROR
     assert not transaction.epoch_is_spent, "nothing of it was sent"
     assert core.all_memory_is_back
+
+
+def test_a_batch_in_flight_expires_behind_queued_ones() -> None:
+    """The first batch ends the transaction, and with it the queued second one. The third, in flight, expires too."""
+    core, _ = open_transaction(delivery_timeout_ms=1_000)
+    core.leaders |= {A: None, B: None}
+    one, two, three = core.send(A), core.send(B), core.send(C)
+    assert core.turn() == [three.batch]
+    core.after(1_000)
+    assert [type(record.fate) for record in (one, two, three)] == [DeliveryTimeout, TransactionAborted, DeliveryTimeout]
 
 
 def test_expired_in_flight() -> None:
