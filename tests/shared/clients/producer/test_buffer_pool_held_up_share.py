@@ -24,6 +24,7 @@ class Table:
 
     def __init__(self) -> None:
         self.core = Harness(batch_size=BATCH, buffer_memory=2 * LIMIT * BATCH, delivery_timeout_ms=10**6)
+        self.core.now_ms = 50
         self.core.warm_up(A, B, C)
         self.share = HeldUpShare(self.core.accumulator, self.core.memory, lambda: self.core.now_ms)
 
@@ -68,6 +69,16 @@ def test_a_partition_of_which_nothing_is_known() -> None:
     assert not table.must_wait(B)
     table.core.answer(table.core.turn()[0])
     table.fill(A, 4)
+    assert not table.must_wait(A)
+
+
+def test_an_acknowledged_later_batch_is_progress() -> None:
+    """If a later batch is acknowledged before the first, the partition may fill the buffer."""
+    table = Table()
+    table.fill(A, LIMIT)
+    table.core.answer(table.core.turn()[1])
+    table.fill(A, LIMIT)
+    table.core.turn()
     assert not table.must_wait(A)
 
 

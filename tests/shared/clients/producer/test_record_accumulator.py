@@ -62,9 +62,12 @@ def test_nothing_to_wait_for() -> None:
     """Without queued batches there is no delay. With all in flight only the expiry counts."""
     core = Harness()
     assert core.delay_ms() is None
+    core.now_ms = 3
     core.send()
     core.turn()
     assert core.delay_ms() == 10_000
+    core.now_ms = 10
+    assert core.delay_ms() == 9_993
 
 
 def test_flush_overrides_linger() -> None:
