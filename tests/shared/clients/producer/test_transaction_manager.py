@@ -56,6 +56,14 @@ def test_an_error_without_a_transaction_has_no_effect() -> None:
     assert transaction.state is TxnState.READY
 
 
+@pytest.mark.parametrize("state", TxnState)
+def test_a_commit_that_was_not_sent_leaves_the_transaction_open(state: TxnState) -> None:
+    """Only a transaction that is being committed is opened again."""
+    transaction = in_state(state)
+    transaction.not_committed()
+    assert transaction.state is (TxnState.IN_TRANSACTION if state is TxnState.COMMITTING else state)
+
+
 def test_partitions_added_to_a_transaction() -> None:
     """A partition is muted until it is added. A transaction without added partitions is empty."""
     transaction = in_state(TxnState.IN_TRANSACTION)

@@ -35,12 +35,14 @@ class Granting:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.where: set[str] = set()
 
     def any_node(self) -> int:
         return 1
 
     async def send(self, node: int, request: Any, where: str) -> Any:
         self.requests.append(request._fields[:4])
+        self.where.add(where)
         return SimpleNamespace(error_code=0, producer_id=9, producer_epoch=len(self.requests))
 
     async def ask_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
@@ -52,13 +54,14 @@ class Granting:
 
 
 @pytest.mark.parametrize(
-    ("transactional_id", "timeout_ms", "state"), [("x", 5_000, (9, 1, 0)), (None, 2**31 - 1, (7, 0, 1))]
+    ("transactional_id", "timeout_ms", "state", "where"),
+    [("x", 5_000, (9, 1, 0), "transactional id x"), (None, 2**31 - 1, (7, 0, 1), "producer id")],
 )
 async def test_a_new_identity_begins_new_numbers_between_transactions(
-    transactional_id: str | None, timeout_ms: int, state: tuple[int, int, int]
+    transactional_id: str | None, timeout_ms: int, state: tuple[int, int, int], where: str
 ) -> None:
     """Without transactions, partitions with batches in flight keep the old producer id. All others start with the new
-    one."""
+    one. Error messages name the transactional id, if there is one."""
     connection, ledger = Granting(), SequenceLedger()
     settings = ProducerSettings(transactional_id=transactional_id, transaction_timeout_ms=5_000)
     requests = TransactionRequests(connection, settings, ledger)  # type: ignore[arg-type]
@@ -73,6 +76,7 @@ async def test_a_new_identity_begins_new_numbers_between_transactions(
         (transactional_id, timeout_ms, 9, 1),
     ]
     assert (ledger.producer_id, ledger.epoch) == (9, 2)
+    assert connection.where == {where}
 
 
 PATIENCE_SECONDS = 30

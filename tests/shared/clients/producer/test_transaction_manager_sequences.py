@@ -49,6 +49,20 @@ def test_acknowledgements_may_come_in_any_order() -> None:
     assert sequences.assign(A, 1) == ProducerState(7, 0, 10)
 
 
+def test_acknowledgements_across_the_wrap_may_come_in_any_order() -> None:
+    """Numbers after the wrap are ahead of those before it, also if their acknowledgement comes first."""
+    sequences = ledger()
+    for count in (2**30 - 1, 2**30 - 1):
+        sequences.acknowledged(A, sequences.assign(A, count), count)
+    before, after = sequences.assign(A, 2), sequences.assign(A, 3)
+    assert (before.base_sequence, after.base_sequence) == (2**31 - 2, 0)
+    sequences.acknowledged(A, after, 3)
+    sequences.acknowledged(A, before, 2)
+    sequences.given_up(A, lost=True)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 3)
+
+
 def test_one_batch_at_a_time_until_the_first_is_acknowledged() -> None:
     """A new producer id or epoch allows one unacknowledged batch per partition until the first acknowledgement."""
     sequences = ledger()

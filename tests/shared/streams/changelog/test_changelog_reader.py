@@ -155,7 +155,7 @@ def test_commits_under_different_stores_in_one_batch() -> None:
 
 def test_a_commit_over_several_batches() -> None:
     """The entries of a commit that wait over a batch's end are applied as they were written, each with its offset."""
-    found: list[Confirmed] = []
+    found: list[ConfirmedChanges] = []
     reader = ChangelogReader(found.append)
     waiting = [takeover(1), live(1, 1, b"a", 1, 2), live(1, 1, b"b", 3, 4), live(1, 1, b"c", 5, 6)]
     for first, log in ((40, waiting), (44, [live(1, 1, b"d", 7, 8), progress(1, 1, at=1)])):
