@@ -61,6 +61,19 @@ def test_the_rest_can_be_taken_as_columns() -> None:
     assert unread.take(None, ()) == {}
 
 
+def test_a_limit_is_for_all_partitions_together() -> None:
+    """Whole partitions are taken in their order, then the first records of one. The others keep theirs."""
+    unread = UnreadRecords()
+    c = TopicPartition("t", 2)
+    unread.add({A: taken(A, 1, 4, position=9), B: taken(B, 0, 1, 2, 3, position=4), c: taken(c, 7, position=8)})
+    part = unread.take(5, ())
+    assert {tp: (each.columns.offsets.tolist(), each.position) for tp, each in part.items()} == {
+        A: ([1, 4], 9),
+        B: ([0, 1, 2], 3),
+    }
+    assert drained(unread) == [(1, 3, 4), (2, 7, 8)]
+
+
 def test_dropped_partitions_are_not_returned() -> None:
     """Partitions are dropped by name, or all except the kept ones."""
     unread = UnreadRecords()
