@@ -168,6 +168,7 @@ def test_details_are_popped_once() -> None:
     assert result.totals() == {"stored": 1, "not_stored": 2, "unknown": 1}
     assert result.pop_details().keys() == {"errors"}
     result.add_outcomes([6], [errors.BufferExhausted("full")])
+    assert result.totals() == {"stored": 1, "not_stored": 3, "unknown": 1}
     result.pop_details()
     result.stop(9, "too many errors", 400)
     assert result.totals() == {
