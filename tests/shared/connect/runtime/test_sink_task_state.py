@@ -347,15 +347,23 @@ def test_a_rewind_drops_pending_offsets() -> None:
     assert task.take_rewinds() == {}
 
 
-def test_a_timeout_of_zero_is_none() -> None:
-    """A timeout of zero is treated as none, and a timeout never exceeds the time to the next commit."""
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+def test_a_timeout_that_is_not_positive_is_none(timeout_ms: int) -> None:
+    """A timeout of zero or less is treated as none."""
     task = SinkTaskState(60_000, 100, 0)
     task.opened({A: 0})
-    task.retry_timeout_ms = 0
+    task.retry_timeout_ms = timeout_ms
     assert task.poll_timeout_ms(0) == 60_000
     task.delivery_failed()
-    task.retry_timeout_ms = 0
+    task.retry_timeout_ms = timeout_ms
     assert task.poll_timeout_ms(0) == REDELIVERY_MS
+
+
+def test_a_timeout_ends_before_the_next_commit() -> None:
+    """A timeout never exceeds the time to the next commit."""
+    task = SinkTaskState(60_000, 100, 0)
+    task.opened({A: 0})
+    task.delivery_failed()
     assert task.poll_timeout_ms(59_000) == 1_000
     task.retry_timeout_ms = 1
     assert task.poll_timeout_ms(0) == 1
