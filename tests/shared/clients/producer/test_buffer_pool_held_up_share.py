@@ -82,6 +82,16 @@ def test_an_acknowledged_later_batch_is_progress() -> None:
     assert not table.must_wait(A)
 
 
+def test_a_batch_that_was_queued_before_the_acknowledgement_is_no_sign() -> None:
+    """After an acknowledgement, batches from before it may be queued in front of later ones."""
+    table = Table()
+    table.fill(A, LIMIT + 1)
+    for batch in table.core.turn():
+        table.core.answer(batch)
+    table.fill(A, LIMIT)
+    assert not table.must_wait(A)
+
+
 def test_a_rejected_batch_is_no_progress() -> None:
     """A rejected batch is not progress: later records may not exceed the share."""
     table = Table()
@@ -201,6 +211,19 @@ def test_a_partition_whose_node_is_silent() -> None:
     assert table.must_wait(A)
     core.answer(first)
     assert not table.must_wait(A)
+
+
+def test_the_oldest_batch_in_flight_shows_that_a_node_is_silent() -> None:
+    """A later request does not change how long the first has been without a response."""
+    table = Table()
+    table.fill(A, 1)
+    table.core.turn()
+    table.core.now_ms += HELD_UP_MS
+    table.fill(A, LIMIT - 1)
+    table.core.turn()
+    assert not table.must_wait(A)
+    table.core.now_ms += 1
+    assert table.must_wait(A)
 
 
 async def soon() -> None:

@@ -37,6 +37,15 @@ def test_a_full_batch_is_due_at_once() -> None:
     assert core.values(batch) == [record.value for record in records[:2]]
 
 
+def test_a_batch_of_exactly_batch_size_is_full() -> None:
+    """It is due at once. One byte less lingers."""
+    size = Harness().send().batch.size()
+    for batch_size, due in ((size, 1), (size + 1, 0)):
+        core = Harness(linger_ms=10, batch_size=batch_size)
+        core.send()
+        assert len(core.turn()) == due
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_a_record_above_batch_size_has_a_batch_of_its_own(compression: str) -> None:
     """An oversized record is sent alone and does not linger."""
@@ -68,6 +77,15 @@ def test_nothing_to_wait_for() -> None:
     assert core.delay_ms() == 10_000
     core.now_ms = 10
     assert core.delay_ms() == 9_993
+
+
+def test_a_due_batch_that_waits_for_its_node_needs_no_delay() -> None:
+    """Time alone does not send it, so only the expiry counts."""
+    core = Harness(linger_ms=10)
+    core.busy = {1}
+    core.send()
+    assert core.after(20) == []
+    assert core.delay_ms() == 10_000 - 20
 
 
 def test_flush_overrides_linger() -> None:
@@ -139,6 +157,17 @@ def test_batches_of_a_node_share_a_request() -> None:
         core.send(tp)
     core.turn()
     assert [(node, [batch.tp for batch in batches]) for node, batches in core.requests] == [(1, [A, B]), (2, [C])]
+
+
+def test_batches_share_a_request_up_to_max_request_size() -> None:
+    """A request may have exactly this size, and not one byte more."""
+    size = sum(Harness().send(tp).batch.size() for tp in (A, B))
+    for max_request_size, requests in ((size, [[A, B]]), (size - 1, [[A], [B]])):
+        core = Harness(max_request_size=max_request_size)
+        for tp in (A, B):
+            core.send(tp)
+        core.turn()
+        assert [[batch.tp for batch in batches] for _, batches in core.requests] == requests
 
 
 def test_a_single_batch_above_max_request_size_goes_alone() -> None:
