@@ -56,6 +56,15 @@ def test_an_error_without_a_transaction_has_no_effect() -> None:
     assert transaction.state is TxnState.READY
 
 
+def test_a_new_producer_has_no_transaction() -> None:
+    """Nothing is open, and an abort would need neither a new epoch nor a repetition."""
+    transaction = Transaction("tx")
+    with pytest.raises(IllegalState, match="send needs an open transaction"):
+        transaction.check_open("send")
+    assert (transaction.is_empty, transaction.epoch_is_spent, transaction.abort_failed) == (True, False, False)
+    assert repr(transaction) == "<Transaction tx: UNINITIALIZED, 0 partitions>"
+
+
 @pytest.mark.parametrize("state", TxnState)
 def test_a_commit_that_was_not_sent_leaves_the_transaction_open(state: TxnState) -> None:
     """Only a transaction that is being committed is opened again."""
@@ -74,6 +83,9 @@ def test_partitions_added_to_a_transaction() -> None:
     transaction.want({TP, TopicPartition("t", 1)})
     assert not transaction.muted(TP)
     assert not transaction.is_empty
+    transaction.pending.discard(TP)
+    transaction.want({TopicPartition("t", 2)})
+    assert transaction.pending == {TopicPartition("t", 1), TopicPartition("t", 2)}
     transaction.move(TxnState.COMMITTING)
     transaction.ended()
     assert (transaction.state, transaction.added, transaction.pending) == (TxnState.READY, set(), set())

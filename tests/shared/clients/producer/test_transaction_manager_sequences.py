@@ -101,6 +101,31 @@ def test_what_was_lost_costs_an_epoch() -> None:
     assert sequences.assign(A, 1) == ProducerState(7, 1, 0)
 
 
+def test_one_lost_batch_of_several_costs_an_epoch() -> None:
+    """A later rejection does not undo that an earlier batch may still arrive."""
+    sequences = ledger()
+    sequences.assign(A, 1)
+    sequences.assign(A, 1)
+    sequences.given_up(A, lost=True)
+    sequences.given_up(A, lost=False)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 1, 0)
+
+
+def test_a_new_producer_id_begins_at_number_0() -> None:
+    """A partition moves to it once all its records are acknowledged. Kafka's first producer id is 0."""
+    sequences = SequenceLedger()
+    assert not sequences.ready
+    sequences.adopt(0, 0)
+    assert sequences.ready
+    first = sequences.assign(A, 1_000)
+    sequences.adopt(1, 0)
+    assert sequences.assign(A, 1_000) == ProducerState(0, 0, 1_000)
+    sequences.acknowledged(A, first, 1_000)
+    sequences.acknowledged(A, ProducerState(0, 0, 1_000), 1_000)
+    assert sequences.assign(A, 1) == ProducerState(1, 0, 0)
+
+
 def test_trouble_is_of_a_partition() -> None:
     """A gap in one partition does not stop the others. They move to the new epoch once all their batches are
     acknowledged."""
@@ -157,6 +182,32 @@ def test_epochs_run_out() -> None:
         sequences.assign(A, 1)
     sequences.adopt(8, 0)
     assert sequences.assign(A, 1) == ProducerState(8, 0, 0)
+
+
+def test_the_last_epoch_is_used_before_it_is_given_up() -> None:
+    """The last epoch follows the one before it. Only the trouble after that needs a new producer id."""
+    sequences = ledger(EPOCH_MAX - 1)
+    sequences.assign(A, 1)
+    sequences.gap_shown(A)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, EPOCH_MAX, 0)
+    sequences.gap_shown(A)
+    sequences.settle(A)
+    assert not sequences.ready
+
+
+def test_a_lost_batch_that_was_written_is_settled_once() -> None:
+    """A later batch was acknowledged, so the lost one is in the log. A rejection afterwards costs no epoch."""
+    sequences = ledger()
+    sequences.assign(A, 1)
+    second = sequences.assign(A, 1_000)
+    sequences.given_up(A, lost=True)
+    sequences.acknowledged(A, second, 1_000)
+    sequences.settle(A)
+    assert sequences.assign(A, 4) == ProducerState(7, 0, 1_001)
+    sequences.given_up(A, lost=False)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 1_001)
 
 
 def test_forgetting() -> None:
