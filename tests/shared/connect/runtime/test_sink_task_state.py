@@ -121,7 +121,7 @@ def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
     assert task.committable(given) == {A: FIVE}
     task.begin_commit(0)
     task.commit_completed(1, None, {A: FIVE}, 1)
-    assert task.committable({A: FIVE}) == {}
+    assert task.committable({A: OffsetAndMetadata(5)}) == {}
     assert task.committable({A: OffsetAndMetadata(3)}) == {A: OffsetAndMetadata(3)}, "the task wants to go back"
 
 
@@ -229,6 +229,9 @@ def test_records_of_an_earlier_assignment_are_recognized() -> None:
     task.opened({A: 0})
     assert not task.is_still_ours(A, before)
     assert task.is_still_ours(A, task.assignments)
+    task.opened({B: 0})
+    assert task.is_still_ours(A, task.assignments)
+    assert task.never_committed == {A, B}
 
 
 def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
@@ -308,8 +311,8 @@ def test_records_read_and_not_delivered_are_counted() -> None:
     assert task.lag_max() == 5
     task.delivered()
     assert (task.lag_max(), task.current) == (0, {A: FIVE})
-    task.received({A: 7})
-    assert task.lag_max() == 2
+    task.received({A: 9})
+    assert task.lag_max() == 4
 
 
 def test_records_of_several_polls_are_delivered_together() -> None:
