@@ -64,7 +64,7 @@ def encode_result_key(key: Any) -> bytes | None:
 
 
 def encode_without_error(value: Any) -> bytes | None:
-    """Encode the key or value of a result that goes to another topic than its sink's; never raises.
+    """Encode the key or value of a result, or of another record, that no sink writes; never raises.
 
     Text and bytes are encoded as they are, anything else as JSON, or as its `repr` if it has no JSON.
     """

@@ -59,7 +59,7 @@ class ConfirmedCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedChanges:
-    """ConfirmedChanges changes as columns, in log order, all written under the same `stores`.
+    """Confirmed changes as columns, in log order, all written under the same `stores`.
 
     `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms. An
     operation that lacks one has 0 there, and one that lacks a state has an empty one. A late record is no change of a

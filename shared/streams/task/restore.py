@@ -175,7 +175,7 @@ def _column_or_nulls(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.
 
 
 def _widen_restored_states(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
-    """Return a state that is restored in the columns of the task's store; None for columns that `written` lacks."""
+    """Widen a restored state to the columns of the task's store; columns that `written` lacks are None."""
     own = task.topology.stores[written.name].schema
     if written.aggregations == own.aggregations:
         return values

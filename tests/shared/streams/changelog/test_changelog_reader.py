@@ -100,7 +100,7 @@ def read(*log: Written) -> Read:
 
 
 def test_two_commits() -> None:
-    """ConfirmedChanges commits are applied in log order, and the last progress record is kept."""
+    """Confirmed commits are applied in log order, and the last progress record is kept."""
     got = read(
         takeover(1),
         live(1, 1, b"a", 5, 9),
