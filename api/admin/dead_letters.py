@@ -1,8 +1,9 @@
 """Dead-letter and late topics over HTTP: list them, read their newest records, and replay records.
 
-Dead letters and late records carry the reason and the coordinates of their source record. A replay sends them unchanged
-to their source topic or to a topic that the request names. A late record keeps its event time. Back in its source
-topic it is late again unless the stream was reset, so another topic is usually the right target.
+Dead letters and late records carry the reason and the coordinates of their source record. A replay sends them to their
+source topic, or to a topic that the request names. A replayed late record keeps its event time. The source topic's
+aggregator therefore rejects it as late again, unless the application was reset. Usually another topic is the right
+target.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ class SourceCoordinates(TypedDict):
 
 
 class DeadLetterRow(TypedDict, total=False):
-    """A record of the topic. A record that is no dead letter has only its own coordinates, key, value and headers."""
+    """A record of a dead-letter or late topic.
+
+    The optional fields are absent if the record is neither a dead letter nor a late record.
+    """
 
     partition: Required[of.Partition]
     offset: Required[of.Offset]

@@ -55,7 +55,7 @@ def error_response(status: int, message: str) -> Response:
 def install_error_handlers(app: FastAPI, forwarding: Forwarding) -> None:
     """Adds handlers that answer every error of the app's routes as Kafka Connect does.
 
-    The answer to `NotHere` is that of the worker that the error names.
+    A request that raises `NotHere` is forwarded to the worker that the error names.
     """
 
     async def on_not_here(request: Request, error: Exception) -> Response:

@@ -1,8 +1,8 @@
 """Forwards requests to the worker that can answer them: the leader, or the one that runs the connector.
 
-A request is forwarded at most twice, since the group may change meanwhile. The first worker adds the query parameter
-`forward=true`, the second one `forward=false`. A worker that receives `forward=false` and cannot answer either answers
-409.
+A request is forwarded at most twice, because a rebalance may change the right worker meanwhile. The first worker adds
+the query parameter `forward=true`, the second one adds `forward=false`. A worker never forwards a request with
+`forward=false`: it answers 409 if it is not the right worker either.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Forwarding:
         self._timeout_s = timeout_ms / 1000
 
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """Returns the other worker's answer, or 409 if no other worker is known, or 500 if it does not answer.
+        """Returns the answer of the worker that `error` names.
 
-        `error` names the worker, and `error_response` builds these two answers.
+        Returns 409 if no other worker is known, and 500 if the worker does not answer. `error_response` makes a
+        response from such a status and its message.
         """
         forward = next_forward(request.query_params.get("forward"))
         if forward is None or error.url is None:

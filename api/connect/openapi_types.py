@@ -87,7 +87,7 @@ class ExpandedConnector(TypedDict, total=False):
 
 
 class ConnectorOffset(TypedDict):
-    """A source partition with its offset. Both have the connector's own shape."""
+    """A source partition with its offset. Each connector defines the fields of both."""
 
     partition: Annotated[Any, Field(examples=[{"filename": "in.txt"}])]
     offset: Annotated[Any, Field(examples=[{"position": 42}])]
@@ -174,7 +174,7 @@ LoggerLevels = Annotated[dict[str, LoggerLevel], Field(examples=[{"root": {"leve
 def openapi_body(example: dict[str, Any]) -> dict[str, Any]:
     """Return the OpenAPI description of a JSON request body.
 
-    The routes decode the body themselves, since invalid bodies have Kafka Connect's errors.
+    FastAPI does not decode the body. The routes do, and report an invalid body with Kafka Connect's errors.
     """
     schema = {"type": "object", "examples": [example]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -39,8 +39,8 @@ WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 async def json_body(request: Request) -> Any:
     """Returns the decoded body; an empty body is an empty object.
 
-    The content type may be missing. Raises HTTPException (415) for a content type that a browser sends for any web
-    page without a preflight.
+    The content type may be missing. Raises HTTPException (415) for the content types that a browser sends to another
+    origin without a CORS preflight (text/plain, forms).
     """
     body = await request.body()
     content_type = request.headers.get("content-type", "")

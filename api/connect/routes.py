@@ -1,8 +1,9 @@
 """Kafka Connect's REST API over a herder: the app and all its routes.
 
 Statuses and bodies are Kafka Connect's, so its clients work unchanged. Every error is `{"error_code", "message"}`. A
-trailing slash is ignored. A body is JSON, also without a content type. The content types that a browser sends for any
-page (text/plain, forms) are rejected with 415. A malformed body is rejected with 400, where Kafka Connect answers 500.
+trailing slash is ignored. A body is JSON, also without a content type. The content types that a browser sends to
+another origin without a preflight (text/plain, forms) are rejected with 415. A malformed body is rejected with 400;
+Kafka Connect answers 500.
 
 A request that only another worker can answer is forwarded to it (`penstock.api.connect.forwarding`).
 """
@@ -93,9 +94,9 @@ def create_connect_app(
 
 
 class StartingApp:
-    """Answers 503 until `app` is set, when the worker has a herder. Then it passes requests on to `app`.
+    """Answers 503 until the herder has started and `app` is set. Then it passes requests on to `app`.
 
-    The worker binds its address before that, so that an address in use is reported at once.
+    The worker thus listens before its herder starts, and reports an address in use at once.
     """
 
     def __init__(self) -> None:

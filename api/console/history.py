@@ -1,7 +1,8 @@
-"""The charts' data: a point every few seconds for the last hours. It is in the service, not in the page.
+"""The data of the dashboard's charts: points in time since the service started.
 
-Sans-IO. When the history is full, every second point is dropped and the interval doubles. So old history becomes
-coarser, but is never lost while the service runs.
+The service keeps the points, so a page that is opened or reloaded shows them all. Sans-IO. When the history is full,
+every second point is dropped and the interval between points doubles. So the charts become coarser, but always begin at
+the service's start.
 
 >>> history = History(every_ms=1_000, points_max=4)
 >>> for at in range(0, 8_000, 1_000):

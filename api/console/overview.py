@@ -1,13 +1,14 @@
 """Builds the dashboard's overview from samples of the services and of Kafka.
 
-Sans-IO. Samples go in, and one plain value comes out. Unknown values are None. A rate is the increase of a counter over
-the last seconds. A counter that fell was reset by a restart of its service, and counts from zero again:
+Sans-IO. Samples go in, and a dict that is the JSON of `GET /v1/overview` comes out. Unknown values are None. A rate is
+the increase of a counter per second, over the last seconds. If a counter falls, its service was restarted and the
+counter began at zero again:
 
 >>> rate = CounterRate(window_ms=5_000)
 >>> rate.add(0, 100), rate.add(1_000, 600), rate.add(2_000, 200)
 (None, 500.0, 350.0)
 
-A group catches up at the rate at which its lag fell over the last seconds:
+The time until a group has caught up is estimated from the rate at which its lag fell over the last seconds:
 
 >>> watch = GroupWatch()
 >>> banks = {"group": "banks", "state": "Stable", "members": 1, "lag": 100}
@@ -180,7 +181,7 @@ class CounterRate:
         self._total = 0.0
 
     def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Add a value of the counter, None if unknown. Returns the overview's rate; None for too few values."""
+        """Add the counter's current value, None if unknown. Returns the rate, or None before the second value."""
         if value is None:
             return None
         if self._last is not None:
@@ -355,7 +356,10 @@ class OverviewBuilder:
 
 
 def _state_by_application(services: Sequence[ServiceSample]) -> list[Mapping[str, Any]]:
-    """Return each application's state once. Every instance reports all instances; the most complete state is used."""
+    """Return one state for each application.
+
+    Every instance reports the state of the whole application. The report with the fewest missing partitions is used.
+    """
     states: dict[str, Mapping[str, Any]] = {}
     for sample in services:
         if sample.streams is not None:
@@ -406,12 +410,15 @@ def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
-    """Return the overview's estimate of the seconds that a restore would take now; None before the first restore.
+    """Return the overview's estimate of the seconds that a restore would take now.
 
-    A restore reads the live windows and the changelog records after the snapshot. There are two cases:
+    A restore reads the live windows in the snapshot and the changelog records after it. Returns None if the number of
+    these changelog records is unknown, or if no task has been restored yet. There are two other cases:
 
-    1. Some restores read at least RESTORE_RATE_RECORDS_MIN records: the estimate uses their rate.
-    2. No restore did: the estimate is the duration of the shortest restore plus the records at RESTORE_RECORDS_PER_MS.
+    1. Some restores read at least RESTORE_RATE_RECORDS_MIN records: the estimate is the number of records divided by
+       the rate of these restores.
+    2. No restore did: the estimate is the duration of the shortest restore, plus the number of records divided by
+       RESTORE_RECORDS_PER_MS.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))

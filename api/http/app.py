@@ -29,12 +29,12 @@ SHOWN_MAX = 40
 async def reject_unknown_query(request: Request) -> None:
     """Rejects unknown query parameters under `/v1`, and names the nearest parameter of the route.
 
-    Without this check a misspelled `?atomic=true` would store events one by one. The routes of REST Proxy and Kafka
-    Connect ignore unknown parameters, as their originals do. A forwarded route is not in the schema: the service that
-    it is forwarded to checks it.
+    Without this check, a request that misspells `?atomic=true` would store its events one by one. The routes of REST
+    Proxy and Kafka Connect ignore unknown parameters, as the originals do. Forwarded routes are not in the schema and
+    are not checked here: the service that receives the forwarded request checks it.
 
-    A dependency of every route. Raises Problem (400) if the request has a parameter that its route lacks. It is async,
-    since FastAPI runs other dependencies in a thread.
+    A dependency of every route. Raises Problem (400) for an unknown parameter. The function is async because FastAPI
+    runs other dependencies in a thread.
     """
     route = request.scope.get("route")
     if not isinstance(route, APIRoute) or not route.include_in_schema or not route.path.startswith(CHECKED_PREFIX):
@@ -86,10 +86,10 @@ def create_app(
 ) -> FastAPI:
     """Return an app of the given routers.
 
-    With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential.
-    `local_hosts_only` rejects requests whose Host header is not this machine (for a loopback address without a token).
-    `fast_path` is the middleware that handles ordinary ingest requests without the router. `forwarded_documents`
-    returns the OpenAPI documents of forwarded routes.
+    With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential. With
+    `local_hosts_only`, requests whose Host header does not name this machine are rejected. It is for services that
+    listen on a loopback address without credentials. `fast_path` is the middleware that handles ordinary ingest
+    requests without the router. `forwarded_documents` returns the OpenAPI documents of forwarded routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install_problem_handlers(app)

@@ -1,13 +1,13 @@
 """The guard in front of every route: credentials, limits on bodies, security headers, and the audit log.
 
-Without credentials the service listens on a loopback address. The `Host` header must then name this machine too.
-Otherwise a web page could reach the service by a domain name that resolves to this machine (DNS rebinding). With or
-without credentials, a request that changes anything is rejected if a web page of another origin made the browser send
-it (`penstock.api.http.csrf`). The audit log has each request that needs the scope admin: the client, the request
-and its status, never a secret.
+Without credentials the service listens only on a loopback address, and the `Host` header of each request must name this
+machine. Otherwise a web page could reach the service by a domain name that resolves to this machine (DNS rebinding).
+With or without credentials, a request that changes anything is rejected if a web page of another origin made the
+browser send it (`penstock.api.http.csrf`). The audit log has each request that needs the scope admin: the client, the
+request and its status, never a secret.
 
-A credential is a name and a secret. The secret alone is a bearer token; name and secret are basic auth. Every secret is
-compared, in constant time, so the response time reveals nothing.
+A credential is a name and a secret. A client sends the secret as a bearer token, or name and secret as basic auth. A
+request's secret is compared with every configured secret in constant time, so the response time reveals nothing.
 
 | scope | what it allows |
 |---|---|

@@ -1,10 +1,11 @@
 """A request's body, chunk by chunk, with limits on the time that it takes.
 
-A client that stalls is answered after `body_timeout_ms`. So is a client that sends single bytes slowly: a line or an
-object must end within `body_timeout_ms`, and a buffered body (every format but NDJSON) within `whole_body_timeout_ms`.
-Only time spent waiting for the client counts. When the service shuts down, an incomplete body has until the drain's
-deadline. It is then answered for the events read so far. A compressed body is inflated in steps, and all limits apply
-to the inflated data. The steps end when the client has closed the connection.
+A request is answered with an error if its client sends nothing for `body_timeout_ms`. Single bytes that arrive slowly
+do not extend the time: a line or an object must end within `body_timeout_ms`, and a buffered body (every format but
+NDJSON) within `whole_body_timeout_ms`. Only time spent waiting for the client counts. When the service shuts down, a
+deadline applies to all incomplete bodies. At the deadline a request is answered for the events read so far. A
+compressed body is inflated in steps, and all limits on sizes apply to the inflated data. Inflating stops when the
+client has closed the connection.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class BodyDrain:
                 timeout.reschedule(self.deadline)
 
     async def wait(self, wait: Callable[[], Awaitable[T]], deadline: float, timeout_message: Callable[[], str]) -> T:
-        """Return the result of `wait`.
+        """Return the result of `wait`, or raise an error at the earlier of two deadlines.
 
-        Raises BodyStalled with `timeout_message` at `deadline` (the loop's time), or ServiceShuttingDown if the drain's
-        deadline passes first.
+        Raises BodyStalled with `timeout_message` at `deadline` (the loop's time), and ServiceShuttingDown at the
+        deadline that `begin` has set.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -220,9 +221,10 @@ class BodyReader:
         return f"{reason} within body_timeout_ms={self._timeout_ms}"
 
     def chunk_parsed(self, *, ended: int, unfinished: bool) -> None:
-        """Report the last chunk, parsed: `ended` lines or objects ended in it; `unfinished` if one is still open.
+        """Report that the last chunk is parsed. `ended` is the number of lines or objects that ended in it.
 
-        An end restarts the time limit of lines and objects.
+        `unfinished` is whether a line or an object has begun and not ended. The time limit of a line or an object
+        starts again whenever one ends.
         """
         if ended or not (unfinished and self._in_event):
             self._event_wait_s = 0.0
@@ -265,9 +267,9 @@ async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
 
 
 async def next_turn(body: BodyReader, events: int) -> Turn:
-    """Like `BodyReader.turn`, for a body of which nothing is stored yet.
+    """Like `BodyReader.turn`, but raises Problem (503) if the service shuts down.
 
-    Raises Problem (503) if the service shuts down.
+    Use it while no event of the body is stored, so that the whole request can be rejected.
     """
     try:
         return await body.turn(events)

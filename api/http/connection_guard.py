@@ -1,20 +1,20 @@
 """uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes.
 
-uvicorn reads a head of any size, for any time, before any route or credential is checked. And it parses every request
-that a client sends before its earlier ones are answered (HTTP pipelining). So this class cuts the received bytes into
-segments before uvicorn parses them. A segment ends at the end of a head, of a body, or of the received bytes:
+Without these limits uvicorn reads a head of any size before any route or credential is checked. It also parses every
+pipelined request, however many are not answered yet. So this class cuts the received bytes into segments before uvicorn
+parses them. A segment ends at the end of a head, of a body, or of the received bytes:
 
 1. A head ends with an empty line. A segment that would make it longer than `max_head_bytes` is not parsed: the answer
    is 431, or 414 if the request line alone is too long, and the connection is closed.
-2. A body of known length ends after that length. A chunked body ends with an empty line too, after its trailers. Bytes
-   of a chunked body that are neither data nor its end are trailers and chunk extensions, and have the same limit.
+2. A body of known length ends after that length. A chunked body ends with an empty line, after its trailers. Trailers
+   and chunk extensions together have the same limit as a head.
 3. Bytes after a request that is not answered yet are buffered unparsed, and the connection is not read until the answer
    is complete. The buffer holds at most one read (256 KiB).
 
-Trailers are not added to the request's headers: the app has already used the headers when they arrive.
+Trailers are not added to the request's headers: when trailers arrive, the app has already used the headers.
 
-An `Upgrade` is ignored (RFC 9110, section 7.8). The parser ends such a request with its head, so its body is read by a
-parser of its own.
+The header `Upgrade` is ignored (RFC 9110, section 7.8). httptools' parser treats a request with `Upgrade` as complete
+after its head, so a second parser reads its body.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request. With an `Upgrade` the parser reports it at the end of the head."""
+        """The end of a request. For a request with `Upgrade`, the parser calls this at the end of the head already."""
         if self.parser.should_upgrade() and self._body_header:
             self._hides_head = True
             self.parser = httptools.HttpRequestParser(self)
@@ -272,7 +272,7 @@ class GuardedHttp(HttpToolsProtocol):
         return f"longer than {self.max_head_bytes} bytes (http.max_head_bytes; in Connect rest.max.head.bytes)"
 
     def _received_path(self, segment: bytes) -> str:
-        """Return the request's path as far as it was received. It decides the form of an error."""
+        """Return the request's path as far as it was received. The path determines the format of an error response."""
         not_parsed = segment.partition(b" ")[2].partition(b" ")[0]
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")

@@ -1,8 +1,8 @@
 """Detects requests that a web page of another origin made a browser send.
 
-Sans-IO. A browser sends some requests of any page without a preflight: a form, or a script's POST of a "simple" content
-type. The page does not see the answer, but the request takes effect, with the credentials that the browser stores.
-Browsers send the page's origin in `Sec-Fetch-Site`, which a page cannot set, and `Origin`. Clients that are not
+Sans-IO. A browser sends some cross-origin requests without a preflight: a form, or a script's POST with a "simple"
+content type. The page cannot read the answer, but the request takes effect, with the credentials that the browser
+stores. Browsers describe the page in `Sec-Fetch-Site` and `Origin`, which a page cannot set. Clients that are not
 browsers send neither header and are allowed.
 
 >>> foreign_page({"host": "localhost:8080", "origin": "http://localhost:8080"}, ())
@@ -26,10 +26,10 @@ ORIGIN_CHARACTERS_MAX = 100
 
 
 def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
-    """Return the origin of the foreign page that sent a request, as far as it is known.
+    """Return the origin of the foreign page that sent a request, or a description if the origin is unknown.
 
-    Returns "" for a page of this origin or an allowed one, and for a client that is not a browser. `headers` have
-    lower-case names; `allowed` are origins as browsers write them, or `*`.
+    Returns "" for a page of this origin or of an allowed one, and for a client that is not a browser. Names in
+    `headers` are lower-case. `allowed` are origins as browsers write them, or `*`.
     """
     origin = headers.get("origin", "")
     site = headers.get("sec-fetch-site", "").lower()
@@ -44,7 +44,7 @@ def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
 
 
 def is_simple(content_type: str) -> bool:
-    """Return whether any page could have sent a body of this type; false for an empty type.
+    """Return whether a page of any origin can send a body of this type without a preflight; false for an empty type.
 
     >>> is_simple("text/plain;charset=UTF-8"), is_simple("application/json"), is_simple("")
     (True, False, False)

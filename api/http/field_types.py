@@ -1,8 +1,8 @@
 """Types of the values that many routes share, each with its example for the OpenAPI document.
 
-The examples describe a cluster with the topic `flights` and the group `banks`. A response is described by a typed dict
-beside its route. Type checkers check the code against it, and FastAPI uses it only for the document: it neither
-validates nor serializes answers.
+The examples describe a cluster with the topic `flights` and the group `banks`. A typed dict beside each route describes
+its response. Type checkers check the code against the typed dict. FastAPI uses it only for the document, and neither
+validates nor serializes responses with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The base of services that serve HTTP in front of Kafka: the producer, the admin and the local gateway.
 
-The HTTP server starts first, so `/health` can report what is missing. The service connects to Kafka in the background.
-It retries while no broker answers. An error that a retry cannot fix (credentials, a certificate's path) ends the
-service.
+The HTTP server starts first, so that `/health` can report that Kafka is not reached. The service connects to Kafka in
+the background, and retries while no broker answers. An error that a retry cannot fix (credentials, a certificate's
+path) ends the service.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 `KafkaProbe` is the check of services that serve HTTP in front of Kafka: it sends a request at intervals.
 
-`KafkaLiveness` is the check of group members. A member receives answers to fetches several times a second, and answers
-to heartbeats every few seconds. Only while it waits for a rebalance may no answer arrive for a minute. So after a share
-of the limit without an answer the check sends a request. Silence beyond the limit then means that the brokers hang or
-cannot be reached.
+`KafkaLiveness` is the check of group members. A member normally receives answers to fetches several times a second, and
+answers to heartbeats every few seconds. During a rebalance no answer may arrive for a minute. So if no answer has
+arrived for a share of the limit, the check sends a request of its own. If no answer arrives within the limit, the
+brokers hang or cannot be reached.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class LivenessClient(Protocol):
 
 
 class KafkaLiveness:
-    """Checks the current client, which `client` returns. Unhealthy after `silence_max_ms` without an answer."""
+    """The check of group members. It fails if no broker has answered the client for `silence_max_ms`.
+
+    `client` returns the current client; None if there is none yet.
+    """
 
     def __init__(self, client: Callable[[], LivenessClient | None], silence_max_ms: int) -> None:
         self._client = client

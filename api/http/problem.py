@@ -105,7 +105,7 @@ def kind_of(error: BaseException) -> ErrorKind:
 def kind_of_record_error(error: BaseException) -> ErrorKind:
     """Return how the error of one record is answered as a problem.
 
-    The status is 504 if Kafka may hold the record, and any other one if it does not.
+    The status is 504 if and only if Kafka may hold the record.
 
     >>> timeout = errors.DeliveryTimeout("t-0: it was not written")
     >>> timeout.maybe_written = False

@@ -1,7 +1,8 @@
 """Forwards requests to other services, and their answers back, unchanged.
 
-So the dashboard, and any client that knows only this address, can use the aggregator's routes and Kafka Connect's REST
-API. The client's credentials are not forwarded. This service has its own credentials for the other services.
+So the dashboard, and any client of this service, can use the aggregator's routes and Kafka Connect's REST API at this
+service's address. The client's credentials are not forwarded. This service has its own credentials for the other
+services.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Upstream(Protocol):
     name: str
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Forward a request and return the answer. Raises Problem (502, 503) if there is none."""
+        """Forward a request and return the answer. Raises Problem (502, 503) if the service does not answer."""
         ...
 
 
@@ -54,7 +55,7 @@ class HttpUpstream:
         self._client = client
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Forward a request over HTTP and return the answer. Raises Problem (502) if there is none."""
+        """Forward a request over HTTP and return the answer. Raises Problem (502) if the service does not answer."""
         headers = {"Content-Type": media_type} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
         try:
@@ -72,7 +73,7 @@ class HttpUpstream:
 
 
 def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:
-    """Return routes by prefix. A prefix whose upstream is None answers 404."""
+    """Return routes that forward each path prefix to its upstream. A prefix whose upstream is None answers 404."""
     router = APIRouter(include_in_schema=False)
     for prefix, upstream in upstreams.items():
         _add_upstream_routes(router, prefix, upstream)

@@ -1,7 +1,7 @@
 """Serves bulk requests in the order of their arrival.
 
-Otherwise many large requests would all advance together and all end late. So a bulk request needs a turn for each batch
-of events that it parses and sends. The rules:
+Without an order, many large requests would advance together and all end late. So a bulk request needs a turn for each
+batch of events that it parses and sends. The rules:
 
 1. A request is bulk once its body is longer than BULK_BYTES or has more than BULK_EVENTS events. A small request needs
    no turn: it never waits behind a bulk one.
@@ -13,9 +13,10 @@ of events that it parses and sends. The rules:
    delay all others.
 5. After each REQUEUE_BYTES a request moves to the end of the queue, so an endless body does not delay others.
 
-Most batches are sent without waiting, so a turn is nearly always free when it is requested. If it were granted at once,
-the order would not matter. So it is granted GRANT_DELAY_ITERATIONS later. In that time an earlier request can ask as
-well: the one that had the last turn first has to read its client's next bytes.
+Most batches are sent without waiting, so a turn is nearly always free when a request asks for it. If every turn were
+granted at once, the order of the queue would have no effect. So a turn is granted GRANT_DELAY_ITERATIONS of the event
+loop later. In the meantime a request with a lower rank can ask as well. The request that had the last turn needs this
+time to read its client's next bytes.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Turns:
         return next(self._ranks)
 
     async def wait(self, rank: int) -> Turn:
-        """Wait for a turn. Of the waiting requests the one with the lowest rank is first."""
+        """Wait for a turn. A free turn goes to the waiting request with the lowest rank."""
         granted = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (rank, next(self._arrivals), granted))
         self._grant_soon()

@@ -1,7 +1,7 @@
-"""Decides whether a request that stores records is accepted, by service, client and topic.
+"""Decides whether a request that stores records is accepted: by the service's state, the client's rates and the topic.
 
-All interfaces that store records share one admission, so a client's limits hold for all of them together. A request is
-rejected before its body is read.
+All interfaces that store records share one `Admission`, so a client's limits hold for all of them together. A request
+is rejected before its body is read.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Admission:
         )
 
     def has_accepted(self, topic: str) -> bool:
-        """Return whether a request for the topic was accepted. Only then is the name a label of metrics."""
+        """Return whether a request for the topic was accepted before. Only accepted topics are labels of metrics."""
         return topic in self._accepted_topics
 
     def charge(self, client: str, records: int) -> None:
@@ -149,10 +149,11 @@ CLIENTS_MAX = 10_000
 
 
 class Rates:
-    """Rate limits of clients: a limit per second, with a burst of one second (a token bucket).
+    """Rate limits of clients: one token bucket for each client, with a burst of one second.
 
-    A client is charged after its request. While its balance is not positive its requests are rejected, with the seconds
-    to wait. So a single large request always passes, and the rate holds over time. `per_second` of None is no limit.
+    A client is charged after its request, so its balance may become negative. While the balance is not positive the
+    client's requests are rejected, with the seconds to wait. So a single large request passes, and the rate holds over
+    time. If `per_second` is None there is no limit.
 
     >>> rates = Rates(per_second=100)
     >>> rates.wait_s("ann", 0), rates.charge("ann", 300, 0), rates.wait_s("ann", 0), rates.wait_s("ann", 2_100)

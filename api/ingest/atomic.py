@@ -1,9 +1,10 @@
 """Requests that are stored atomically: `?atomic=true` and `Idempotency-Key`.
 
 The body is buffered (up to `max_body_bytes`) before anything is sent. Then its events, and the key if there is one, are
-written in one transaction. The response is sent after the commit, and is stored with the key. The same request is
-answered with the stored response, and its events are not stored again. Two requests are the same if their topic, their
-body and the headers that determine their records are equal. A key belongs to one principal and one topic.
+written in one transaction. The transaction contains the response too, if there is a key. The response is sent after the
+commit. If a request with the same key and fingerprint arrives again, it is answered with the stored response, and its
+events are not stored again. The fingerprint is made from the topic, `?atomic`, the body and the headers that
+determine the records. A key belongs to one principal and one topic.
 
 >>> first = idempotency_key('"order-7"', "orders", b"[1]", [], atomic=False, principal="ann")
 >>> again = idempotency_key("order-7", "orders", b"[1]", [], atomic=False, principal="ann")
@@ -57,7 +58,8 @@ MakeResponse = Callable[[Sequence[Outcome]], StoredResponse]
 class Transactor(Protocol):
     """Stores requests atomically.
 
-    Methods raise PenstockError if no record is known to be stored; its `maybe_written` tells whether some may be.
+    Methods raise PenstockError if the transaction is not known to be committed. The error's `maybe_written` is true if
+    the records may be stored nevertheless.
     """
 
     async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:

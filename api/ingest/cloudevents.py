@@ -10,8 +10,8 @@ the topic:
 2. `cloudevents = "envelope"`: the structured form. The value is the JSON object, unchanged if the event arrived
    as one.
 
-The topic's pointers and JSON Schema address the data in every mode. Without pointers, `partitionkey` is the key and
-`time` is the event time.
+The topic's JSON pointers and JSON Schema apply to the event's data, in every content mode. Without pointers, the
+attribute `partitionkey` is the key and the attribute `time` is the event time.
 
 >>> event = cloudevent_from_json(b'{"specversion":"1.0","id":"7","source":"/s","type":"t","count":3,"data":{"a": 1}}')
 >>> event.data, event.kafka_headers[0], event.kafka_headers[1]
@@ -84,7 +84,7 @@ class CloudEvent(NamedTuple):
         return Attributes(None if key is None else key.encode(), self.attributes.get("time"))
 
     def with_data(self, body: bytes) -> CloudEvent:
-        """Return the event of a head in binary mode and a body. An empty body is no data."""
+        """Return this event of a binary request with the body as its data. An empty body is no data."""
         return self._replace(data=body or None)
 
     def envelope(self) -> bytes:
@@ -105,7 +105,10 @@ def is_binary_cloudevent(headers: Mapping[str, str]) -> bool:
 
 
 def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
-    """Return the head of an event in binary mode. Raises EventRejected if a required attribute is missing or wrong."""
+    """Return an event in binary mode, without its data.
+
+    Raises EventRejected if a required attribute is missing or wrong.
+    """
     attributes: dict[str, str] = {}
     content_type = ""
     for name, value in headers:
@@ -158,7 +161,7 @@ class CloudEventParser:
     """Converts events of one request to records of one topic."""
 
     def __init__(self, parser: EventParser, form: CloudEventsForm, *, reads_data: bool) -> None:
-        """`reads_data` is whether the topic's settings use the data. If not, the data may be any bytes."""
+        """`reads_data` is whether the topic's pointers or JSON Schema read the data. If not, it may be any bytes."""
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
@@ -221,7 +224,7 @@ def _rejected_cloudevent(position: int, message: str) -> Parsed:
 
 
 def _read_opaque_cloudevent_data(value: bytes, latest_ms: int) -> tuple[None, None]:
-    """Accept a CloudEvent's data of any bytes, without a key and a time. An event reader (`ReadEvent`)."""
+    """A `ReadEvent` that accepts any bytes as a CloudEvent's data and reads no key and no time from them."""
     return None, None
 
 

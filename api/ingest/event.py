@@ -274,7 +274,7 @@ def _likely_event_time_unit(value: int, earliest_ms: int, latest_ms: int) -> Tim
 
 
 def _event_time_of_iso_text(source: str, text: str) -> int:
-    """Return the event time in ms of an ISO 8601 text. Raises EventRejected if it is none."""
+    """Return the event time in ms of an ISO 8601 text. Raises EventRejected for any other text."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -377,7 +377,7 @@ class Parsed:
 
 
 class EventParser:
-    """Converts values to records of one topic. `key` and `time` are the request's, for events that lack them."""
+    """Converts values to records of one topic. `key` and `time` are the defaults for events without a key or a time."""
 
     def __init__(
         self,
@@ -404,9 +404,10 @@ class EventParser:
         headers: Headers = (),
         event: Attributes = NO_ATTRIBUTES,
     ) -> Parsed:
-        """Parse events at the positions `first`, `first + 1`, ... Blank values are skipped but have a position.
+        """Parse events at the positions `first`, `first + 1`, ... Blank values are skipped, but count as a position.
 
-        `headers` and `event` (such as a CloudEvent's attributes) apply to all of them.
+        `headers` are the headers of every record. `event` has the key and the time from a CloudEvent's attributes,
+        which take precedence over the request's.
         """
         parsed = Parsed()
         read = self.reader.event

@@ -1,9 +1,9 @@
 """Sends the events of one ingest request in batches. A batch is settled when its acknowledgement arrives.
 
-Batches are in flight while the body is still being read, with at most `max_in_flight_records` records. Beyond that the
-request waits for its oldest batch, which slows the client through its connection. A batch that is not acknowledged
-within `ack_timeout_ms` fails. Its records that the producer accepted may still be stored, the others are not stored.
-The answer states the outcome of each record.
+While the body is still being read, batches with together at most `max_in_flight_records` records are in flight. At the
+limit the request stops reading and waits for its oldest batch, so TCP flow control slows the client. A batch that is
+not acknowledged within `ack_timeout_ms` fails. Of a failed batch, the records that the producer had accepted may still
+be stored, and the others are not stored. The answer states the outcome of each record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BatchInFlight(NamedTuple):
 class EventSender:
     """Sends the parsed events of one request, and collects their outcomes in `result`.
 
-    `max_errors` of 0 is that of the settings.
+    If `max_errors` is 0, the limit is that of the settings.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class EventSender:
         return self._settings.max_in_flight_records
 
     def add_errors(self, parsed: Parsed) -> bool:
-        """Add a batch's errors to the result. Returns False if the request has more than `max_errors`.
+        """Add a batch's errors to the result. Returns False if the request now has more than `max_errors`.
 
-        The batch is then cut before the first error beyond the limit. So the number of errors is bounded, and every
-        event before the cut has its outcome.
+        In that case, errors and records from the first error beyond the limit on are removed from the batch. So the
+        number of errors is bounded, and every event before that position has an outcome.
         """
         is_within_limit = self._cut_to_max_errors(parsed)
         self.result.add_errors(parsed.errors)
         return is_within_limit
 
     def _cut_to_max_errors(self, parsed: Parsed) -> bool:
-        """Cut the batch if it has too many errors. Returns whether it had not."""
+        """Cut the batch before the first error beyond the limit. Returns True if it is within the limit."""
         room = self._max_errors - len(self.result.errors)
         if len(parsed.errors) <= room:
             return True

@@ -97,7 +97,7 @@ class NdjsonReader:
 
     @property
     def has_pending_lines(self) -> bool:
-        """Whether received lines are not parsed yet. Then call `parse_pending` before the next `feed`."""
+        """Whether lines of the last chunk are not parsed yet. If so, call `parse_pending` before the next `feed`."""
         return bool(self._pending)
 
     def feed(self, chunk: bytes, now_ms: int) -> Parsed:

@@ -121,7 +121,10 @@ class BufferedBody:
         self.position = 0
 
     def start(self, body: bytes, clock: Clock) -> BufferedBody:
-        """Set the body, and return self. Raises Problem: 400 for a malformed body, 413 for too many events."""
+        """Split the body into events, and return self.
+
+        Raises Problem: 400 for a malformed body, 413 for too many events.
+        """
         self._clock = clock
         try:
             self._batches = self._split(body)
@@ -157,7 +160,10 @@ async def open_events(
     settings: IngestSettings,
     clock: Clock,
 ) -> RequestEvents:
-    """Return the events of a request of a type from `check_media_type`. Raises Problem (400, 408, 413, 503)."""
+    """Return the events of a request. `media_type` is the result of `check_media_type`.
+
+    Raises Problem (400, 408, 413, 503).
+    """
     key, time = _key_and_time_of_headers(request, topic, reader, settings, clock)
     parser = EventParser(topic, settings, reader, key=key, time=time)
     if media_type in NDJSON_TYPES:
@@ -240,11 +246,11 @@ class TooManyEvents(EventRejected):
 def array_elements(
     body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
 ) -> Iterator[tuple[int, list[bytes | None]]]:
-    """Yield the events of a request's JSON array as bytes, in batches: (0-based index of the first, the values).
+    """Return an iterator over the events of a request's JSON array, as bytes.
 
-    A batch has at most `batch` values.
+    It yields batches of at most `batch` events: (0-based index of the first event, the events).
 
-    Raises EventRejected before the first element if the body is not an array, or has too many elements.
+    Raises EventRejected before the first batch if the body is not an array, or has too many elements.
     """
     try:
         elements = _decode_elements(body)

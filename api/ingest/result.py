@@ -1,9 +1,10 @@
 """The outcome of each event of one request, and the response body.
 
-Sans-IO. An event is stored if the broker has acknowledged it, not stored if it certainly is not in the topic, and
-unknown otherwise. A client may send events that are not stored again. An unknown event could then be stored twice. The
-result is bounded. After `max_errors` errors, or an error that would affect all later events (Kafka is unreachable),
-reading stops, and the response names the first event that was not read.
+Sans-IO. The outcome of an event is "stored" if the broker has acknowledged it, "not stored" if it certainly is not in
+the topic, and "unknown" otherwise. A client can safely send an event again if it was not stored. An event whose outcome
+is unknown could be stored twice. The size of the result is bounded: after `max_errors` errors, reading stops. It stops
+as well after an error that would affect all later events (Kafka is unreachable). The response names the first event
+that was not read.
 
 >>> from penstock.shared.common.errors import BrokerNotAvailable
 >>> result = IngestResult("line", max_errors=10)
@@ -40,9 +41,9 @@ AFFECTS_ALL = frozenset({FORBIDDEN, NOT_FOUND, TOO_MANY_REQUESTS})
 
 
 class IngestResult:
-    """Counts, last offsets and errors of one request. `unit` is what the positions count.
+    """Counts, last offsets and errors of one request. `unit` is what a position counts: lines or array indexes.
 
-    `max_offsets` is the most offsets in the response; 0 for a response without offsets.
+    The response has at most `max_offsets` offsets; 0 for none.
     """
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
@@ -95,7 +96,7 @@ class IngestResult:
         self._offsets.clear()
 
     def pop_details(self) -> dict[str, Any]:
-        """Return the errors and offsets since the last call as plain values, and drop them. The counts remain."""
+        """Return the errors and offsets since the last call as JSON values, and forget them. The counts remain."""
         row: dict[str, Any] = {}
         if self.errors:
             row["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
@@ -115,9 +116,9 @@ class IngestResult:
         return totals | self._stop_details()
 
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
-        """Record that nothing from `position` on was read. Only the first call counts.
+        """Record that reading stopped before `position`. Only the first call counts.
 
-        `status` is the answer's status if no event decides it.
+        `status` is the answer's status if no event has been stored or has failed.
         """
         if self.stopped_at is None:
             self.stopped_at = position

@@ -180,7 +180,10 @@ class Ingest:
 
     @contextmanager
     def tracking(self, topic: str, client: str) -> Iterator[None]:
-        """Count a request of another interface as in progress. A Problem or PenstockError counts as a rejection."""
+        """Count a request of another interface, such as REST Proxy, as in progress within the context.
+
+        A Problem or PenstockError that leaves the context counts as a rejected request.
+        """
         try:
             self.admission.enter(client)
             try:

@@ -5,10 +5,10 @@ previous line, and is written when their outcomes are known:
 
     {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
 
-A line is written when all received events are settled, and at least every second while the body continues. So a client
-may wait for a line before it sends the next event. The last line has `"status"` and the totals. If it is missing (the
-connection broke), events that no line covers may or may not be stored. A client must read while it writes. A client
-that does not read is disconnected after `body_timeout_ms`.
+A line is written when the outcomes of all received events are known, and at least every second while the body
+continues. So a client may wait for a line before it sends the next event. The last line has `"status"` and the totals.
+If the connection breaks before the last line, events that no line covers may or may not be stored. A client must read
+while it writes: one that does not read is disconnected after `body_timeout_ms`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ ERRORS_PER_LINE = 100
 
 
 class StreamedAnswer(Response):
-    """Reads events while it answers. `on_end` is called once, with True if the answer is complete."""
+    """A response that reads the request's events while it is sent.
+
+    `on_end` is called once at the end, with True if the response is complete.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class StreamedAnswer(Response):
             self._on_end(is_complete)
 
     async def _send_events(self, send: Send) -> None:
-        """Send events batch by batch. While the next turn is awaited, report the settled events."""
+        """Send events batch by batch. While it waits for the next turn, report the events whose outcomes are known."""
         events = self._events
         sender = self._sender
         upcoming: asyncio.Future[Turn | None] = asyncio.ensure_future(self._next_batch_turn())
@@ -118,7 +121,7 @@ class StreamedAnswer(Response):
         return await self._body.turn(self._events.position) if await self._events.wait() else None
 
     async def _wait_and_report(self, upcoming: asyncio.Future[Turn | None], send: Send) -> Turn | None:
-        """Wait for the turn of the next batch. Meanwhile report the events that are settled."""
+        """Wait for the turn of the next batch. Meanwhile report the events whose outcomes are known."""
         await asyncio.sleep(0)  # data that has arrived is available after one iteration of the loop
         while not upcoming.done():
             first = self._sender.first_in_flight

@@ -1,4 +1,4 @@
-"""Sends records for the v2 and v3 routes of REST Proxy, by the rules of ingest. Outcomes are in the records' order."""
+"""Sends records for the v2 and v3 routes of REST Proxy, with ingest's limits, pointers and JSON Schemas."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 
 class SentRecords(NamedTuple):
-    """Records that were sent. `outcomes` has None for the records at `indexes`, which wait for `deliveries`.
+    """Records that were sent, some of which may not be acknowledged yet.
 
-    `deadline` is by the event loop's clock.
+    `outcomes` has one entry for each record, in order. The entries at `indexes` are None until `deliveries` is done.
+    `deadline` is a time of the event loop's clock.
     """
 
     outcomes: list[Outcome | None]
@@ -95,10 +96,10 @@ class RestProducer:
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
-        """Return the record with the key and the time that the topic's pointers select in its value.
+        """Return the record with the key and the time that the topic's JSON pointers select in its value.
 
-        A key or time of the record itself takes precedence, and its value then need not have one. Raises EventRejected
-        if the value is invalid.
+        If the record already has a key or a time, the record's own is kept and the value need not contain one. Raises
+        EventRejected if the value is invalid.
         """
         own = self.settings.for_topic(record.topic)
         present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}

@@ -257,9 +257,9 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
 
 
 def v2_consumers_router() -> APIRouter:
-    """Return v2's consumer routes, which answer 404 with an explanation.
+    """Return v2's consumer routes, which answer 404 and explain that consumers are not supported.
 
-    Clients would interpret a 404 without one as an expired consumer.
+    Without the explanation, clients would conclude that their consumer has expired.
     """
     router = APIRouter(include_in_schema=False)
     detail = "consumers of REST Proxy v2 are not supported: use a Kafka client, or a sink connector (POST /connectors)"

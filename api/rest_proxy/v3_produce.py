@@ -169,7 +169,7 @@ class DeliveryReports(Response):
                 self._producer.answered(self._topic, status, self.reader)
 
     async def _read_record_stream(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-        """Read the stream. Puts into the queue a task for the reports of each group, in order."""
+        """Read the stream in groups of records. For each group, put the task that makes its reports into the queue."""
         splitter = RecordStreamSplitter(self._producer.settings.max_line_bytes)
         count = 0
         try:
@@ -228,7 +228,7 @@ def reports_as_lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 async def _final_report(row: dict[str, Any]) -> bytes:
-    """Return the delivery report of an error that ended the stream. A coroutine, like the reports of groups."""
+    """Return the delivery report of an error that ended the stream. A coroutine, since the queue holds tasks."""
     return reports_as_lines([row])
 
 

@@ -1,6 +1,7 @@
 """Query parameters for keys: `key` is text, `key_base64` is bytes. `key_from` and `key_to` have the same two forms.
 
-Answers contain bytes as base64. Keys of text and keys of bytes can both be queried in both forms: text is UTF-8.
+A store's keys are text or bytes, and each kind can be queried in either form: text is UTF-8. Answers contain bytes as
+base64.
 
 >>> keys = requested_keys(key="ann", key_from_base64="_wE=")
 >>> keys["key"], keys["key_from"], keys["key_to"]
@@ -41,9 +42,10 @@ class Keys(TypedDict):
 
 
 class StoreQueryParams(Keys):
-    """Selects rows of a store: by key, and by the windows' time (ms since the epoch; None: no bound).
+    """Selects rows of a store by key, and windows by the time between `from_ms` and `to_ms`.
 
-    An answer has at most `rows_max` rows. `continuation` is that of the previous answer; None for the first rows.
+    Times are in ms since the epoch; None is no bound. An answer has at most `rows_max` rows. `continuation` is that of
+    the previous answer, or None to begin with the first row.
     """
 
     from_ms: int | None

@@ -1,9 +1,9 @@
 """`/v1/streams` and `/v1/compactions`: the state of an aggregator's tasks, and the content of their stores.
 
-The service that runs the tasks passes a `StreamsView`. If the application may have several instances, it also passes an
-`InstancesView`. Then an answer covers all instances and lists the partitions that it lacks (`missing`). With
-`?local=true` an answer covers only the requested instance. The instances send each other such requests. This module
-imports nothing of streams.
+The service that runs the tasks passes a `StreamsView` of its own tasks. If the application may have several instances,
+the service also passes an `InstancesView`. Answers then cover all instances and list the partitions of instances that
+did not answer (`missing`). With `?local=true` an answer covers only the requested instance. To make an answer for all,
+an instance sends the others requests with `?local=true`. This module does not import `penstock.shared.streams`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WindowRow(TypedDict):
 class LiveWindows(TypedDict):
     """Live windows, latest end first.
 
-    `continuation` is None if these are the last ones. `unseen` counts the rows of a large store that were not read.
+    `continuation` is None on the last page. `unseen` is the number of rows of large stores that were not read.
     """
 
     windows: list[WindowRow]
@@ -104,7 +104,7 @@ class LiveWindows(TypedDict):
 
 
 class WindowsAnswer(LiveWindows):
-    """An answer with live windows. `is_cut` is whether there are more."""
+    """An answer with live windows. `is_cut` is true if more windows follow."""
 
     is_cut: bool
     missing: NotRequired[list[MissingPartition]]
@@ -210,7 +210,7 @@ Local = Annotated[bool, Query(description="answer only for this instance")]
 
 
 def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView | None = None) -> APIRouter:
-    """Return the routes, and those of `more`. Without `instances` every answer is local."""
+    """Return the routes of streams and those of `more`. Without `instances`, answers cover only this instance."""
     router = APIRouter(tags=["streams"])
 
     async def describe_streams(local: bool) -> StreamsState:

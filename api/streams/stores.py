@@ -1,8 +1,8 @@
 """`GET /v1/streams/stores/{store}`: the current content of the stores of an aggregator's tasks.
 
 The service that runs the tasks passes a `StoresView`. If there may be several instances, it also passes an
-`InstancesStoresView`. An answer about all instances is complete, or 503. With `?partial=true` it has the available
-rows, and lists the missing partitions.
+`InstancesStoresView`. If a partition is missing from an answer for all instances, the status is 503. With
+`?partial=true` the answer has the available rows and lists the missing partitions.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class Window(TypedDict):
 
 
 class FoundWindows(TypedDict):
-    """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
+    """Windows in order of their start. `position` has, by partition, the source offsets that the windows reflect.
 
-    `continuation` is None after the last window. Without a lake there are only open windows, in the order of a store's
-    rows.
+    `continuation` is None on the last page. Without a lake the answer has only open windows, in the order of the
+    store's rows.
     """
 
     windows: list[Window]
@@ -102,14 +102,14 @@ class FoundWindows(TypedDict):
 
 
 class WindowsOfStore(FoundWindows):
-    """The windows of one store, as an answer. `is_cut` is whether there are more."""
+    """The answer with the windows of one store. `is_cut` is true if more windows follow."""
 
     store: of.Store
     is_cut: bool
 
 
 class StoreRows(TypedDict):
-    """Rows of a store. The other members of a row depend on the store's kind. `is_cut` is whether there are more."""
+    """Rows of a store. The fields of a row depend on the store's kind. `is_cut` is true if more rows follow."""
 
     store: of.Store
     kind: Annotated[str, Field(examples=["session"])]
@@ -122,7 +122,7 @@ class StoreRows(TypedDict):
 
 
 def stores_router(view: StoresView, instances: InstancesStoresView | None = None) -> APIRouter:
-    """Return the routes of stores. Without `instances` every answer is local."""
+    """Return the routes of stores. Without `instances`, answers cover only this instance."""
     router = APIRouter(tags=["streams"])
 
     @router.get(
