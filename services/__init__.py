@@ -1,7 +1,7 @@
 """The services, the jobs and the command line.
 
-Importing any of them registers all commands' settings, so that each command tells a misspelled name from another
-command's setting.
+Importing this package registers the settings of all commands. A command then rejects a misspelled name, and ignores a
+setting of another command.
 """
 
 from __future__ import annotations

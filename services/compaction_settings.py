@@ -1,7 +1,8 @@
-"""The settings that the aggregator's compactions and the Spark jobs share: the limits and the help of each.
+"""The types of the settings that the aggregator's compactions and the Spark jobs share: their limits and help texts.
 
-`AggregatorSettings.compaction` has them with defaults for a compaction every few minutes, and `penstock compact` and
-`penstock batch` with defaults for a single one. The aggregator passes its own to each `penstock compact`.
+The defaults differ. `AggregatorSettings.compaction` has defaults for a compaction every few minutes, `penstock compact`
+and `penstock batch` have defaults for a single compaction. The aggregator passes its settings to each `penstock
+compact` that it runs.
 """
 
 from __future__ import annotations

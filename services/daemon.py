@@ -70,10 +70,10 @@ def serve(
 
 
 def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise the error of a daemon's background task that has ended, after a log line that names the task.
+    """If one of a daemon's background tasks has ended, log its name and raise its error.
 
-    The tasks must run as long as the daemon does. Raises IllegalState if a task returned, or ended with an error that
-    is not an Exception.
+    The tasks must run as long as the daemon does. So IllegalState is raised if a task has returned, was cancelled or
+    ended with an error that is not an Exception.
     """
     for task in tasks:
         if not task.done():

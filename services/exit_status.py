@@ -1,4 +1,4 @@
-"""The exit statuses of Penstock's commands. A command may have others of its own."""
+"""The exit statuses that Penstock's commands share. A command may have further statuses."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ async def keep_running(
     reason: Callable[[], str],
     backoff: ExponentialBackoff = RESTART_BACKOFF,
 ) -> NoReturn:
-    """Start a running child again each time it ends, after a pause that doubles.
+    """Call `restart` each time a running child ends, after a pause that doubles.
 
-    `wait` waits for the child's end and returns its exit status. `on_end` gets the exit status and the pause in ms.
-    Raises ConfigError with the text of `reason` if the child ends because of an invalid setting.
+    `wait` waits for the child's end and returns its exit status. `on_end` is called with the exit status and the pause
+    in ms. Raises ConfigError with the text of `reason` if the child ends because of an invalid setting.
     """
     pauses = RestartBackoff(backoff)
     while True:

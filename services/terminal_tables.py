@@ -11,7 +11,7 @@ _UNLIMITED = 10_000
 
 
 def console_for(*tables: Table) -> Console:
-    """The terminal's console, or a wider one if the terminal is too narrow for columns that must not be cut or wrapped.
+    """A console as wide as the terminal, or wider if the terminal is too narrow for columns that must not be wrapped.
 
     >>> table = Table()
     >>> for name in ("a", "b"):
@@ -27,9 +27,9 @@ def console_for(*tables: Table) -> Console:
 
 
 def plain(text: str, *, lines: bool = False) -> Text:
-    r"""A text from outside, without markup: brackets are kept, and characters that are not printable are escaped.
+    r"""An untrusted text as plain text: brackets are no markup, and characters that are not printable are escaped.
 
-    With `lines` its line breaks are kept.
+    With `lines`, line breaks are kept.
 
     >>> plain("a\\[/b]").plain, plain("\x1b[31mred").plain, plain("one\ntwo", lines=True).plain
     ('a\\[/b]', '\\x1b[31mred', 'one\ntwo')

@@ -57,10 +57,11 @@ class DeadLetterCount(NamedTuple):
 
 
 class DeadLetterCounter:
-    """Counts dead letters and late records by reading them, since an offset may belong to a transaction's marker.
+    """Counts dead letters and late records by reading them.
 
-    The counts are kept, so each call reads only new records. If the beginning of a partition was deleted, or the topic
-    was created again, counting starts again.
+    The offsets alone are not enough, since transaction markers have offsets too. The counts are kept, so each call
+    reads only new records. If the first records of a partition were deleted, or the topic was created again, counting
+    starts again.
     """
 
     def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_TIMEOUT_MS) -> None:
@@ -168,7 +169,7 @@ class KafkaDeadLetters:
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """See the protocol. Reads at most about `SCANNED_MAX` records of all partitions together.
 
-        The newest offsets may hold fewer records than `limit`, since transaction markers have offsets too. Then four
+        Transaction markers have offsets too. So if the newest offsets hold fewer than `limit` matching records, four
         times as many offsets are read.
         """
         self._check_dead_letter_topic(topic)
@@ -218,9 +219,9 @@ class KafkaDeadLetters:
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
-        """See the protocol. Replays run one at a time, since each continues after the last one.
+        """See the protocol. Replays run one at a time, because each continues where the previous one ended.
 
-        Raises InvalidRequest for a filter that late records do not have, and for an invalid target.
+        Raises InvalidRequest for an invalid target topic, and for a filter by stage or exception on a late topic.
         """
         self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)

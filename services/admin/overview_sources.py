@@ -154,7 +154,10 @@ def sum_metrics(text: str) -> dict[str, float]:
 
 
 def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checks of a service's `/health`. A Connect worker answers as Kafka Connect does and is one check."""
+    """Return the checks in a service's `/health`.
+
+    A Connect worker's `/health` has Kafka Connect's format, without checks. It becomes the check `worker`.
+    """
     if "checks" in health:
         return dict(health["checks"])
     status = "ok" if health["status"] in HEALTHY_STATUSES else "failing"

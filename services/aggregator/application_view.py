@@ -1,8 +1,9 @@
 """The view of the whole application by one of its instances, which queries the others over HTTP.
 
-The topic of instances tells which instance owns which partition. An instance is queried with `local=true`: it answers
-only for itself, so requests do not loop. A request has `timeout_ms` and an answer of at most `ANSWER_BYTES_MAX`. The
-partitions of an instance that does not answer are listed as missing. Requests are not retried: the client can retry.
+A Kafka topic lists the instances and the partitions that each one owns. An instance is queried with `local=true`: it
+answers only for itself, so requests do not loop. A request has the timeout `timeout_ms`, and its answer has at most
+`ANSWER_BYTES_MAX`. The partitions of an instance that does not answer are listed as missing. Requests are not retried:
+the client can retry.
 
 The answers are merged: each partition comes only from the instance that owns it. An instance that does not know yet
 that it lost a partition still reports it. That part of its answer is dropped.
@@ -70,7 +71,10 @@ class OwnInstanceView(StreamsView, Protocol):
 
 
 class NotAnswered(Exception):
-    """A queried instance returned no usable answer. The message has the reason, `detail` that of an error answer."""
+    """A queried instance returned no usable answer. The message has the reason.
+
+    If the instance returned an error, `status` and `detail` are those of the error.
+    """
 
     def __init__(self, reason: str, status: int = 0, detail: str = "") -> None:
         super().__init__(reason)
@@ -91,9 +95,9 @@ class ApplicationView:
         why_unknown: Callable[[], str] = str,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`tokens` are the bearer tokens for the other instances by scope; empty if they need none.
+        """`tokens` has, by scope, the bearer token for the other instances; empty if they need none.
 
-        `why_unknown` returns the reason if the other instances are not known, else "".
+        `why_unknown` returns the reason why the other instances are not known, or "" if they are known.
         """
         self._why_unknown = why_unknown
         self._own = own
@@ -325,10 +329,11 @@ def merge_windows(
 def _first_merged_rows(
     rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]
 ) -> tuple[list[RowT], OrderT | None]:
-    """Return the first rows of merged answers, and the position after which the next ones come; None for no more.
+    """Merge the instances' rows. Return the first rows, and the position after which the next page begins.
 
-    `ends` are the positions up to which cut answers are complete. Rows of other answers behind the first of them wait
-    until all answers have reached it.
+    `rows` are the rows of all answers. `ends` has an entry for each answer that was cut: the position up to which the
+    answer is complete. Rows after the first of these positions are left to the next page, since rows of a cut answer
+    may precede them. The returned position is None if no rows follow.
     """
     end = min(ends, default=None)
     known = sorted((one for one in rows if end is None or one[0] <= end), key=itemgetter(0))
@@ -365,9 +370,9 @@ def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 def merge_rows(
     parts: Sequence[InstanceAnswer], missing: dict[int, str], rows_max: int, pages: ContinuationCodec[RowPosition]
 ) -> dict[str, Any]:
-    """Merge the instances' rows of a store into the application's, up to `rows_max`, and their positions.
+    """Merge the instances' answers for a store: their rows, at most `rows_max`, and the source offsets they reflect.
 
-    A partition without position is added to `missing`.
+    A partition that has no source offsets in its instance's answer is added to `missing`.
 
     >>> common = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
     >>> of_a = InstanceAnswer([0], {**common, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})

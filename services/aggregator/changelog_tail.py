@@ -1,9 +1,9 @@
-"""Reads an application's changelog past the newest snapshot in its lake, by the reader's rule.
+"""Reads the tail of an application's changelog: the records after the newest snapshot in its lake.
 
-1. The snapshot is read, if there is one. It must be of the same topic.
+1. The snapshot is read, if there is one. It must be a snapshot of the same changelog topic.
 2. Each partition is read from its covered offset, or from 0 if no snapshot covers it.
-3. A compaction that ends meanwhile may delete records that are still to be read. Then both steps are repeated with the
-   newer snapshot.
+3. A compaction that ends meanwhile may delete records before they are read. In this case both steps are repeated with
+   the newer snapshot.
 
 `TailChanges` keeps the changes of the windows that a query asks for.
 """
@@ -59,10 +59,11 @@ async def read_tail(
     make_check: Callable[[int], CheckProgress],
     ends: LogOffsets | None = None,
 ) -> tuple[Snapshot | None, dict[int, ChangelogReader]]:
-    """Return the snapshot and, by partition, the readers that were fed the records after it.
+    """Return the snapshot and, by partition, a reader that was fed the changelog records after it.
 
-    `make_reader` gets a partition and its part of the snapshot, `make_check` the number of records to read. Both are
-    called again for each newer snapshot. The partitions are read to `ends`, by default their current ends.
+    `make_reader` is called with a partition and its part of the snapshot, `make_check` with the number of records to
+    read. Both are called again if reading starts again with a newer snapshot. The partitions are read to `ends`, by
+    default their current ends.
 
     Raises ChangelogHole if records are missing or the snapshot is of a deleted topic, CorruptRecord for a record that
     cannot be decoded, and LakeUnavailable.
@@ -127,7 +128,7 @@ async def _read_to_end(
 def feed_tail_records(reader: ChangelogReader, columns: Columns) -> None:
     """Feed records of the changelog's tail to a reader.
 
-    Raises CorruptRecord, which names the record that cannot be decoded, and the ways out.
+    Raises CorruptRecord, whose message names the record that cannot be decoded and says what to do.
     """
     try:
         reader.feed(columns.offsets, columns.keys, columns.values)
@@ -136,7 +137,7 @@ def feed_tail_records(reader: ChangelogReader, columns: Columns) -> None:
 
 
 class TailChange(NamedTuple):
-    """A confirmed change of a window in the tail. Its state is by the names of the columns that it was written with."""
+    """A confirmed change of a window in the tail. `state` has the names of the columns it was written with as keys."""
 
     operation: bytes
     store: str
@@ -161,12 +162,13 @@ def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
 
 
 class TailChanges:
-    """The newest change of each window of the keys that touches `reach` (ms, both inclusive), in a changelog's tail.
+    """The newest changes in a changelog's tail, one for each window of the queried keys that overlaps `reach`.
 
-    A window is kept once, however often it grew. So a busy key costs memory for its windows, not for its records.
-    A window's start never changes and its end only grows. So a window that ends before the reach here ends before it in
-    the lake as well. A deletion has no end and is kept, since the window that it deletes in the lake may be in reach.
-    `store` is the queried store; None if it is not known yet. Iteration is in log order.
+    `reach` are two times in ms, both inclusive. One change is kept for each window, so a busy key costs memory for its
+    windows, not for its records. The start of a window never changes and its end only grows. So a window that ends
+    before `reach` in the tail also does so in the lake, and is left out. A deletion has no end. It is kept, since it
+    may delete a window in the lake that overlaps `reach`. `store` is the queried store; None if it is not known yet.
+    Iteration is in log order.
     """
 
     def __init__(self, keys: KeyRange, reach: tuple[int, int], store: str | None = None) -> None:

@@ -1,7 +1,8 @@
 """The distance between changelog and lake: records that no snapshot covers, and the age of the newest snapshot.
 
-Without compaction nothing shortens the changelog, and a restore reads all of it. So the distance is measured from the
-changelog's offsets and the lake's tables, whether a job succeeds, fails, hangs or is never started.
+Without compaction the changelog grows without limit, and a restore reads all of it. The distance is measured from the
+changelog's offsets and the lake's tables. So the measurement is right whether a compaction succeeds, fails, hangs or is
+never started.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ COMPACTIONS_MAX = 20  # compactions in the lake that are kept for REST and the d
 
 
 class CompactionLag(NamedTuple):
-    """No snapshot covers `records` of the changelog. The newest snapshot was written at `snapshot_ms`; None for none.
+    """The number of changelog records that no snapshot covers, and the time of the newest snapshot.
 
-    Records are counted by offsets, so transaction markers count too. `bytes` is their size on disk, estimated by their
-    share of their partition's offsets; None if the brokers do not report sizes. `compactions` are the last ones in the
-    lake, newest first.
+    `records` is counted by offsets, so it includes transaction markers. `snapshot_ms` is None if there is no snapshot.
+    `bytes` is the size of these records on disk. For each partition it is estimated from their share of the
+    partition's offsets. `bytes` is None if the brokers do not report sizes. `compactions` are the last compactions in
+    the lake, newest first.
     """
 
     records: int
@@ -44,10 +46,11 @@ class CompactionLag(NamedTuple):
 
 
 class CompactionLagWatch:
-    """Measures while this instance is the one that compacts (`is_owned`), and keeps the last measurement.
+    """Measures the lag while this instance is the one that compacts (`is_owned`), and keeps the last measurement.
 
-    If more bytes are in no snapshot than the settings allow, it calls `request`: once for each snapshot, and again each
-    time the bytes grow by the limit. So the tail that a compaction leaves (of an idle partition) starts no other one.
+    If the bytes that no snapshot covers reach the limit in the settings, it calls `request` to request a compaction.
+    Until there is a newer snapshot, it calls `request` again only when the bytes have grown by the limit. So it does
+    not request the same compaction over and over.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class CompactionLagWatch:
         return f"CompactionLagWatch({self.last!r})"
 
     async def run(self) -> None:
-        """Measure until cancelled. While it fails, the measurement is unknown."""
+        """Measure until cancelled. While measuring fails, the lag is unknown."""
         while True:
             is_owned = self.is_owned()
             self.owned_since_ms = (self.owned_since_ms or self._clock.now_ms()) if is_owned else None

@@ -3,11 +3,11 @@
 The asyncio process never holds a JVM. A job is `penstock compact …`, started here, and its last line of output is its
 result. The rules:
 
-1. One job runs at a time. A request during a job is dropped; the next grid point requests again. A job that left
-   records is followed by the next at once.
+1. One job runs at a time. A request during a job is dropped; the punctuator requests again at its next time. If a job
+   has left records, the next job starts at once.
 2. A failed job is retried with backoff and never harms the aggregator.
-3. A job that was stopped by its timeout while it read is followed by one with half as many records, so no backlog is
-   too large. Each success doubles the number again, up to the setting.
+3. If a job is stopped by its timeout while it reads, the next job reads at most half as many records. So a backlog of
+   any size is compacted in the end. Each success doubles the number again, up to the setting.
 4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
 
 Metrics, `/health` and a line in the log at start-up report that compaction is off. Metrics and `/health` also report
@@ -66,8 +66,8 @@ OWNERSHIP_POLL_MS = 100
 def command(settings: AggregatorSettings) -> list[str]:
     """Return the job's command line. Secrets go through the environment, see `environment`.
 
-    The job also reads the same settings file, which may hold settings of `penstock compact` for manual use. So every
-    setting that the aggregator decides is a flag, even if it is off.
+    The job also reads the settings file, which may hold other settings for `penstock compact` runs by hand. So every
+    setting that the aggregator decides is passed as a flag, even if it is off.
     """
     streams = settings.streams
     compaction = settings.compaction
@@ -225,7 +225,7 @@ class CompactionSupervisor:
             self._requested.set()
 
     async def run(self) -> None:
-        """Serve requests until cancelled. Then a running job is stopped."""
+        """Run the requested compactions until cancelled. A cancellation stops a running job."""
         try:
             while True:
                 await self._requested.wait()

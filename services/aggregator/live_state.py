@@ -1,6 +1,6 @@
 """The content of the state stores of the tasks that run here, as plain values for REST.
 
-It is read between two turns of the loop without waiting, so the number of rows read is bounded.
+The rows are read between two turns of the worker's loop, which waits meanwhile. So the number of rows read is bounded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def live_windows(
 ) -> LiveRows:
     """Return the live windows of all tasks whose keys match, latest end first, after the position `after`.
 
-    A key that is named exactly is found, however many rows there are.
+    A large store is searched only in part, except for a row whose whole key is the filter's text.
     """
     found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0

@@ -109,7 +109,7 @@ class Aggregator:
         )
 
     def run_beside(self, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-        """Start coroutines beside the worker, by name. If one of them ends, so does `main_loop`."""
+        """Run coroutines, by name, concurrently with the worker. If one of them ends, `main_loop` ends too."""
         self._beside += [asyncio.create_task(one, name=name) for name, one in work.items()]
 
     async def main_loop(self) -> None:
@@ -140,7 +140,10 @@ class Aggregator:
         return self._settings.streams.application_id
 
     async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
-        """Return the answer of `GET /v1/streams/stores/{store}` for this instance. Its tasks continue meanwhile."""
+        """Return the answer of `GET /v1/streams/stores/{store}` for this instance.
+
+        The store is read in slices, between which the tasks continue.
+        """
         pages = row_pages(self.application, store, params)
         wanted: dict[str, Any] = {**params, "after": pages.decode(params["continuation"])}
         del wanted["continuation"]
@@ -213,9 +216,9 @@ class Aggregator:
             task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.request, name=SCHEDULE_NAME)
 
     def _check_tasks(self) -> CheckResult:
-        """Unhealthy until the topology is known to fit the state.
+        """Check that the worker has started and that its loop makes turns.
 
-        A restore is healthy: an orchestrator's restarts would never let it finish.
+        The check does not fail during a restore: if an orchestrator restarted the service, no restore would finish.
         """
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:

@@ -1,8 +1,8 @@
 """`penstock streams reset`: deletes an application's progress and state, so that it starts from the beginning.
 
-No instance may run meanwhile. An interrupted reset is harmless because of its order: the group's offsets are deleted
-last, and a worker that finds offsets without their state does not start. The application's output for others (results,
-late records, dead letters) stays, and is written again from the beginning.
+No instance may run during a reset. The group's offsets are deleted last, and a worker that finds offsets without their
+state does not start. So after an interrupted reset the application cannot run with a part of its state; repeat the
+reset. Result topics, late records and dead letters are not deleted. The restarted application writes them again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class ResetPlan(NamedTuple):
     """The data to delete: committed offsets by topic and partition, topics, the `snapshot` (folder or URI) with its
     `tables`, and the `state` folders.
 
-    `unsure` maps topics that stay to the other application that may own them by their names. `state` has folders of
-    this machine only. On other machines an instance discards state of a deleted changelog itself.
+    `unsure` are repartition topics that are not deleted: their names fit another application too, which is the value.
+    `state` has only folders of this machine. On another machine, the instance itself discards the state when it finds
+    that the changelog was deleted.
     """
 
     application: str
@@ -85,11 +86,11 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
 def repartition_topics_to_delete(
     known: Iterable[str], application: str, committed: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the repartition topics that a reset deletes, and those that may belong to the named other application.
+    """Return the repartition topics that a reset deletes, and those that may belong to another application, with it.
 
-    An application's name may begin with another's, and a topic's name does not show where the application's name ends.
-    A topic with committed offsets of the group (`committed`) is the application's own. Any other topic is its own
-    unless another application, known by its changelog, could have the same topic name.
+    A repartition topic's name begins with its application's name, which may itself begin with another application's.
+    A topic for which the group has committed offsets (`committed`) belongs to the application. Any other topic belongs
+    to it unless the name fits another application as well. An application is known by its changelog topic.
 
     >>> topics = ["shop-changelog", "shop-by-user-repartition", "shop-eu-changelog", "shop-eu-by-user-repartition"]
     >>> repartition_topics_to_delete(topics, "shop", ())

@@ -1,17 +1,19 @@
 """`penstock streams restore-offsets`: sets an application's group back to the positions in its changelog.
 
-An application continues at its changelog's positions, and compares the group's committed offsets with them. If offsets
-are ahead (`GroupAhead`), for example because another consumer committed under the application's group id, the
-aggregator does not start. This command commits the changelog's positions for these partitions.
+An application continues at the source offsets in its changelog (the changelog's positions), and compares the group's
+committed offsets with them. If committed offsets are ahead, the aggregator does not start (`GroupAhead`). A cause is
+another consumer that committed under the application's group id. This command commits the changelog's positions for
+these partitions.
 
-It may run at any time, also while the aggregator restarts over and over:
+The command may run at any time, also while the aggregator restarts over and over:
 
-1. It reads the group's offsets first, then the changelog up to its end at that moment, and waits for transactions that
-   are open there. The commit of a healthy owner is in the changelog before its offset can be read. So the partitions of
-   a healthy owner are never ahead, and never changed.
-2. It commits the offsets in a transaction, without a member id. Brokers accept that while the group has members. They
-   would reject a plain commit until the last member has left, which in a restart loop may never happen.
-3. Setting a group back is always safe: an owner that starts meanwhile continues at its changelog's position. If the
+1. The command reads the group's offsets first. Then it reads the changelog up to its end at that moment, and waits for
+   transactions that are open there. A healthy instance writes the changelog and commits the offset in one transaction.
+   So its commit is in the changelog before its offset can be read. Its partitions are never ahead, and never changed.
+2. The command commits the offsets in a transaction, without a member id. Brokers accept such a commit while the group
+   has members. They would reject a plain commit until the last member has left, which may never happen while the
+   aggregator restarts over and over.
+3. Setting a group back is always safe: an instance that starts meanwhile continues at its changelog's position. If the
    group has members that are not instances of the application, the command fails, since they would commit again.
 """
 
@@ -50,10 +52,11 @@ BEGINNING = 0
 
 
 class RestorePlan(NamedTuple):
-    """The offsets that are set back (`back`), and those that are ahead and stay.
+    """The committed offsets that are ahead of the changelog, in three groups.
 
-    For `unknown` the changelog has no position, and their topics were not named to start over. `unread` are partitions
-    that the application does not read, according to its changelog.
+    The offsets of `back` are set back, the others are not changed. For partitions in `unknown` the changelog has no
+    position, and `start_over` does not name their topics. According to the changelog, the application does not read the
+    partitions in `unread`.
     """
 
     application: str
@@ -107,9 +110,9 @@ class RestorePlan(NamedTuple):
 async def plan_restore(
     admin: Admin, kafka: KafkaSettings, settings: StreamsSettings, start_over: Collection[str] = ()
 ) -> RestorePlan:
-    """Return the offsets that are ahead of the changelog now.
+    """Return the committed offsets that are ahead of the changelog now.
 
-    `start_over` are source topics to read from the beginning in partitions without a position in the changelog.
+    `start_over` are source topics. Their partitions without a position in the changelog are read from the beginning.
 
     Raises GroupNotEmpty if members are not instances of the application, and names them. Raises GroupNotFound if there
     is no group or it has no offsets, ConfigError if the group has no offset of a topic to start over, and
@@ -180,8 +183,8 @@ async def read_changelog_progress(
 ) -> dict[int, Progress | None]:
     """Return the newest valid progress record of each changelog partition; None if there is none.
 
-    The group's offsets are compared with it. Reads the lake's snapshot, if there is one, and the changelog after it,
-    by the reader's rule.
+    The progress is compared with the group's committed offsets. Reads the lake's snapshot, if there is one, and the
+    changelog's tail after it.
     """
     topic = settings.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]

@@ -35,7 +35,7 @@ WORKERS_MAX = 64
 
 
 class CompactionSettings(Section):
-    """When and how the instance that owns partition 0 starts a compaction. Without a lake none is started."""
+    """When and how the instance that owns partition 0 starts compactions. Without a lake there are no compactions."""
 
     enabled: bool = True
     interval_ms: PositiveMs = Field(default=300_000, description="wall-clock time between two starts, on a fixed grid")

@@ -1,8 +1,8 @@
 """Queries a store's windows by key and time, open and closed, in the lake and in the changelog's tail past it.
 
-The lake has the compacted windows. Later changes are in the changelog's tail, which is read by the reader's rule from
-the covered offsets. If the tail changes or closes a live window of the snapshot, the tail counts. Partitions need not
-be known: the key is looked up in all of them.
+The lake has the windows as of the last compaction. Later changes are in the changelog's tail, which is read from the
+covered offsets on. If a live window of the snapshot is changed or closed in the tail, the tail is used. The keys are
+looked up in all partitions, so a query need not name the partition.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def stored_windows_of_key(
     changes: Sequence[TailChange],
     reach: tuple[int, int],
 ) -> list[StoredWindow]:
-    """Return a key's stored windows in a partition: the open ones, and those that were closed past the snapshot.
+    """Return a key's stored windows in a partition: the open ones, and those that the tail closes.
 
     `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order.
     """
@@ -154,9 +154,10 @@ def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowQueryOptions:
-    """What a query looks for: windows of `keys` that touch `reach` (ms, both inclusive).
+    """What a query looks for: windows of `keys` that overlap `reach` (two times in ms, both inclusive).
 
-    `store` None is the only store. `timeout_name` is the setting that `timeout_ms` comes from.
+    If `store` is None, the application must have exactly one store with windows. `timeout_name` is the name of the
+    setting that has `timeout_ms`, for the error message.
     """
 
     location: ChangelogLocation
@@ -170,11 +171,12 @@ class WindowQueryOptions:
 
 
 class StoredWindowsQuery:
-    """One query of windows in lake and changelog, for the first windows or those after a position.
+    """One query of windows in lake and changelog. It finds at most `rows_max` windows, those that start first.
 
-    `position` has the source offsets that the answer reflects, by partition. `missing` is set if the named lake has no
-    tables of the application: before the first compaction, or if it is the wrong lake. The answer has the windows that
-    begin first, at most `rows_max`. `last` is the position after which there may be more.
+    With `after`, the query continues after that position. `run` sets the other attributes. `position` has, by
+    partition, the source offsets that the answer reflects. `missing` is set if the lake has no tables of the
+    application: before the first compaction, or if the settings name the wrong lake. `last` is the position after which
+    there may be more windows.
     """
 
     def __init__(self, options: WindowQueryOptions, after: WindowPosition | None = None) -> None:
@@ -302,9 +304,9 @@ def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 
 
 def _is_window_covered(row: window_queries.ClosedWindow, covered: dict[int, state_snapshot.PartitionSnapshot]) -> bool:
-    """Return whether the snapshot covers a stored window that is closed.
+    """Return whether the snapshot covers a closed window in the lake.
 
-    A crashed compaction may have appended windows of the tail.
+    If not, a compaction crashed after it appended the window. Such a window is also in the tail.
     """
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)

@@ -1,7 +1,7 @@
 """`GET /v1/streams/stores/{store}/windows`: windows by keys and time, open and closed, on any instance.
 
-They are found in the lake, and in the changelog past it. Without a lake there are only open windows: those of the
-tasks, queried from all instances.
+With a lake, windows are found in the lake and in the changelog's tail. Without a lake, only open windows are found:
+those in the stores of the tasks, which are queried from all instances.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _open_window_of_row(row: dict[str, Any]) -> Window:
 async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a search in an event loop of a thread of its own, so that it does not block the caller's loop.
 
-    Returns the result of `search`, or raises its error. It opens its own connections and is cancelled with the caller.
+    Returns the result of `search`, or raises its error. `search` must open its own connections. If the caller is
+    cancelled, `search` is cancelled too.
 
     >>> async def three():
     ...     return 3

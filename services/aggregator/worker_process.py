@@ -1,8 +1,9 @@
 """One worker of `penstock aggregator --workers N`: the aggregator at a Unix socket, for the supervisor process.
 
-`python -m penstock.services.aggregator.worker_process NUMBER SOCKET URL -- ARGUMENTS` has the command's settings for
-those arguments. Settings that must be unique are changed: the group's instance id and Kafka's client id get the number,
-and the address is the supervisor's. The worker ends with the supervisor, under a guard.
+The supervisor runs `python -m penstock.services.aggregator.worker_process NUMBER SOCKET URL -- ARGUMENTS`, where
+ARGUMENTS are those of `penstock aggregator`. Settings that must differ between workers are changed: the worker's number
+is added to `state_dir`, `group_instance_id` and `client_id`. Other instances reach the worker at URL, which is below
+the supervisor's address. The worker ends when the supervisor ends.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 A Python process uses one core. N workers share the partitions as instances on N machines would, and more machines can
 join the same group. A worker's number is in its log lines and a label of its metrics. A worker that ends is restarted
-after a pause that doubles. A worker that ends because of an invalid setting ends all of them, since no restart fixes
-it. Workers end with this process, however it ends (`penstock.shared.common.child_process`).
+after a pause that doubles. If a worker ends because of an invalid setting, the supervisor and all workers end, since a
+restart would not help. The workers end whenever the supervisor ends, even by SIGKILL
+(`penstock.shared.common.child_process`).
 
-One address serves all. `/health` fails while any worker does, and `/metrics` has the samples of all. Requests about
-streams go to one worker, which knows the others. Other machines reach a worker by `/workers/NUMBER/`. The supervisor
-reaches workers by Unix sockets in a folder that only this user can access.
+The supervisor's address serves all workers. `/health` fails while that of any worker fails, and `/metrics` has the
+samples of all workers. Requests for `/v1/streams` go to one worker, which queries the others. Other machines reach a
+worker by `/workers/NUMBER/`. The supervisor reaches workers by Unix sockets in a folder that only this user can access.
 """
 
 from __future__ import annotations

@@ -56,9 +56,10 @@ def list_(url: Url = None, json: Json = False) -> None:
 
 
 def table_of(connectors: dict[str, Any]) -> Table:
-    """Returns the table of `penstock connectors list`: by name, with the last lines of the first failure of each.
+    """Returns the table of `penstock connectors list`, sorted by name.
 
-    `connectors` is the response to `GET /connectors?expand=info&expand=status`. Its texts are printed without markup.
+    The column `failure` has the last lines of the connector's or of a task's stack trace. `connectors` is the response
+    to `GET /connectors?expand=info&expand=status`. Markup in its texts is printed as it is.
     """
     table = Table("connector", "type", "state", "tasks", "worker", "failure")
     for name in sorted(connectors):

@@ -71,9 +71,9 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, st
 
 
 def misspelled_settings(config: WorkerConfig) -> list[str]:
-    """Returns the settings of a worker's command line and file that neither the worker nor its clients know.
+    """Returns the settings of a worker's command line and file that neither the worker nor its Kafka clients know.
 
-    Each has the nearest known name.
+    Each is returned as its name and a hint with the most similar known name, if there is one.
     """
     known = [key.name for key in config.definition]
     other = [name for name in config.props if name not in config.definition and not name.startswith(PREFIXES)]

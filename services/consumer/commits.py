@@ -1,10 +1,10 @@
 """Commits finished records: by their offsets alone, or by transactions that include the handlers' output.
 
-Under `exactly_once`, a handler's output is kept until the next commit. A commit takes three things at one moment: the
-finished records' offsets, the output of exactly these records, and the group metadata of the member. Handlers continue
-during the transaction, and the records that they finish belong to the next one. An aborted transaction loses nothing:
-its output is kept for the next one while the member owns the partition. The output of a revoked partition is discarded,
-and the next owner handles its records again.
+Under `exactly_once`, a handler's output is kept until the next commit. At its start a commit takes the finished
+records' offsets, the output of exactly these records, and the member's group metadata. Handlers continue during the
+transaction, and the records that they finish belong to the next transaction. If a transaction is aborted, its output is
+kept for the next one while the member owns the partition. When a partition is revoked, its uncommitted output is
+discarded, and the next owner handles the records again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Commits(Protocol):
         """Take the outcome of an execution of an owned partition, in the same step in which the scheduler takes it."""
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
-        """Commit the finished records of these partitions at least (default: all).
+        """Commit the finished records of at least these partitions (default: all).
 
         Returns False if the commit failed and must be tried again.
         """
@@ -97,9 +97,9 @@ class OffsetCommits:
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """The output of one execution, with its finished records.
+    """The output of one execution, and the handled records that it belongs to.
 
-    `has_dead_letters` is True if dead letters have replaced the output.
+    `has_dead_letters` is True if Kafka rejected the output and `records` are the dead letters that replace it.
     """
 
     execution: Execution

@@ -1,6 +1,6 @@
 """The handler daemon: the handler runner with `/health` and `/metrics`, as a service.
 
-`/health` and `/metrics` respond before any record is read. SIGTERM: see `HandlerRunner.close`.
+`/health` and `/metrics` respond before any record is read. On SIGTERM the service drains as `HandlerRunner.close` does.
 """
 
 from __future__ import annotations

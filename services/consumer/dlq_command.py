@@ -131,9 +131,9 @@ def replay_command(
 
 
 def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
-    """Returns the topic that `penstock dlq` reads: the dead-letter topic of `topic`.
+    """Returns the topic that `penstock dlq` reads: the dead-letter topic of `topic` if there is one.
 
-    It is `topic` itself if that is a dead-letter topic and has none.
+    Otherwise, returns `topic` itself if it is a dead-letter topic.
 
     Raises UnknownTopicOrPartition, which names the expected topic and the existing dead-letter topics.
 

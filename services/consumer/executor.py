@@ -1,13 +1,14 @@
 """One execution: decodes records, calls the handler, and decides whether each record is finished.
 
 Deserializer and handler are user code. An exception in either fails the record and never ends the daemon. If a record
-cannot be decoded, or the policy allows no further attempt, it is sent to the DLQ and is finished once the broker
-acknowledges the dead letter. Until then it stays unfinished: the dead letter is written again later, and the handler is
-not called again.
+cannot be decoded, or the policy allows no further attempt, the record is sent to the DLQ. It is finished once the
+broker acknowledges the dead letter. If writing the dead letter fails, the write is repeated later without another call
+of the handler.
 
-The records that a handler returns are part of the attempt: the handled record is finished once all of them are
-acknowledged. A failed write is a failed attempt at the stage `produce`. Without a writer the executor writes nothing:
-returned records and dead letters are in the outcome, and the caller commits them together with the offsets.
+Writing the records that a handler returns is part of the attempt: the handled record is finished once all of them are
+acknowledged. A failed write is a failed attempt at the stage `produce`. Without a writer (exactly-once) the executor
+writes nothing: returned records and dead letters are in the outcome, and the caller commits them together with the
+offsets.
 
 A failed batch does not show which record caused the failure. Its records are handled again one by one, and only these
 failures count as attempts.
@@ -54,8 +55,8 @@ UNWRITTEN_TRIES = 5
 class RecordWriter(Protocol):
     """Writes records with acks=all.
 
-    Returns None for each acknowledged record and the error for each other one, in the records' order. Does not raise
-    for a record.
+    Returns one entry for each record, in order: None if it is acknowledged, else its error. Errors of records are
+    returned, never raised.
     """
 
     async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]: ...
@@ -335,8 +336,8 @@ def _error_fields(error: BaseException) -> dict[str, str]:
 def check_execution_output(records: Iterable[ProducerRecord]) -> None:
     """Validates the output of an execution when its handler returns, so that an invalid record fails that attempt.
 
-    Under exactly-once, output waits for a transaction that holds other records' output too. A record that is invalid
-    for Kafka must not reach that transaction.
+    Under exactly-once, output waits for a transaction that contains the output of other executions too. An invalid
+    record would fail that transaction.
 
     Raises DataError for the first record that no topic can accept. Checks the topic's name, the key, value, headers,
     partition and timestamp.

@@ -1,13 +1,13 @@
 """The handler loop: polls, lets the scheduler decide, runs handlers and commits finished records.
 
-One turn is `run_once`: apply pauses, poll, deliver, start executions, commit if due. Each handler call is a task. The
-end of a call starts the next one at once, so a poll that waits for records delays no handler.
+One turn is `run_once`: apply pauses, poll, deliver, start executions, commit if due. Each handler call is a task. When
+a call ends, the next one starts at once, so a poll that waits for records delays no handler.
 
-The owner of a partition owns its results. When a partition is revoked, no further call of it starts. The loop waits for
-the calls in flight (`drain_timeout_ms`), cancels the rest, commits the finished records and then releases the
-partition. When a partition is lost, its calls are cancelled at once and nothing is committed. Delivery is at least
-once: the next owner handles uncommitted records again. commits.py defines a commit, and whether it includes the
-handlers' output.
+Only the owner of a partition commits its records. When a partition is revoked, no further call for it starts. The loop
+waits for its calls in flight (`drain_timeout_ms`), cancels the remaining ones, commits the finished records and then
+releases the partition. When a partition is lost, its calls are cancelled at once and nothing is committed. The next
+owner handles uncommitted records again (at least once). `commits` defines what a commit includes: offsets alone, or the
+handlers' output too.
 """
 
 from __future__ import annotations
@@ -151,10 +151,11 @@ class HandlerLoop(RebalanceListener):
             self._skipped = self.scheduler.skipped
 
     def _pass_over(self) -> bool:
-        """Mark offsets as finished that the position passed without a record: after a reset, or over markers.
+        """Mark offsets as finished that the consumer's position passed without returning a record.
 
-        Returns True if a partition had no committed position before. That position must be committed at once: after a
-        crash without it, the reset policy might skip newer records.
+        Such offsets belong to transaction markers, or were skipped by `auto_offset_reset`. Returns True if a partition
+        had no committed position before. Its position must be committed at once. Otherwise, after a crash,
+        `auto_offset_reset` might choose a later position and skip records.
         """
         is_new = False
         assigned = self._consumer.assignment()

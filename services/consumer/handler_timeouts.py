@@ -1,8 +1,8 @@
 """The timeout of handler calls: one timer for all running calls, instead of one for each.
 
-All calls have the same limit, so their limits expire in the order in which the calls began. The task of an expired call
-is cancelled. If the call continues, the task is cancelled again after the same time. A cancellation by another caller
-stays in force, as in `asyncio.timeout`: the task counts its cancellations.
+All calls have the same timeout, so they expire in the order in which they began. The task of an expired call is
+cancelled. If the call does not end, the task is cancelled again after the same time. When the call ends, only the
+cancellations by this module are reverted (`Task.uncancel`), as in `asyncio.timeout`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CallLimits:
             self._timer = loop.call_at(end, self._cancel_what_is_over, loop)
 
     def end(self, task: asyncio.Task[Any]) -> bool:
-        """End the limit of the task's call. Returns True if the limit cancelled the task; `uncancel` reverts that."""
+        """End the limit of the task's call. If the limit cancelled the task, revert that and return True."""
         del self._ends[task]
         if not self._cancelled:
             return False

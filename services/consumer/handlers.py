@@ -54,8 +54,8 @@ class Handler:
     ) -> Records | Exception:
         """Call the handler with the records (one record, unless it is a batch handler).
 
-        Returns the records to write, or the exception that the handler raised. `task` is the running task; a caller
-        that has it passes it to save the look-up.
+        Returns the records to write, or the exception that the handler raised. `task` is the running task, by default
+        `asyncio.current_task()`.
         """
         is_over = False
         task = task or asyncio.current_task()

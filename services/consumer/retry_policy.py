@@ -68,7 +68,10 @@ class RetryPolicy:
             raise ConfigError("retry policy: out of range: " + ", ".join(name for name, out in wrong if out))
 
     def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
-        """Returns the decision after `attempts` failures, the last with `error`. `random` is drawn from 0 to 1."""
+        """Returns the decision after `attempts` failed attempts, the last of which failed with `error`.
+
+        `random` is drawn uniformly from 0 to 1.
+        """
         if not self.is_retriable(type(error)):
             return GiveUp(f"{type(error).__name__} is not retriable")
         if attempts >= self.max_attempts:
@@ -100,7 +103,7 @@ def load_exceptions(names: Sequence[str], setting: str) -> tuple[ExceptionType, 
     """Returns the exception classes that a retry policy names: by `module.name`, or by the plain name of a known class.
 
     A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
-    has: it would never match, and no error would show that.
+    has: such a name would never match, and nobody would notice.
     """
     known = {found.__name__ for found in _all_subclasses(BaseException)}
     return tuple(name if name in known else _import_exception_class(name, setting) for name in names)

@@ -168,7 +168,10 @@ class ConsumerServiceSettings(ServiceSettings):
         return self.processing_guarantee == "exactly_once"
 
     def consumer_settings(self) -> ConsumerSettings:
-        """Returns the client's settings. The runner commits, not the client. Exactly-once reads committed records."""
+        """Returns the settings of the Kafka consumer, which does not commit by itself: the runner commits.
+
+        Under exactly-once the consumer reads committed records only.
+        """
         given = self.consumer.model_dump()
         if self.is_exactly_once:
             given["isolation_level"] = "read_committed"
@@ -177,12 +180,13 @@ class ConsumerServiceSettings(ServiceSettings):
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
         """Returns the producer's settings, with room for dead letters of `record_bytes_max`.
 
-        Dead letters are compressed, and the producer accepts them uncompressed above their topic's limit. So if a
-        record fits into its topic only compressed, its dead letter fits too.
+        Dead letters are compressed. The producer's own limit, which applies before compression, is higher than the
+        topic's limit, which applies after it. So if a record fits into its topic only when compressed, its dead letter
+        fits too.
 
-        Under exactly-once the producer has its own transactional id. A static member keeps its id, so that its next
-        process immediately ends the open transaction of the previous one. The open transaction of a dynamic member ends
-        after `transaction_timeout_ms`.
+        Under exactly-once the producer has its own transactional id. The id of a static member does not change. So
+        after a crash, its next process immediately ends the open transaction of the previous one. After a crash of a
+        dynamic member, its open transaction ends after `transaction_timeout_ms`.
         """
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}

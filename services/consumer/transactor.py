@@ -1,10 +1,10 @@
 """Runs transactions over a producer: each writes records and the group's offsets atomically.
 
-A commit without a response is requested again until there is a response. Both alternatives would be wrong: repeating
-the transaction could write it twice, abandoning it could lose it. A producer becomes unusable if a transaction takes
-longer than `transaction_timeout_ms`, because the coordinator then aborts it and fences the producer. A new producer
-replaces it. Its first request ends any open transaction of the transactional id. After that, the group's committed
-offsets show whether the transaction was committed.
+If a commit request has no response, it is sent again until there is a response. Both alternatives would be wrong:
+repeating the transaction could write it twice, abandoning it could lose it. If a transaction takes longer than
+`transaction_timeout_ms`, the coordinator aborts it and fences the producer. A new producer replaces a fenced one. The
+new producer's first request ends any open transaction of the transactional id. After that, the group's committed
+offsets show whether the earlier transaction was committed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OutputTransactor:
     """Runs one transaction at a time and replaces its producer if necessary.
 
     `make_producer` returns a new producer with the same transactional id. `committed` returns the group's committed
-    offset of a partition, and waits for the end of an open transaction that has one.
+    offset of a partition. It first waits for the end of an open transaction that commits an offset of the partition.
     """
 
     def __init__(self, make_producer: Callable[[], Producer], committed: FetchOffset) -> None:
@@ -78,7 +78,7 @@ class OutputTransactor:
         await self._ready_producer()
 
     async def close(self) -> None:
-        """Close the producer. It aborts an open transaction, and requests a commit without a response once more."""
+        """Close the producer, which aborts an open transaction. A commit without a response is requested once more."""
         producer = self._producer
         self._producer = None
         if producer is not None:
@@ -88,7 +88,8 @@ class OutputTransactor:
         """Write records and commit offsets in one transaction, which has ended when this returns or raises.
 
         Raises OutputRejected for records that can never be written, and CommitFailed if the member is no longer in the
-        group. Raises RetriableError or TransactionAborted for temporary errors; then nothing is written. Do not cancel.
+        group. Raises RetriableError or TransactionAborted for temporary errors. If it raises, the transaction is not
+        committed. Do not cancel this call.
         """
         producer = await self._ready_producer()
         await self._find_topics(producer, records)
@@ -174,7 +175,7 @@ class OutputTransactor:
                 return
 
     async def _committed_offsets_hold(self, offsets: Offsets) -> bool:
-        """Returns True if the group's committed offsets are those of a transaction whose commit is uncertain.
+        """Returns True if a transaction whose commit request failed was committed: the group has its `offsets`.
 
         Waits until no transaction is open.
         """

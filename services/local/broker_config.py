@@ -1,8 +1,9 @@
-"""The embedded broker's jars, class archive and configuration: from settings to the properties and log4j's file.
+"""The embedded broker's jars, class archive, server.properties and log4j configuration.
 
 One node is both broker and controller (KRaft). Replication factors are one, internal topics have few partitions, and
-memory is bounded, since the machine also runs everything else. All paths are relative to the data folder, the broker's
-working directory. `log.dirs` splits at commas, and a JVM in the C locale cannot open a name outside ASCII.
+memory is bounded, since the machine also runs everything else. All paths are relative to the data folder, which is the
+broker's working directory. An absolute path could contain a comma, which separates paths in `log.dirs`, or characters
+outside ASCII, which a JVM in the C locale cannot open.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class EmbeddedKafkaSettings(Section):
 
 
 def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int]) -> dict[str, str]:
-    """Return server.properties as a mapping. `ports` has each listener's port, also of `PLAINTEXT` and `CONTROLLER`."""
+    """Return server.properties as a mapping. `ports` has each listener's port, including PLAINTEXT and CONTROLLER."""
     addresses = {name: f"{name}://{settings.host}:{port}" for name, port in ports.items()}
     protocols = {CLIENT_LISTENER: "PLAINTEXT", CONTROLLER_LISTENER: "PLAINTEXT", **settings.listeners}
     return {

@@ -1,7 +1,7 @@
 """Explains why a broker did not start, from its log.
 
-One table has the known causes. The first match wins, so specific causes come before general ones. An unknown cause is
-reported in the broker's own lines.
+One table has the known causes. The first match wins, so specific causes come before general ones. If no cause matches,
+only the broker's own output is reported.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
 
 
 def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
-    """Return why a broker failed in words, then its own lines. A full disk counts even if no line reports it."""
+    """Return the cause of a broker's failure as a sentence, then the broker's own lines.
+
+    If the disk is full, that is the cause even if no line reports it.
+    """
     cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
     output = meaningful(lines)
     reason = cause.value.format(folder=folder) if cause else "the reason is unknown"

@@ -1,8 +1,8 @@
 """A Connect worker as one service of a local set-up, configured by the settings that all services share.
 
-Its cluster is named `connect`, and its three topics begin with that name. Keys are text and values JSON without
-schemas, as ingest writes them and topologies read them. All other settings of a worker can be set by
-`PENSTOCK_CONNECT='{"offset.flush.interval.ms": "10000"}'`, under Kafka Connect's names.
+Its `group.id` is `connect`, and the names of its three internal topics begin with that. Its converters read and write
+keys as text and values as JSON without schemas, as ingest and topologies do. `PENSTOCK_CONNECT` sets any other setting
+of a worker, by Kafka Connect's names: `PENSTOCK_CONNECT='{"offset.flush.interval.ms": "10000"}'`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     async with EmbeddedKafka(Path(".penstock/kafka")) as kafka:
         client = Producer(bootstrap_servers=kafka.bootstrap_servers)
 
-The folder is formatted the first time and used again afterwards, so topics survive. The broker inherits a lock of the
-folder and holds it while it lives, so two brokers never share a folder. The broker ends with this process, however it
-ends (see child_process.py). Records that a broker has acknowledged are in the page cache or on disk. So SIGKILL loses
-nothing; only a crash of the whole machine can. `penstock kafka` runs one in the foreground (see kafka_command.py).
+The folder is formatted at the first start and used again afterwards, so topics survive. The broker inherits a lock of
+the folder and holds it until it ends, so two brokers never share a folder. When this process ends, even by SIGKILL, the
+broker ends too (see child_process.py). Records that a broker has acknowledged are in the page cache or on disk. So
+SIGKILL of the broker loses no records; only a crash of the whole machine can. `penstock kafka` runs an embedded Kafka
+in the foreground (see kafka_command.py).
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ class EmbeddedKafka:
             raise ConfigError(f"the data folder {self.data_dir} cannot be written: {e.strerror}") from None
 
     def _is_storage_formatted(self) -> bool:
-        """Return whether the storage is formatted. Raises ConfigError if it is not, but has topics."""
+        """Return whether the storage is formatted. Raises ConfigError if it is not formatted but contains topics."""
         folder = self.data_dir / config.LOG_FOLDER
         if self.has_data():
             return True
@@ -277,7 +278,7 @@ class EmbeddedKafka:
         return False
 
     def _logged_bytes(self) -> int:
-        """Return the size of the broker's logs. It grows while the broker makes progress, however slow the machine."""
+        """Return the size of the broker's log files. While the size grows the broker makes progress."""
         logs = (self.data_dir / config.BROKER_LOG, self.data_dir / config.CONSOLE_LOG)
         return sum(file.stat().st_size for file in logs if file.exists())
 
@@ -357,9 +358,10 @@ def is_probe_response(body: bytes) -> bool:
 
 
 async def broker_answers(host: str, port: int, timeout_ms: int) -> bool:
-    """Return whether a Kafka broker there answers a probe within the time.
+    """Return whether a Kafka broker at this address answers a probe within `timeout_ms`.
 
-    A KRaft broker accepts connections before it serves them. It answers the probe only once it is unfenced.
+    A KRaft broker accepts connections before it processes requests. It answers the probe only once the controller has
+    unfenced it.
     """
     try:
         async with asyncio.timeout(timeout_ms / 1000):

@@ -1,6 +1,7 @@
-"""One broker for each data folder, by a file lock that the broker inherits.
+"""A file lock that allows one broker for each data folder.
 
-So after its starter was killed, the lock is held exactly as long as the broker runs (`file_lock`).
+The broker inherits the lock (`file_lock`). So the lock is held until the broker ends, even if the process that started
+it was killed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class FolderInUse(ConfigError):
 
 
 class FolderLock:
-    """The lock of one data folder, which is created if missing. `user` names the kind of holder in the error."""
+    """The lock of one data folder, which is created if missing. The error describes the lock's holder as `user`."""
 
     def __init__(self, folder: Path, user: str = "another running broker, started by") -> None:
         self._folder = folder
@@ -42,9 +43,10 @@ class FolderLock:
         return self._lock.fd
 
     async def acquire(self) -> None:
-        """Take the lock. If the process named in it has ended, wait up to ORPHAN_WAIT_MS for its broker to end.
+        """Take the lock. Raises FolderInUse if the process that the lock file names is running.
 
-        It also waits if no process is named. Raises FolderInUse, or ConfigError if the folder cannot be used.
+        If that process has ended, or no process is named, this waits up to ORPHAN_WAIT_MS for its broker to end, and
+        then raises FolderInUse. Raises ConfigError if the folder cannot be used.
         """
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:
@@ -77,8 +79,8 @@ class FolderLock:
 def check_no_kafka_runs_in(log_folder: Path) -> None:
     """Raise FolderInUse if a Kafka that was started without this lock runs in the folder.
 
-    A second KRaft node reads and truncates the metadata log before it takes Kafka's own lock. So starting it could
-    damage the data of the first one.
+    Kafka's own lock is no protection: a second KRaft node reads and truncates the metadata log before it takes that
+    lock. So starting a second node could damage the data of the first one.
     """
     try:
         fd = os.open(log_folder / KAFKA_LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)

@@ -23,8 +23,8 @@ READ_TIMEOUT_MS = 60_000
 async def make_archive() -> Path | None:
     """Return the embedded Kafka's class archive, made if it is missing. Returns None if that fails.
 
-    The archive is for this user's Java. It has the classes of a broker that creates a topic, and serves a producer and
-    a consumer group.
+    The archive is for the Java that `find_java` finds. It has the classes that a broker loads when it creates a topic
+    and serves a producer and a consumer group.
     """
     java = find_java()
     jars = await fetch_jars(KAFKA_JARS)
@@ -40,10 +40,10 @@ async def make_archive() -> Path | None:
 
 
 async def _use_classes(address: str) -> None:
-    """Make the broker load the archive's classes, by a little of what clients do.
+    """Make the broker load the classes that the archive shall have.
 
-    Create a topic, produce a record, and read and commit it in a group. Raises KafkaTimeout if the record does not
-    arrive within READ_TIMEOUT_MS.
+    Create a topic, produce a record, read it and commit its offset in a group. Raises KafkaTimeout if the record does
+    not arrive within READ_TIMEOUT_MS.
     """
     async with Admin(address) as admin:
         await admin.create_topics([NewTopic(TOPIC, 1)])

@@ -1,8 +1,8 @@
 """Ports for the embedded broker.
 
-They are below the range from which systems take the ports of outgoing connections (32768 on Linux, 49152 on macOS). A
-client's own connection attempt can take a port in that range while the broker restarts. On the loopback such an attempt
-can even connect to itself.
+They are below the ephemeral ports, from which systems take the ports of outgoing connections (from 32768 on Linux, from
+49152 on macOS). While a broker restarts, a client's connection attempt could take an ephemeral port as its own. On the
+loopback the attempt could even connect to itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PortTaken(ConfigError):
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server could listen there now. Raises ConfigError if this machine does not have the address."""
+    """Return whether the port is free now. Raises ConfigError if listening fails for another reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as s:
         # As in Java's server sockets, a port with old connections in TIME_WAIT counts as free.

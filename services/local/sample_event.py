@@ -45,11 +45,11 @@ def sample_event(
     time_unit: TimeUnit = "ms",
     fields: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a sample event as JSON. The fields at the pointers have a key and a time.
+    """Return a sample event as JSON. It has a key and a time at the JSON pointers.
 
-    They are text unless the type needs a number; a numeric time is in `time_unit`. An event of an untyped source has
-    `fields` as well. If no sample of `value_type` can be made (for example because it constrains its values), the event
-    has only the pointers' fields.
+    Key and time are text unless `value_type` needs a number; a numeric time is in `time_unit`. If the source has no
+    type, the event also has `fields`. If no sample of `value_type` can be made (for example because it constrains its
+    values), the event has only the key and the time.
     """
     event: dict[str, Any] = {}
     samples = (fields,) if value_type is dict and fields else (_sample_of_type(inspect.type_info(value_type)), None)

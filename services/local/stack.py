@@ -1,7 +1,7 @@
 """Penstock's services as children of one process: started, watched, killed and restarted.
 
-Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent. Its
-settings include the limit of its shutdown, so it is never killed before that limit.
+Every child listens on a port of this machine, gets its settings only through its environment, and ends with its parent.
+The settings include the child's shutdown timeout. `stop` waits longer than that timeout before it kills the child.
 """
 
 from __future__ import annotations
@@ -124,9 +124,10 @@ class Service:
     async def healthy(
         self, report: Callable[[Service, str], None] | None = None, still_ms: int = HEALTH_STILL_MS
     ) -> None:
-        """Wait until `/health` is 200. `report` is called every HEALTH_REPORT_MS with the reason why it is not.
+        """Wait until the status of `/health` is 200. Until then, `report` is called every HEALTH_REPORT_MS with the
+        reason.
 
-        Raises ChildDied with the last output if the process ends, and ServiceStuck if the reason stays the same for
+        Raises ChildDied with the last output if the process ends, and ServiceStuck if the reason does not change for
         `still_ms`.
         """
         clock = asyncio.get_running_loop().time

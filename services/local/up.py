@@ -1,8 +1,8 @@
 """`penstock up`: Kafka and every service on this machine, with one HTTP address for ingest, admin and dashboard.
 
-A service that ends unexpectedly is restarted after a pause that doubles. A service that cannot start ends everything
-with its reason, since only the user can fix a setting. The services' settings come from the environment and
-penstock.toml as usual. `up` sets those that only it knows (addresses).
+A service that ends unexpectedly is restarted after a pause that doubles. If a service ends because of an invalid
+setting, `up` ends everything and reports the reason. The services' settings come from the environment and penstock.toml
+as usual. `up` sets those that only it knows (addresses).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Up:
         """Start Kafka, then the services. Raises ConfigError or ChildDied with the reason if one cannot start.
 
         Ports, the aggregator's settings and the topology are checked before anything starts. If Kafka has no data yet,
-        topics are checked then as well. Otherwise they are checked once Kafka answers: an earlier start may have
-        created them.
+        the topics that the services need are checked then too. Otherwise an earlier start may have created them, so
+        they are checked once Kafka answers.
         """
         settings = self._settings
         if settings.http.port:
@@ -203,10 +203,11 @@ class Up:
 
 
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
-    """Raise ConfigError with the topics that `penstock up` needs, and that neither exist nor will be created.
+    """Raise ConfigError if a service would wait forever for a topic. The error names the topics.
 
-    `known` are the topics that Kafka has. `up` creates only its own topic, and the aggregator creates the topics that
-    its topology writes to. The aggregator waits for the topics that it reads, and the consumer for those it handles.
+    `known` are the topics that Kafka has. `up` creates only the topic `settings.topic`, and the aggregator creates the
+    topics that its topology writes to. The aggregator would wait for any other topic that it reads, and the consumer
+    for any other topic that it handles.
     """
     there = {*known, settings.topic}
     tables = [table.topic for table in topology.global_tables.values()]

@@ -1,9 +1,10 @@
 """Transactions of ingest: those of `?atomic=true`, and those with an Idempotency-Key.
 
 A key belongs to one partition of the topic of keys. The producer with the transactional id
-`<idempotency_topic>-<partition>` owns that partition. A new owner fences the previous one and ends its open transaction
-(`init_transactions`). Then it reads the partition to its end, so it knows every key that is stored there. So two
-services, or a service and its zombie, never both store one key: the commit of the older one is rejected.
+`<idempotency_topic>-<partition>` owns that partition. A new owner fences the previous owner and ends its open
+transaction (`init_transactions`). Then it reads the partition to its end, so it knows every stored key. Two services
+never both store the same key: the commit of the fenced one is rejected. The same holds for a service and a zombie
+process of it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class KafkaTransactor:
     async def _await_transaction(self, work: Awaitable[T]) -> T:
         """Return the result of a transaction. Raises KafkaTimeout after `ack_timeout_ms`.
 
-        The transaction completes even if its caller is cancelled.
+        The transaction continues even if the caller is cancelled or the time is over.
         """
         task = asyncio.ensure_future(work)
         self._running.add(task)
@@ -162,11 +163,11 @@ async def open_producer(kafka: KafkaSettings, settings: ProducerSettings, transa
 
 
 class KeyedTransactions:
-    """The transactions with the Idempotency-Keys of one partition, and its ownership; `number` is the partition's.
+    """The transactions with the Idempotency-Keys of one partition, and the ownership of the partition `number`.
 
     `store` runs one transaction at a time. The first request acquires the ownership. If the outcome of a transaction is
-    unknown, the ownership is released. The next request acquires it again, which ends the transaction, and reads the
-    partition.
+    unknown, the ownership is released. The next request acquires it again, which ends that transaction, and reads the
+    partition to find out whether the key is stored.
     """
 
     def __init__(
@@ -276,7 +277,9 @@ async def send_in_transaction(
     records: Sequence[ProducerRecord],
     last_record: Callable[[Sequence[Outcome]], ProducerRecord] | None = None,
 ) -> Sequence[Outcome] | PenstockError:
-    """Commit all records, and the one that `last_record` makes of their outcomes. There are three cases:
+    """Commit all records in one transaction. `last_record` makes a further record from their outcomes.
+
+    There are three cases:
 
     1. The transaction is committed: returns the outcomes of `records`.
     2. Nothing was stored and the producer is still usable: returns the error.

@@ -3,9 +3,9 @@
 Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the response. A key expires
 `ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys instead.
 
-A stored response is small, however many offsets it contains. Its JSON is compressed. The offsets of `?offsets=true`
-would be most of it, so they are stored separately, as columns of differences. Positions, and offsets within a
-partition, mostly increase by one, so the differences compress very well.
+A stored response is small, however many offsets it contains. Its JSON is compressed. The rows of `?offsets=true` would
+be most of the JSON, so they are stored separately, as columns of differences between consecutive rows. Positions, and
+offsets within a partition, mostly increase by one, so the differences compress very well.
 
 >>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
 >>> keys.put(b"k" * 32, encode_stored_key(b"f" * 32, StoredResponse(200, b"{}"), 5_000))
@@ -67,7 +67,7 @@ def encode_stored_key(fingerprint: bytes, response: StoredResponse, at_ms: int) 
 
 
 def decode_stored_key(value: bytes) -> StoredKey:
-    """Decode a record's value. Raises DataError if Penstock did not write it, or in another format."""
+    """Decode a record's value. Raises DataError if the value does not have this version's format."""
     head = _RECORD_HEAD.size + DIGEST_BYTES
     if len(value) < head or value[0] != FORMAT:
         raise DataError("a record of the topic of Idempotency-Keys that Penstock did not write, or in another format")
@@ -214,7 +214,7 @@ def _unpack_offset_rows(data: bytes) -> list[dict[str, int]]:
 
 
 def _big_endian(column: array[int]) -> bytes:
-    """Return a column of a stored response in big-endian order. Its own inverse."""
+    """Convert a column of a stored response between this machine's byte order and big-endian order."""
     swapped = array(column.typecode, column)
     if struct.pack("=H", 1) != struct.pack(">H", 1):
         swapped.byteswap()

@@ -1,8 +1,8 @@
 """A producer that reports an unknown topic quickly.
 
-A Producer waits up to `max_block_ms` for a topic that does not exist, in case it is being created. A quick 404 is
-better for an HTTP client. So a topic is looked up through the admin client at its first use, and again after
-LOOKUP_EVERY_MS, since it may be deleted. Between look-ups the producer's own metadata is used.
+A Producer waits up to `max_block_ms` for a topic that does not exist, in case it is being created. An HTTP client needs
+a quick 404 instead. So a topic is looked up through the admin client at its first use, and at most every
+LOOKUP_EVERY_MS afterwards, since it may be deleted. Between look-ups the producer's own metadata is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Errors of the Spark jobs.
 
-`translated` maps an error of Spark, Delta or Spark's Kafka source to an error of Penstock, by searching the error's
-text for known signs. A TaskFailure is a task's result that carries an error. It stands for an error that a retry would
-raise again: a task that returns it is not retried by Spark.
+`translated` maps an error of Spark, Delta or Spark's Kafka source to an error of Penstock, by known names and phrases
+in the error's text. A TaskFailure is a task's result that carries an error. A task returns it, instead of raising, for
+an error that a retry would raise again. So Spark does not retry the task.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class TaskFailure(msgspec.Struct, frozen=True):
         return cls(tuple(one.__name__ for one in kind.__mro__), str(error))
 
     def to_error(self, prefix: str = "") -> PenstockError:
-        """Return the task's error, of the first of its classes that `errors` has. Each of those takes a text."""
+        """Return the task's error.
+
+        Its class is the most derived one of the original error's classes that the module `errors` contains.
+        """
         kinds = (getattr(errors, name, None) for name in self.names)
         kind: type[PenstockError] = next(kind for kind in kinds if kind is not None)
         return kind(f"{prefix}{self.message}")

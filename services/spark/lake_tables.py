@@ -22,9 +22,10 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 
 class Coverage(NamedTuple):
-    """How far `state` covers one partition: the next changelog offset, the topic's id and the newest commit's progress.
+    """How far `state` covers one partition of the changelog topic with the id `topic_id`.
 
-    Closed windows that end before the highest `expired_ms` of all partitions are deleted, or will be soon.
+    `offset` is the next changelog offset, and `progress` that of the newest covered commit. Closed windows that end
+    before the highest `expired_ms` of all partitions have expired: retention has deleted them or will delete them.
     """
 
     offset: int
@@ -123,8 +124,8 @@ class LakeTables:
 def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
     """Read a Delta table of the lake, fixed at its newest version. Return None if there is no table.
 
-    All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, Delta
-    would read the newest one again for every action.
+    All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, every
+    Spark action would read the version that is then the newest.
     """
     java: Any = jvm(spark)
     if not java.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path):

@@ -1,8 +1,9 @@
 """Merge on read: closed and live windows with their late records merged in, for `penstock.spark.corrected`.
 
-A window consists of rows: its closed or live row, and one row for each late record that missed it. Spark's own
-functions merge the rows' states, and Python workers the sets of `CollectSet`. A window of one row stays unchanged. With
-a gap of 10, the closed session [0, 8], a late record at 15 and the live session [24, 30] are one session, [0, 30].
+Two kinds of rows are merged to a window: its closed or live row, and one row for each late record that missed it.
+Spark's own functions merge the rows' states; Python workers merge the sets of `CollectSet`. A window with only one row
+stays unchanged. Example: with a gap of 10, the closed session [0, 8], a late record at 15 and the live session [24, 30]
+become one session, [0, 30].
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _rows_of_windows(tables: LakeTables, store: StoreSchema) -> DataFrame:
 def _assign_merged_sessions(rows: DataFrame, gap_ms: int) -> DataFrame:
     """Return the rows to merge with the start of their merged session, in the column `session`.
 
-    A row joins the session of the rows before it if it begins within the gap of their latest end.
+    A row belongs to the same session as the rows before it if it starts at most `gap_ms` after their latest end.
     """
     key = rows.columns[0]
     own = SparkWindow.partitionBy("partition", key).orderBy("start", "end")
@@ -116,7 +117,7 @@ def _assign_merged_sessions(rows: DataFrame, gap_ms: int) -> DataFrame:
 
 
 def _merge_window_rows(rows: DataFrame, store: StoreSchema) -> DataFrame:
-    """Merge rows to one for each window. An aggregation is null if an older row of the window lacks it."""
+    """Merge the rows of each window to one row. An aggregation is null if one of the window's rows lacks it."""
     key = rows.columns[0]
     fields = [
         (a, column.alias(f"m{i}_{n}"))
@@ -204,8 +205,8 @@ def merge_set_states(states: Sequence[bytes], limit: int) -> bytes:
 def merge_set_columns(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return a function for mapInArrow that merges each list of CollectSet's states in the columns of `limits`.
 
-    A list holds the states in order, as structs with a `value`, and becomes one state. The function runs in Spark's
-    Python workers and is pickled by value: the workers need pyarrow and msgspec, but not Penstock.
+    A list has the states in order, as structs with a `value`; the function replaces it with one state. The function
+    runs in Spark's Python workers and is pickled by value: the workers need pyarrow and msgspec, but not Penstock.
     """
 
     def merge_listed_states(listed: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:

@@ -1,9 +1,9 @@
 """The Spark session of the jobs: local by default, the same code on a cluster.
 
-The Kafka and Delta connectors are not part of pyspark. `penstock jars spark` downloads them once to a folder, so that a
-start needs no network and no resolution of two seconds. Locally they are on the JVM's class path, where the class
-archive can include them. A cluster's driver receives the same files by `spark.jars` and passes them to
-its executors.
+The Kafka and Delta connectors are not part of pyspark. `penstock jars spark` downloads their jars once to a folder. So
+a start needs no network, and saves the two seconds in which Spark would resolve dependencies. A local master has the
+jars on the JVM's class path, where the class archive can include them. A cluster's driver receives the same files by
+`spark.jars` and passes them to its executors.
 
 The sections below: the session, Spark's configuration, the class archive, a standalone master's addresses, Spark's
 properties file, the job's scratch folder, and S3.
@@ -222,7 +222,9 @@ def configuration(
 
 
 def with_attempts(master: str) -> str:
-    """Return the master URL; a local master retries a failed task, as a cluster does. Spark's default does not.
+    """Return the master URL, with a number of attempts for a local master that has none.
+
+    By default a local master does not retry a failed task, as a cluster does.
 
     >>> with_attempts("local[*]"), with_attempts("local[2,1]"), with_attempts("spark://host:7077")
     ('local[*,4]', 'local[2,1]', 'spark://host:7077')
@@ -270,7 +272,7 @@ def _end_jvm(gateway: Any) -> bool:
 def _use_classes(spark: SparkSession) -> None:
     """Do a little of the work of compactions and audits on a table, so that the archive has their classes.
 
-    One task at a time and two folders are enough: more of them would load no further classes.
+    One task at a time and two partitions are enough: more would load no further classes.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
         table = f"{folder}/table"
@@ -306,7 +308,8 @@ def master_addresses(master: str) -> list[tuple[str, int]]:
 def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
     """Return why no address of a standalone master accepts a connection.
 
-    Return None if one does, or for another kind of master. The check precedes the JVM, which would try for a minute.
+    Return None if an address does, or for another kind of master. Check before the JVM starts: Spark would try to
+    connect for a minute.
     """
     failures = []
     for host, port in master_addresses(master):
@@ -323,9 +326,9 @@ def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str
 
 @contextmanager
 def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
-    """Within the context, a JVM that is started reads `conf` from a file in `folder` that only its owner can read.
+    """Within the context, a JVM that starts reads `conf` from a file in `folder` that only this user can read.
 
-    `conf` may hold storage credentials, and every user of a machine can read a command line.
+    `conf` may contain credentials for the storage, and all users of a machine can read a process's command line.
     """
     before = os.environ.get(SUBMIT_ARGS)
     file = Path(folder) / "spark.properties"
@@ -349,8 +352,9 @@ def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
 def scratch_folder(root: Path | None = None) -> Iterator[str]:
     """Yields a new folder below `root` (default: the machine's temporary folder) that only this user can read.
 
-    It is removed at the end, or by the next job if this one was killed. A folder is in use while its lock is held, and
-    the lock ends with the process that holds it. A folder without a lock is still being made, or belongs to no job.
+    The folder is removed at the end, or by the next job if this job was killed. A folder is in use while its lock file
+    is locked; the lock ends with the process that holds it. A folder without a lock file is still being made, or
+    belongs to no job, and is not removed.
     """
     root = Path(tempfile.gettempdir()) if root is None else root
     remove_abandoned(root)

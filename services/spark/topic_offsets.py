@@ -81,10 +81,11 @@ def changelog_offsets(settings: JobSettings) -> TopicOffsets:
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
-    """Return a topic's offsets after waiting until each transaction that has already written to it is decided.
+    """Wait until each transaction that has written to a topic is committed or aborted, then return the topic's offsets.
 
-    Without the wait, an open transaction could hide a committed one in one topic and not in another. Raises Undecided
-    after `timeout_ms`, and the errors of `topic_offsets`.
+    A topic's end is its last stable offset. So without the wait, records of a committed transaction could be beyond
+    the end in one topic, behind an open transaction, and not in another topic. Raises Undecided after `timeout_ms`, and
+    the errors of `topic_offsets`.
     """
     found = topic_offsets(kafka, [topic], timeout_ms)[topic]
     ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}

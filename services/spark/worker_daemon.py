@@ -1,4 +1,7 @@
-"""The process from which Spark forks its Python workers. It imports all modules of the jobs once, in two seconds."""
+"""The process from which Spark forks its Python workers.
+
+It imports all modules of the jobs before it forks, so a worker does not spend two seconds on that.
+"""
 
 # ruff: noqa: E402, F401 - the import path is set before the imports; forked workers inherit the imported modules
 from __future__ import annotations
@@ -10,10 +13,10 @@ from pathlib import Path
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """Return the import path without pyspark's archives if pyspark is on it as a folder too, as pip installs it.
+    """Return the import path without pyspark's archives, if the path also has pyspark as a folder, as pip installs it.
 
-    Spark puts its zip files and a jar first. Before every task a worker reads the tables of contents of all archives
-    that it has opened, which took a tenth of a second.
+    Spark puts zip files and a jar at the beginning of the path. Before every task, a worker reads the tables of
+    contents of all archives that it has opened, which took a tenth of a second.
     """
     folders = [Path(one) for one in path if (Path(one) / "pyspark" / "__init__.py").is_file() and Path(one).is_dir()]
     return [one for one in path if not any(folder / "pyspark" in Path(one).parents for folder in folders)]

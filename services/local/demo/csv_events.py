@@ -1,9 +1,9 @@
 """A user's CSV file as events: each row is a JSON object of its columns, with the parsed event time beside them.
 
 Errors that affect every row are reported before anything runs: a wrong column, a time format that parses none of the
-first rows, an invalid duration. A single row without a key or with an unreadable time is still sent, with the reason
-and the event time of the row before. The topology rejects it, so it becomes a dead letter that names the row and the
-column, and the audit counts it like any other.
+first rows, an invalid duration. A single row without a key or with an invalid time is still sent, marked with the
+reason and with the event time of the row before. The topology rejects it, so it becomes a dead letter that names the
+row and the column. The audit counts it like any other dead letter.
 
 The file may be plain, gzip, xz or a zip of one file, detected by its first bytes. It is read more than once, so it must
 be a regular file.
@@ -79,7 +79,7 @@ def deserialize_csv_row(topic: str, data: bytes | None) -> Any:
 
 
 class BadRow(ValueError):
-    """A row that cannot be an event. `time_text` is the text of the time, if that is the reason."""
+    """A row that cannot be an event. `time_text` is the text of the row's time if the time is invalid."""
 
     def __init__(self, reason: str, time_text: str | None = None) -> None:
         super().__init__(reason)
@@ -121,7 +121,7 @@ class CsvEvents:
         self.unfit = 0
 
     def count(self) -> int:
-        """Return the number of rows. Reads the whole file, so a truncated file is found before anything is sent."""
+        """Return the number of rows. Reads the whole file, so a truncated file is detected before anything is sent."""
         if self._count is None:
             self._count = sum(row.number != HEADER for row in read_rows(self._path, self._limit))
         return self._count
@@ -165,7 +165,10 @@ class CsvEvents:
             raise BadRow(f"column {self._time!r}: {e}", text) from None
 
     def _first_event_time(self, rows: list[CsvRow]) -> int:
-        """Return the first event time of these rows. Raises ConfigError, with the first row's reason, without one."""
+        """Return the event time of the first row that has one.
+
+        If no row has an event time, raises ConfigError with the first row's reason.
+        """
         first: BadRow | None = None
         for row in rows:
             try:
@@ -292,7 +295,10 @@ def _reason_of_file_error(error: Exception) -> str:
 
 
 def _csv_decoding_error(path: Path, error: UnicodeDecodeError) -> str:
-    """Return the error with the line that is not UTF-8. The decoder works in blocks and knows no line numbers."""
+    """Return the error that names the first line that is not UTF-8.
+
+    The file is read again line by line, because the decoder works in blocks and does not know line numbers.
+    """
     with _open_decompressed_csv(path) as raw:
         for number, line in enumerate(raw, start=1):
             try:

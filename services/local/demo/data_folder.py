@@ -1,7 +1,7 @@
 """The demo's data folder: emptied at each start, for one demo at a time.
 
-The lock is a file in the folder and survives the emptying. A demo that was killed leaves a broker that is about to end.
-The next demo waits for the broker's own lock before it removes anything.
+A lock file in the folder, which is not removed, keeps a second demo out. When a demo is killed, its broker ends a
+little later. The next demo waits for the broker's own lock before it removes anything.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KAFKA = "kafka"  # the broker's folder in it
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """Yield the demo's data folder, emptied and for this run alone, as an absolute path.
+    """Yield the absolute path of the demo's data folder, emptied and locked by this demo.
 
-    Its content stays after the run. Raises ConfigError for a folder that no demo created, and FolderInUse (with the
-    process) while another demo uses it.
+    The folder keeps its content at the end. Raises ConfigError for a folder that no demo created, and FolderInUse if
+    another demo uses it.
     """
     folder = folder.absolute()
     _require_a_demos(folder)

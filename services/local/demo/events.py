@@ -11,8 +11,8 @@ from typing import Protocol
 class PipelinePlan:
     """The configuration of the pipeline for a set of events.
 
-    `key` and `time` are the ingest's JSON pointers to key and event time. `topology` is `module:function` with its
-    `options`.
+    `key` and `time` are ingest's JSON pointers to the key and the event time. `topology` is a `module:function` that is
+    called with `options`.
     """
 
     topic: str

@@ -1,10 +1,10 @@
 """The demo's last Spark jobs, in one session: compact, run the same events as a batch, compare the two, audit.
 
-`run_in_child` runs this module as a child process, and `main` is what the child runs. Each job prints its result as a
-JSON object, the audit's last.
+`run_in_child` runs this module as a child process, which calls `main`. Each job prints its result as a JSON object. The
+audit is the last job.
 
-Most of a job over few events is the start of Spark's JVM, which later jobs in the same session save. The jobs share
-nothing else: each reads everything from Kafka and the lake again.
+A job over few events spends most of its time on starting Spark's JVM, so all jobs share one session. They share nothing
+else: each reads everything from Kafka and the lake again.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
 
 
 def windows_and_late_records(spark: Any, lake: str, application: str, store: str) -> Any:
-    """Return what is compared of the demo's aggregator or batch: its closed and open windows and its late records.
+    """Return the closed and open windows and the late records of the demo's aggregator or batch, for the comparison.
 
-    Their changelog coordinates are left out.
+    The changelog's partitions and offsets are left out, since they differ.
     """
     from penstock.services.spark.reading import closed, late, live
 
@@ -157,8 +157,8 @@ async def run_in_child(
 ) -> tuple[int, dict[str, Any], ChildProcess]:
     """Run the jobs with these arguments of `main` in a child process.
 
-    Returns its exit status, the audit's result ({} if it printed none) and the ended child. The child sees no PENSTOCK_
-    variable except the address of Kafka. Cancelling ends it.
+    Returns its exit status, the audit's result ({} if it printed none) and the ended child. The child's environment has
+    no PENSTOCK_ variable except the address of Kafka. A cancellation ends the child.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment |= {
@@ -176,7 +176,7 @@ async def run_in_child(
 
 
 def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:
-    """Return the last line that is a JSON object with `key`, decoded. Log lines may be objects too.
+    """Return the last line that is a JSON object with the member `key`, decoded. Log lines may be JSON objects too.
 
     >>> last_object(["reading", '{"rows": 3}', '{"event": "bye"}'], "rows")
     {'rows': 3}

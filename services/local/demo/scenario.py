@@ -4,13 +4,14 @@
 2. More events are sent and committed, so they are only in the changelog.
 3. The aggregator is killed (SIGKILL) while it processes still more. Started again, it restores from snapshot and
    changelog.
-4. The rest is sent. Nothing is stopped before the aggregator has committed everything and the consumer has handled
-   every result.
+4. The remaining events are sent. The scenario waits until the aggregator has committed everything and the consumer has
+   handled every result.
 5. The same events go through `penstock batch`, which must produce the same windows. A Spark job without the engine's
    window code checks the result. The number of dead letters must be that of the unfit events.
 
-A Spark job takes about twenty seconds even for few events. If the rest is processed sooner, the restarted aggregator
-starts no compaction, since it would come too early to cover everything. One job at the end does it.
+A Spark job takes about twenty seconds even for few events. With few events left, a compaction of the restarted
+aggregator would start too early to cover everything. In that case the restarted aggregator runs without compactions,
+and one compaction at the end covers the remaining records.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ class DemoOutcome:
 
     @property
     def dead_letters_ok(self) -> bool:
-        """Whether the dead letters are the unfit events and no others.
+        """Whether the number of dead letters is that of the unfit events.
 
-        An event that the ingest rejected may be unfit or not. With such events a range of numbers is right.
+        An event that ingest rejected becomes no dead letter, and it is unknown whether it was unfit. So each rejected
+        event makes the expected number one lower or not.
         """
         dead: int = self.audit.get("dead_letters", -1)
         return self.unfit - self.counts.rejected <= dead <= self.unfit
@@ -101,7 +103,7 @@ class DemoOutcome:
 
     @property
     def restore_ms(self) -> int:
-        """The longest restore after the crash, in ms. Tasks restore concurrently."""
+        """The longest restore of a task after the crash, in ms. All tasks restore concurrently."""
         return max((task["restore_ms"] for task in self.restores), default=0)
 
     def restored(self, what: str) -> int:
@@ -339,7 +341,7 @@ class Scenario:
         return any(run["status"] == "done" for run in self._compactions)
 
     async def _has_a_snapshot(self) -> bool:
-        """Whether a compaction has covered records. One before the first record has not."""
+        """Whether a compaction has covered records. A compaction before the first record covers none."""
         return self._has_compacted() and await self._records_covered_by_snapshot() > 0
 
     async def _lake_covers_everything(self) -> bool:
@@ -360,7 +362,10 @@ class Scenario:
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
     async def _wait_until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
-        """Wait until `reached`. The error names `what`, or the service that ended instead."""
+        """Wait until `reached` returns True. If it does not in time, the error names `what`.
+
+        If a service ends meanwhile, the error names the service.
+        """
         loop = asyncio.get_running_loop()
         processed = -1
         try:

@@ -1,8 +1,9 @@
 """Rules for a set-up: facts in, findings out.
 
 Sans-IO. A finding states a fact and the command that fixes it. A `problem` loses records or stops a service; a
-`warning` may be intended. Nothing declares which topics have event times. So a topic counts as one if it was named, if
-it is a late topic, or if it has records that are older than its own limits.
+`warning` may be intended. Kafka does not record whether timestamps are event times. A topic is treated as one with
+event times if the user named it, if it is a late topic, or if it has records older than its `retention.ms` or
+`segment.ms`.
 
 >>> facts = TopicFacts("clicks", 1, {"retention.ms": "604800000"}, older={"retention.ms": 7})
 >>> [finding.level for finding in topic_findings(facts, "localhost:9092")]
@@ -52,10 +53,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic: its configs in force, and the number of records at its partitions' fronts that are older than a config.
+    """The facts about one topic. `configs` are the values in force, defaults included.
 
-    `older` has the counts by config (`retention.ms`, `segment.ms`). `gone` is the number of offsets at the fronts
-    whose records are deleted. `leaderless` are partitions without a leader. `named` is true if the user named it.
+    `older` has, by config (`retention.ms`, `segment.ms`), the number of records at the beginnings of the partitions
+    that are older than the config. `gone` is the number of offsets at the beginnings whose records are deleted.
+    `leaderless` are partitions without a leader. `named` is true if the user named the topic.
     """
 
     name: str
@@ -122,7 +124,11 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
 
 
 def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_servers: str) -> list[Finding]:
-    """Check that a changelog keeps its records. Other systems' topics of such names lack a group of the same name."""
+    """Check that a changelog keeps its records.
+
+    A topic whose name ends like a changelog's may belong to another system. It is Penstock's if there is a group of the
+    application's name; otherwise the finding is a warning.
+    """
     wrong = [name for name in CHANGELOG_CONFIGS_REQUIRED if topic.configs.get(name) != CHANGELOG_CONFIGS[name]]
     if not wrong:
         return []

@@ -1,10 +1,14 @@
 """`penstock audit`: compares a store's windows with Spark's own windows over the source topic.
 
-The audit checks two properties. Conservation: for each of its windows, a record is in exactly one of the window, the
-late records, the dead letters and the records that were skipped because they have no key. Recomputation: the windows
-and the late records are those that the windowing rule yields. The windows come from the lake and the records from
-Kafka; the audit runs none of the engine's code. See `session_checks` for sessions, `window_checks` for the other kinds,
-`common_checks` for the checks of both, and `report` for the result.
+The audit checks two properties:
+
+1. Conservation. Every source record either has no key and was skipped, or is a dead letter, or is in its windows. If a
+   record missed some of its windows, it is in the late records for exactly those windows.
+2. Recomputation. The windows and the late records are those that Kafka Streams' rules for windows yield.
+
+The windows come from the lake and the records from Kafka. The audit does not use the code with which the aggregator
+computes windows. See `session_checks` for sessions, `window_checks` for the other kinds of windows, `common_checks` for
+the checks of both, and `report` for the result.
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ COORDINATES = ["partition", "offset"]
 
 
 class NotAuditable(FatalError):
-    """Spark cannot determine which records reached the window. The message has the reason. Nothing was compared."""
+    """Spark cannot determine which records reached the window operator. The message has the reason.
+
+    Nothing was compared.
+    """
 
 
 class Inputs(NamedTuple):
@@ -178,9 +181,9 @@ def require_no_files(found: LakeTables) -> None:
 
 
 def covered_offsets(found: LakeTables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
-    """Return by partition of the source the offset that the tables cover; 0 if they cover no commit of it.
+    """Return, for each partition of the source, the offset up to which the tables cover it; 0 for no commit.
 
-    Raises NotAuditable if the tables were made from another topic than the one that has this name now.
+    Raises NotAuditable if the tables were made from a deleted topic of the same name.
     """
     covered = dict.fromkeys(source.latest, 0)
     for partition, one in found.covered.items():
@@ -240,11 +243,11 @@ def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]
 def deleted_until_ms_of(
     records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return, for each partition whose first records are gone, the highest time in ms that these may have.
+    """Return, for each partition whose first records are deleted, the highest timestamp in ms that these can have.
 
-    The first record that a window accepted bounds it. That record was not late, so the stream time before it is at most
-    its own time plus the time that a window waits: its length and the grace, or for sessions twice the gap and the
-    grace.
+    The first record that is left and was accepted by a window determines this time. The record was not late. So the
+    stream time before it was at most its timestamp plus the time that a window stays open. That is the window's size
+    plus the grace period, or for sessions twice the gap plus the grace period.
     """
     partitions = [partition for partition, first in earliest.items() if first > 0]
     if not partitions:
@@ -265,8 +268,9 @@ def read_dead_letters(
 ) -> DataFrame:
     """Read the audit's input of dead letters: the source partition and offset in their headers, null if invalid.
 
-    Dead letters of other topics and groups are left out. So are those of nodes after a store, whose source record was
-    counted, and those from before a reset of the application, whose changelog had another id than `changelog_id`.
+    Three kinds of dead letters are left out: those of other topics and groups, those of nodes after a store (the store
+    already has their source records), and those from before a reset of the application. A reset changes the changelog's
+    topic id (`changelog_id`).
     """
 
     def dead_letter_header(name: str) -> SparkColumn:

@@ -1,7 +1,7 @@
 """The audit's checks that all kinds of windows share, and the outcome of each source record.
 
-Like all checks, they go from DataFrames to differences. No function here reads Kafka or a table. `session_checks` has
-the checks of sessions alone, `window_checks` those of tumbling, hopping and sliding windows.
+A check takes DataFrames and returns the differences it finds. No function here reads Kafka or a table. `session_checks`
+has the checks of sessions alone, `window_checks` those of tumbling, hopping and sliding windows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ WINDOW_CHECKS = {
 
 
 def label_outcomes(inputs: Inputs) -> DataFrame:
-    """Return the source records that the audit checks, each with its outcome.
+    """Return the source records in the sample, each with its outcome.
 
-    They also have the fields to sum, and the close time on their arrival (`close_ms`). A record's outcome is `late` if
-    it missed all of its windows.
+    A record also has the fields that measures need, and the close time when it arrived (`close_ms`). A record's outcome
+    is `late` only if it missed all of its windows.
     """
     store = inputs.store
     late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*COORDINATES)
@@ -94,8 +94,8 @@ def stream_windows(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
     """Check the coordinates of late records and dead letters of any kind of window.
 
-    Returns late records and dead letters without a covered source record, and late records that contradict it. A late
-    record contradicts its source record if its key, its time or its missed windows do not match.
+    Returns late records and dead letters without a covered source record. Also returns late records whose key or
+    timestamp differs from the source record's, and those that cannot have missed the windows that they list.
     """
     known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))
@@ -117,8 +117,8 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
 def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
     """Check that no source record is rejected twice, with any kind of window.
 
-    Returns source records that are late more than once, or both late and dead letters. With `exactly_once`, also those
-    that are dead letters more than once.
+    Returns source records with several late records, and those with a late record and a dead letter. With
+    `exactly_once`, also returns source records with several dead letters.
     """
     often = (F.col("late_times") > 1) | ((F.col("late_times") > 0) & (F.col("dead_times") > 0))
     if exactly_once:
@@ -130,7 +130,7 @@ def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
 def differing_windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> DataFrame:
     """Check the stream's windows, of any kind, against the expected ones.
 
-    Returns windows that are missing, unexpected or repeated in the stream, or have other numbers than expected.
+    Returns windows that are missing, unexpected or repeated in the stream, and those whose measures are wrong.
     """
     found = stream.groupBy(*WINDOW).agg(
         F.count(F.lit(1)).alias("times"), *(F.first(m.name).alias(f"found_{m.name}") for m in numbers)

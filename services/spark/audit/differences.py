@@ -15,7 +15,7 @@ from penstock.services.spark.audit.audit_inputs import Inputs
 class Compared(NamedTuple):
     """All differences (check, partition, key, at_ms, detail), and the rows that were compared.
 
-    `contained` are the stream's sessions, each with the computed session that holds it.
+    `contained` are the stream's sessions, each with the computed session within whose bounds it is.
     """
 
     differences: DataFrame
@@ -41,9 +41,9 @@ def as_differences(rows: DataFrame, check: str, at: str, detail: SparkColumn) ->
 def materialized(rows: DataFrame) -> DataFrame:
     """Compute now the rows that several checks compare. Returns them without their plan.
 
-    The executors keep them in memory or on disk. Otherwise Spark processes the whole plan again for each step built on
-    it, which took most of an audit's time. If an executor is lost, its rows are lost too, and the audit must be run
-    again.
+    The executors keep the rows in memory or on disk. Otherwise Spark would execute the plan again for each check that
+    uses the rows, which took most of an audit's time. If an executor is lost, its rows are lost too, and the audit must
+    be run again.
     """
     return rows.localCheckpoint()
 

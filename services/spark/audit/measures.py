@@ -1,9 +1,9 @@
 """The measures that the audit compares beside windows' bounds: counts, sums, minima, maxima, distinct-count sketches.
 
-A measure is one column of an aggregation's state. Spark's own functions compute it from source records and merge it
-from the states of several windows. Two sketches are equal if their union estimates the same number as either. A user's
-own aggregates cannot be recomputed this way and are left out. So are aggregations whose input differs from the value in
-the JSON (`AggregationSchema.verbatim`).
+A measure is one column of an aggregation's state. Spark's own functions compute the measure from source records, and
+merge it from the states of several windows. Two sketches count as equal if their union estimates the same number as
+each of them. A user's own aggregates cannot be recomputed this way and are left out. Aggregations whose input differs
+from the value in the JSON are also left out (`AggregationSchema.verbatim`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ARROW_TYPES = {**ARROW_TYPES, TEXT: pa.string(), OTHER: pa.bool_()}
 class Measure(NamedTuple):
     """One number or sketch: `name` is its column, `label` its name in reports.
 
-    `of_records` aggregates it from source records, `of_state` reads it from a window's state, `merge` aggregates it
-    from several windows. `magnitude` names the measure with the sum of a float sum's magnitudes; that measure is not
-    `shown`.
+    `of_records` aggregates the measure from source records, `of_state` reads it from a window's state, and `merge`
+    aggregates it from several windows. For a sum of floats, `magnitude` names a second measure: the sum of the absolute
+    values, by which rounding errors are judged. The second measure has `shown` False.
     """
 
     name: str
@@ -66,7 +66,7 @@ def unchecked(store: StoreSchema) -> list[str]:
 class MeasuredField(NamedTuple):
     """A field of the source values that a measure needs.
 
-    `type` is int64, float64, TEXT, or OTHER for a boolean that is true if the value is not text.
+    `type` is int64, float64, TEXT or OTHER. With OTHER, the field is true if the value is neither text nor missing.
     """
 
     name: str
@@ -131,10 +131,10 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 
 
 def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
-    """Return records without their value, and with the struct `fields`.
+    """Return records with the struct `fields` in place of their value.
 
-    `fields` has the fields that measures need, parsed from the JSON of the records for which `is_wanted` holds. Python
-    parses the JSON: reading the records with Spark's `from_json` took twice the CPU of the JVM.
+    `fields` has the fields that measures need, parsed from the value's JSON. They are null where `is_wanted` is false.
+    The JSON is parsed in Python: Spark's `from_json` took twice the CPU time in the JVM.
     """
     if not (wanted := fields(store)):
         return records.withColumn(FIELDS, F.lit(None).cast("string")).drop("value")
@@ -157,9 +157,9 @@ def _value_parser(wanted: list[MeasuredField]) -> Callable[[Iterator[pa.RecordBa
 
 
 def _fields_of_value(value: bytes | None) -> dict[str, Any]:
-    """Return the fields of a source record's value, of which measures are made.
+    """Return the fields of a source record's value from which measures are computed.
 
-    They are empty if the value is not a JSON object, as that of a dead letter may be.
+    Returns an empty dict if the value is not a JSON object, as may be the case for a dead letter.
     """
     try:
         found = json_deserializer("", value)

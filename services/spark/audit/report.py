@@ -44,10 +44,11 @@ class AuditCheck(NamedTuple):
 class AuditReport(msgspec.Struct, frozen=True):
     """The result of an audit. Every record that was read is in one of six groups, whose sizes add up to `records`.
 
-    `in_windows` is the sum of the counts of the stream's windows. If the windows have no count or overlap, it is the
-    number of records in none of the other groups, and conservation is not checked. `skipped` records have no key,
-    `uncovered` records are after the lake's covered offsets, and `left_out` records may share windows with records that
-    are gone. `not_compared` lists the parts that could not be compared, with the reason. `assumed` lists assumptions.
+    The groups are `in_windows`, `late`, `dead_letters`, `skipped` (no key), `uncovered` (after the lake's covered
+    offsets) and `left_out` (may share windows with deleted records). `in_windows` is the sum of the counts of the
+    stream's windows. If the windows overlap or no aggregation counts records, `in_windows` is the number of records in
+    no other group, and conservation is not checked. `not_compared` lists the parts that could not be compared, with the
+    reason. `assumed` lists assumptions that cannot be verified.
     """
 
     records: int

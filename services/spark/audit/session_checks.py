@@ -1,14 +1,14 @@
 """The audit's checks of sessions: from DataFrames to differences. No function here reads Kafka or a table.
 
 Spark's own `session_window` computes sessions from the source records. In Spark as in Kafka, two records whose distance
-is exactly the gap share a session. Spark does not close sessions, so one of its sessions ("computed session") can be
-several sessions of the stream:
+is exactly the gap share a session. Spark does not close sessions, so one session of Spark ("computed session") can
+correspond to several sessions of the stream:
 
-1. Conservation. A computed session consists of the records that are not late, not dead letters and have a key. The
-   stream's sessions within it must together have the same numbers. Every session of the stream is within a computed
-   session.
-2. Recomputation. The session rule, record by record (`session_reference`), determines the late records and the
-   sessions; Spark computes their numbers.
+1. Conservation. Computed sessions are made of the accepted records: those with a key that are neither late nor dead
+   letters. The measures of the stream's sessions within a computed session, merged, must equal its measures. Every
+   session of the stream must be within a computed session.
+2. Recomputation. `session_reference` applies Kafka's session rule record by record. It determines which records are
+   late, and the bounds of each session. Spark computes the sessions' measures. All of these must equal the stream's.
 """
 
 from __future__ import annotations
@@ -77,10 +77,12 @@ def compare_sessions(inputs: Inputs) -> Compared:
 def sessions_after_deleted_records(
     inputs: Inputs, labelled: DataFrame, computed: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Return the records, computed sessions and stream sessions that cannot share a session with a deleted record.
+    """Leave out what may share a session with a deleted record.
 
-    Records up to `deleted_until` may have been deleted. A computed session that begins within the gap of that
-    time may hold some of them. It is left out, with the records and sessions up to one gap after its end.
+    Returns all records, with the outcome LEFT_OUT where this applies, and the remaining computed and stream sessions.
+    Records with timestamps up to `deleted_until` may have been deleted. A computed session that starts at most one gap
+    after that time may have contained some of them. It is left out, with the records and sessions up to one gap after
+    its end.
     """
     gap = inputs.store.gap_ms
     deleted_until = inputs.deleted_until()

@@ -1,8 +1,9 @@
 """Kafka's session rule, record by record: the audit's own reference implementation.
 
 It runs in Spark's Python workers over records in the order of key and arrival. It assigns each record to a session;
-Spark sums the sessions' values. Example: with a gap of 10 and no grace, records at 0, 8 and 25 meet close times of
--10, -2 and 15. After them, a record at 12 is late. A record at 16 is not late and joins [25, 25]:
+Spark sums the sessions' values. Each record comes with the close time when it arrived: a session that ends before the
+close time is closed. Example: with a gap of 10 and no grace period, the close times of records at 0, 8 and 25 are -10,
+-2 and 15. After them, a record at 12 is late. A record at 16 is not late and joins [25, 25]:
 
 >>> assign([(0, 0, -10), (1, 8, -2), (2, 25, 15), (3, 12, 15), (4, 16, 15)], 10)
 [(0, 0, 8), (1, 0, 8), (2, 16, 25), (3, None, None), (4, 16, 25)]
@@ -30,8 +31,9 @@ Assigned = tuple[int, int | None, int | None]
 class OpenSessions:
     """The open sessions of one key: those that end at the close time or later.
 
-    The sessions are more than the gap apart, so their order by start is their order by end, and the sessions in reach
-    of a record are adjacent. A merge moves the members of the smaller sessions, so n records take n log n steps.
+    Open sessions are more than the gap apart. So their order by start is also their order by end, and the sessions that
+    a record merges are adjacent. A merge moves the records of the smaller session to the larger one, so n records take
+    n log n steps.
     """
 
     def __init__(self, gap_ms: int) -> None:
@@ -41,9 +43,9 @@ class OpenSessions:
         self._members = list[list[int]]()
 
     def take(self, offset: int, time: int, close: int) -> Iterator[Assigned]:
-        """Take a record that met this close time. Yields the records with a final session as (offset, start, end).
+        """Add a record that arrived at this close time.
 
-        Start and end are None for a late record.
+        Yields records whose session is final, as (offset, start, end). Start and end are None for a late record.
         """
         if self._ends and self._ends[0] < close:
             yield from self.close(bisect_left(self._ends, close))

@@ -3,12 +3,14 @@
 These windows do not merge, so the checks apply to each pair of a record and a window that contains its time. Tumbling
 and hopping windows are computed with Spark's own `window`:
 
-1. Conservation. A window holds the records in its bounds that did not miss it according to the table of late records.
-2. Recomputation. A record misses a window that ends at or before the close time. The close time is the highest time so
-   far minus the grace.
+1. Conservation. A window must contain the records within its bounds, except those that missed it according to the table
+   of late records.
+2. Recomputation. A record must miss exactly those of its windows that end at or before the close time. The close time
+   is the highest timestamp so far minus the grace period.
 
-A sliding window ends at a record or starts just after one, if it is not empty. After a record below the close time, the
-windows depend on the records that were still kept. Keys with such records are left out and counted.
+A sliding window that is not empty ends at a record or starts just after one. If a record's timestamp is below the close
+time, its windows depend on which earlier records the store still held, which cannot be recomputed. Keys with such
+records are left out and counted.
 """
 
 from __future__ import annotations
@@ -45,9 +47,10 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 class Members(NamedTuple):
     """The pairs of records and windows of one store.
 
-    `pairs` has one row for each record and window that must hold it. `verdicts` has one row for each record and window
-    whose lateness is checked: the record's columns, `start_ms`, `missed_it` (the stream's result) and `was_late` (the
-    expected one). `left_out` are the keys that are not compared.
+    `pairs` has one row for each record and each window that must contain it. `verdicts` has one row for each record and
+    window for which the audit checks whether the record missed the window. Its columns are the record's, `start_ms`,
+    `missed_it` (whether the stream's late records say so) and `was_late` (the expected value). `left_out` are the keys
+    that are not compared.
     """
 
     pairs: DataFrame
@@ -116,8 +119,8 @@ def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
 def sliding_members(keyed: DataFrame, store: StoreSchema) -> Members:
     """Return the members of sliding windows, whose bounds are both inclusive.
 
-    Keys with a record below the close time at its arrival have no pairs and are in `left_out`. `verdicts` has the
-    records whose lateness is certain, of all keys.
+    Keys with a record that was below the close time when it arrived have no pairs and are in `left_out`. `verdicts` has
+    the records of all keys for which it is certain whether they are late.
     """
     reach = store.size_ms
     time = F.col("timestamp_ms")

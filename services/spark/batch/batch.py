@@ -1,4 +1,4 @@
-"""`penstock batch`: processes the records that are there now with a topology, on Spark.
+"""`penstock batch`: processes the records that the source topics hold now with a topology, on Spark.
 
 Steps of a batch:
 
@@ -187,7 +187,7 @@ class BatchJob:
     def _live_start_offsets(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
         """Return the offsets at which the live instance begins.
 
-        They come from an earlier attempt at these files if there was one, else from the settings.
+        They come from an earlier batch over the same files if there was one, else from the settings.
         """
         # The topics may have got records since the first attempt. `latest` or a time would now be another offset, and
         # partitions that are done have the first one.
@@ -197,7 +197,7 @@ class BatchJob:
         return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
 
     def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
-        """Return `live_from` as an offset of each partition of a topic. Raises ConfigError if the topic lacks one."""
+        """Return `live_from` as an offset for each partition. Raises ConfigError for an offset that the topic lacks."""
         topic = held.topic
         earliest = held.earliest
         latest = held.latest
@@ -316,7 +316,7 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
 def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
     """Return the partitions whose records a batch reads, those with the most records first.
 
-    A partition with a position that its topic cannot have is included: its task reports the error.
+    A partition whose committed position does not exist in the topic is included, so that its task reports the error.
     """
     left: dict[int, int] = {}
     for topic, of in ends.items():

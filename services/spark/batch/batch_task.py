@@ -1,9 +1,9 @@
 """A batch's task: takes one partition over, reads it to its end offset and commits, in a Python worker of Spark.
 
-It processes a partition as a live worker does; only the loop differs. Its transactional id fences the previous owner.
-Its state comes from the lake and the changelog's tail. A commit is one transaction of results, late records, changelog
-and source offsets. Commits are large, so that a window that opens and closes within one is written once. A task that
-Spark retries restores the state of the last commit and continues from there.
+The task processes its partition as a live worker does; only the loop differs. Its transactional id fences the previous
+owner. Its state is restored from the lake and the changelog's tail. A commit is one transaction of results, late
+records, changelog and source offsets. Commits are large, so that a window that opens and closes within one commit is
+written once. A task that Spark retries restores the state of the last commit and continues from there.
 
 An error that Spark must not retry is returned as a result instead of raised:
 
@@ -112,7 +112,10 @@ class GroupHasMembers(PenstockError):
 
 
 async def require_no_members(kafka: KafkaSettings, group: str) -> None:
-    """Raise GroupHasMembers if live instances run, whose partitions a batch would take over. The error names them."""
+    """Raise GroupHasMembers, which names the members, if live instances run.
+
+    A batch would take over their partitions.
+    """
     async with Admin(kafka) as admin:
         found = (await admin.describe_group(group)).members
     if found:
@@ -216,7 +219,7 @@ class PartitionBatch:
 
     @asynccontextmanager
     async def owned(self) -> AsyncIterator[PartitionBatch]:
-        """Take the partition over and restore its task. Work that is not committed at the end is discarded."""
+        """Take the partition over and restore its task. Uncommitted work is discarded when the context ends."""
         try:
             await self._changelog.open()
             make = partial(self._task_factory.task, self._partition, None)
@@ -288,7 +291,10 @@ class PartitionBatch:
     # --- rows of files ---
 
     async def read_rows(self, source: FileInput, batches: Iterator[Any]) -> None:
-        """Process rows, from the first that no commit has, and commit. The last commit has the offsets `live_from`."""
+        """Process the rows that are not committed yet, and commit them.
+
+        The last commit has the source offsets `live_from`, at which the live instance begins.
+        """
         task = self._task
         reached = first_row_to_read(self._task, source)
         if reached is None:
@@ -376,9 +382,9 @@ class PartitionBatch:
 
 
 def _consumer_settings(group: str) -> ConsumerSettings:
-    """Return the settings of a consumer that reads assigned partitions. It never joins the group.
+    """Return the settings of a consumer that reads assigned partitions and never joins the group.
 
-    It has the group's id to look up the group's offsets.
+    The settings have the group's id, with which the consumer looks up the group's offsets.
     """
     return ConsumerSettings(
         group_id=group,
@@ -413,7 +419,7 @@ def _pause_topics_at_end(
 
 
 def first_row_to_read(task: StreamTask, source: FileInput) -> int | None:
-    """Return the number of the first row of the files that a batch's task must read. Return None if none is left.
+    """Return the number of the first row of the files that a batch's task must read, or None if all are processed.
 
     Raises ConfigError if the state was made from another input.
     """

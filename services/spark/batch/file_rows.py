@@ -1,9 +1,10 @@
 """Converts rows of files to the records that a producer would have sent. Spark's type inference alters no value.
 
-A line of JSON is the record's value, unchanged. A column of CSV is numeric or boolean if JSON would write each value as
-the file does, except for zeros and exponents (`1.10` is 1.1). One value that JSON writes differently (`007`, `+5`,
-`TRUE`) makes the column text. Times and dates are always text. For a record's time and for the order of rows, a column
-has the type that Spark infers. Hive's partition folders (`carrier=UA`) are columns too, beside those of the lines.
+A line of JSON is the record's value, unchanged. In the JSON made of a CSV row, a column is a number or a boolean only
+if JSON writes each of its values as the file does, apart from trailing zeros and exponents (`1.10` becomes 1.1). If
+JSON writes one of its values differently (`007`, `+5`, `TRUE`), the whole column is text. Times and dates are always
+text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition folders
+(`carrier=UA`) add columns to those in the files.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 class FileRows(NamedTuple):
     """The rows of the files, with `_metadata`.
 
-    `columns` are the columns that the settings can name. `whole` is a row's value if the settings name no value column.
-    `prefix` precedes the name of a column that is nested in `rows`; the `folders` are columns of `rows` themselves.
-    `found` has the types that Spark infers for a CSV file's columns, which may differ from those in `columns`.
+    `columns` are the columns that the settings can name. `whole` is a record's value if the settings name no value
+    column. `prefix` precedes the names of `columns` in `rows`, except for those from `folders`. `found` has the types
+    that Spark infers for a CSV file's columns, which may differ from those in `columns`.
     """
 
     rows: DataFrame
@@ -92,9 +93,9 @@ class FileRows(NamedTuple):
         return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
 
     def typed(self, name: str) -> tuple[DataType, SparkColumn]:
-        """Return a column's type and the column, to take a time or an order from it.
+        """Return a column's type and the column, as the source of times or of the rows' order.
 
-        A text column in which Spark finds times or numbers is converted to these.
+        If Spark infers times or numbers for a text column, the column is converted to that type.
         """
         column = self.column(name)
         kind = self.columns[name].dataType
@@ -183,9 +184,10 @@ def row_destinations(spark: SparkSession, partitions: int) -> list[int]:
 
 
 def with_row_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a function for mapInArrow that adds a column: the number by which `repartition` finds a row's partition.
+    """Return a function for mapInArrow that adds a column by which `repartition` moves each row to its partition.
 
-    A row's partition follows from its `key`; without a key it is partition 0. `numbers` are of `row_destinations`.
+    A producer's partitioner chooses the partition from the row's `key`; a row without a key belongs to partition 0.
+    `numbers` is the result of `row_destinations`: the column's value for each partition.
     """
 
     def add_destination_column(batches: Iterator[Any]) -> Iterator[Any]:
@@ -202,7 +204,7 @@ def with_row_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], It
 def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """Return the rows of JSON files: one object for each line, unless the reader's options define another layout.
 
-    A column that comes from a folder's name is the unchanged text in that name, as no line has it.
+    A column that comes from a folder's name is text, exactly as in that name.
     """
     options = settings.reader_options
     files = settings.files_read
@@ -250,7 +252,10 @@ def _read_table_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
 def _load_rows(
     spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]
 ) -> DataFrame:
-    """Return the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
+    """Return the rows of the files.
+
+    Spark does not read Parquet's nanosecond columns as times, so they are converted to microseconds.
+    """
     try:
         # 1. Usually no column has nanoseconds, and no file's footer needs to be read.
         with session_setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
@@ -372,8 +377,8 @@ def _rows_as_json(
 ) -> FileRows:
     """Return rows whose value is the JSON of their fields.
 
-    Rows of JSON files have nulls for missing fields; without `keep_nulls` these are left out. A column that has another
-    type in `found` than in `columns` has the type of `found` in the JSON.
+    Spark reads a missing field of a JSON file as null. Without `keep_nulls`, nulls are left out of the JSON. If a
+    column's type differs between `found` and `columns`, the JSON has the type of `found`.
     """
     fields = [
         F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)
@@ -401,9 +406,9 @@ def as_written(
 
 
 def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Return whether the field's type would alter the text of a value.
+    """Return whether JSON would write a value differently than the file, if the value had the field's type.
 
-    For fractions only the number has to be the same, unless `exactly` is set.
+    A float or double may be written differently if it is the same number (`1.10`, 1.1), unless `exactly` is set.
     """
     written = F.col(quoted(field.name)).cast("string")
     kind = field.dataType
@@ -414,7 +419,7 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
 
 
 def row_times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
-    """Return a column as ms since the epoch, -1 for a value that is not a time. Return None if its type has no times.
+    """Return a column as ms since the epoch, -1 for a value that is not a time; None for a type that cannot be a time.
 
     A number, whole or not and also as text, counts `unit`s since the epoch; fractions of a ms are cut off. Any other
     text is a time as ISO 8601, in UTC if it names no time zone.

@@ -9,17 +9,18 @@ Steps of a compaction:
    the tables (see `table_maintenance`), and call the user's after hook. A failure here undoes no commit.
 
 Positions. A table's position in a partition is the last changelog offset up to which the table is complete. Each commit
-of `closed` and `late` has the positions; if another writer has committed since, they are read from the table's rows. A
-progress row of `state` has, by table, the last offset of the other tables' rows after its compaction. Two cases differ:
+of `closed` and `late` has the positions in its metadata; if another writer has committed since, they are read from the
+table's rows. A progress row of `state` records, for each of the other tables, the changelog offset of its last row. The
+table and the newest progress row normally agree. There are two exceptions:
 
-1. A table is ahead of its progress row: a compaction ended between two commits. Rows that the table has are left out.
-2. A table is behind its progress row: it was restored from a copy. Its partition is read from the last progress row at
-   or before the table's position, or from the changelog's beginning. No changelog record of the partition is deleted
-   until the table has caught up.
+1. The table is ahead of the progress row: a compaction crashed between two commits. The next compaction does not append
+   the rows that the table has already.
+2. The table is behind the progress row: the table was restored from a copy. The partition is read again from the last
+   progress row at or before the table's position, or from the changelog's beginning. No changelog record of the
+   partition is deleted until the table has caught up.
 
-So the tables catch up after a crash, a repeated compaction and a restored table.
-
-Two jobs at once. A commit creates the version after the one that the job planned with, or fails (see `delta_writer`).
+Two jobs at once. A commit creates the table version after the one that the job planned with, or fails (see
+`delta_writer`).
 If two jobs plan with the same versions, one commits and the other ends with CompactionConflict before it writes the
 next table.
 """
@@ -74,11 +75,11 @@ REMEDY = (
 class CompactionReport(NamedTuple):
     """The result of a compaction.
 
-    `from_offsets` and `to_offsets` are by changelog partition the covered offsets before and after the compaction.
+    `from_offsets` and `to_offsets` are, by changelog partition, the covered offsets before and after the compaction.
     `live_rows` is the number of changed windows and `deleted_rows` the number of tombstones added to `state`.
     `closed_rows` and `late_rows` are the numbers of rows added to the other tables. `remaining_records` is the number
-    of changelog records that were there at the beginning and are left to the next compaction. `failed` lists the later
-    steps that failed; the compaction stays committed.
+    of changelog records that existed when the compaction began and are left to the next compaction. `failed` lists the
+    steps after the commits that failed; the compaction stays committed.
     """
 
     partitions: int
@@ -207,7 +208,7 @@ class CompactionJob:
         2. Otherwise: the offset of the newest progress row that is at most one after the lowest position of a lagging
            table.
 
-        Raises ChangelogHole if the changelog no longer has, or does not have yet, that offset.
+        Raises ChangelogHole if that offset is deleted or beyond the changelog's end.
         """
         newest = rows[0] if rows else None
         earliest = offsets.earliest[partition]
@@ -277,7 +278,10 @@ class CompactionJob:
     def _run_tasks(
         self, items: list[T], size: Callable[[T], int], step: Callable[[bytes], Iterable[bytes]]
     ) -> list[bytes]:
-        """Run a step over items in Spark's tasks, which have similar total sizes. Returns the tasks' results."""
+        """Run `step` over the items in Spark tasks, and return the tasks' results.
+
+        The items are spread so that the tasks have similar total sizes.
+        """
         tasks = max(1, min(len(items), self.spark.sparkContext.defaultParallelism))
         parts = [msgspec.msgpack.encode(part) for part in spread_over_tasks(items, size, tasks)]
         found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
@@ -422,8 +426,8 @@ class CompactionJob:
     def _delete_covered_records(self, plan: CompactionPlan) -> None:
         """Delete the changelog records that the previous compaction covers.
 
-        A partition keeps its records until the next compaction if a `closed` or `late` table lagged behind in it: the
-        table may still need them.
+        If a `closed` or `late` table lagged behind in a partition, it may still need the records. In this case the
+        partition keeps them until the next compaction.
         """
         offsets = plan.offsets
         topic = plan.offsets.topic
@@ -499,9 +503,9 @@ def bounded_ranges(
 ) -> list[ChangelogRange]:
     """Return the ranges of a compaction, together about `records_max` records.
 
-    The partitions are served in order of their size. Each receives an equal part of the remaining records, and what a
-    small one does not need is left to the larger ones. With 10 records and partitions of 1, 4 and 20, the ranges have
-    1, 4 and 5 records.
+    `records_max` is divided among the partitions, the smallest first. Each partition receives an equal share of the
+    records that are left, and does not use more than it has. With `records_max` 10 and partitions of 1, 4 and 20
+    records, the ranges have 1, 4 and 5 records.
     """
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share = dict[int, int]()

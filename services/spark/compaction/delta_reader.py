@@ -59,10 +59,9 @@ def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
 
 
 def table_positions(table: DeltaTable) -> dict[str, Any] | None:
-    """Read a table's `topic_id` and `positions`, which a compaction continues at, from the newest commit with them.
+    """Read the `topic_id` and the `positions` at which a compaction continues, from the newest commit that has them.
 
-    Return None if another writer has committed since. The commits of table maintenance repeat the positions, so that
-    any number of them hides nothing.
+    Return None if another writer has committed since. Commits of table maintenance repeat the positions.
     """
     # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
     for limit in (5, VERSIONS_MAX):

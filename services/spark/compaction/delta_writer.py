@@ -95,8 +95,8 @@ def write_files(
 ) -> Iterator[DataFile]:
     """Write the rows of a table of this kind, and yield the files. The last batch has the widest schema.
 
-    The rows of `closed` and `late` are ordered by time. `partition` is that of all rows if the table is partitioned, as
-    `state` is.
+    The rows of `closed` and `late` are sorted by time. If the table is partitioned, as `state` is, all rows must belong
+    to `partition`.
     """
     for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
@@ -147,7 +147,10 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
 
 
 def _json_bound(value: Any) -> Any:
-    """Return a bound as JSON has it. Delta rounds timestamps to ms, which is exact: here they are whole ms."""
+    """Return a bound for the JSON of Delta's statistics.
+
+    Delta's statistics round timestamps to ms. That loses nothing, since all timestamps here are whole ms.
+    """
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(value, "isoformat") else value
 
 
@@ -207,9 +210,9 @@ def commit(
 ) -> int:
     """Add files to a table and remove others, as the version after the one it was opened at. Returns that version.
 
-    If files are removed, the added ones hold the same rows in another arrangement. The commit says so (`dataChange`),
-    and a reader that follows the table does not read them again. `table` stays at its version, so it can commit once.
-    Raises CompactionConflict if that version exists already, or LakeUnavailable.
+    If files are removed, the added files must have the same rows, rearranged. The commit then has `dataChange` false,
+    so a streaming reader of the table does not read the rows again. `table` stays at its version, so it can commit
+    once. Raises CompactionConflict if that version exists already, or LakeUnavailable.
     """
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = list(removed)

@@ -5,7 +5,8 @@ writes the rows as Parquet files below the tables' folders. Files of `state` are
 `closed` and `late` have the rows of all the task's partitions. The task returns the list of files to the driver, whose
 commits make them part of the tables.
 
-`state` receives only the newest change of each window in the range: a tombstone if the window is gone.
+`state` receives only the newest change of each window in the range. If the window is no longer live, that is a
+tombstone.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ POLL_RECORDS = 50_000
 
 
 class ChangelogRange(NamedTuple):
-    """The range of one partition to read: from `first` to `end`, and on to a commit's end, at most to `latest`.
+    """The range of one partition to read: from `first` to `end`.
 
-    The reader begins with `epoch` and `progress`, as the tables have them for `first`. `newest` is the partition's
-    newest progress row; `state` already has the changes below its covered offset. `positions` has by table the last
-    changelog offset up to which the table is complete.
+    If no commit ends before `end`, the range is extended to a commit's end, at most to `latest`. The reader begins with
+    the `epoch` and the `progress` that the tables record for `first`. `newest` is the partition's newest progress row;
+    `state` already has the changes below the row's covered offset. `positions` has, by table, the last changelog offset
+    up to which the table is complete.
     """
 
     partition: int
@@ -90,7 +92,7 @@ class ChangelogRange(NamedTuple):
 def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
     """Return the tables for which a fold reads a part of a partition again.
 
-    They lack rows that they had according to the partition's newest progress row.
+    According to the partition's newest progress row, these tables had rows that they lack now.
     """
     appended = {} if newest is None else json.loads(newest["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
@@ -108,7 +110,7 @@ class FoldOptions(NamedTuple):
     retention_days: int | None = None
 
     def write(self, table: str, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> list[DataFile]:
-        """Write the rows of a table, such as `closed/visits`, to files. `partition` is that of all rows of `state`."""
+        """Write rows of a table, such as `closed/visits`, to files. Rows of `state` all belong to `partition`."""
         if not batches:
             return []
         kind = table.partition("/")[0]
@@ -245,7 +247,7 @@ class PartitionFold:
         )
 
     def _has_rows_to_write(self, commit: ConfirmedCommit) -> bool:
-        """Return True if there is something to write. Wall-clock punctuation alone writes nothing."""
+        """Return True if there is something to write. Wall-clock punctuation without output usually writes nothing."""
         newest = self.range.newest
         of = self.range
         # 1. There is something new: the first progress row, entries, or another epoch.
@@ -409,9 +411,9 @@ class PartitionFold:
 async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRange) -> PartitionFold:
     """Read a range from `first` to `end`.
 
-    If it contains no complete commit, it is continued in steps of the range's length, at most to `latest`. Raises
-    KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record was
-    deleted.
+    If the range contains no complete commit, reading continues in steps of the range's length, at most to `latest`.
+    Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record
+    was deleted.
     """
     folded = PartitionFold(options.topic, of)
     at = TopicPartition(options.topic, of.partition)

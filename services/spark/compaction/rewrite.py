@@ -1,4 +1,4 @@
-"""Rewrites partitions of `state` to one row for each live window, and progress rows. Spark's tasks run it."""
+"""Rewrites partitions of `state`, in Spark's tasks: one row is left for each live window, and progress rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile
 
 
 def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Table:
-    """Return the window rows of a pass. All rows of one window belong to the same pass."""
+    """Return the window rows that the pass `nth` of `passes` rewrites. All rows of one window are in the same pass."""
     is_own = pc.equal(rows.column("row"), "window")
     if passes > 1:
         # Split by the window's start. Starts are often multiples of the window's size, so their lower bits do not

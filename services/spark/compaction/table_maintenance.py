@@ -5,7 +5,7 @@ ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM rem
 than the retention needs.
 
 A failed step does not undo the compaction and does not stop the other steps. Its error is logged, listed in the report,
-and raised at the end. If another job commits first, OPTIMIZE, VACUUM or the rewrite is left to the next compaction.
+and raised at the end. A step that loses a conflict with another job has not failed: the next compaction does its work.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TableMaintenance:
         return otherwise
 
     def maintain(self, state: str, others: Mapping[str, str]) -> dict[str, Any]:
-        """Apply retention, OPTIMIZE and VACUUM, each if its policy requires it.
+        """Apply retention, OPTIMIZE and VACUUM, each of them only if it is due.
 
         `others` are the paths of the `closed` and `late` tables. Returns the report's fields.
         """
@@ -185,7 +185,7 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = None) -> int:
     """Merge the small files of a `closed` or `late` table. Returns their number.
 
-    The rows of each new file are ordered by time, and files that are neighbours in time are merged. So readers still
+    Files that are neighbours in time are merged, and the rows of each new file are sorted by time. So readers can still
     skip files and row groups by time. Raises CompactionConflict or LakeUnavailable.
     """
     time_column = TIMES[kind]
@@ -266,7 +266,7 @@ def _position_metadata(table: DeltaTable) -> CommitProperties:
 
 
 def _translate_delta_errors(table: DeltaTable, step: Any) -> Any:
-    """Return the result of a step. Translate errors of deltalake to CompactionConflict or LakeUnavailable."""
+    """Run a step and return its result. Raise CompactionConflict or LakeUnavailable for errors of deltalake."""
     try:
         return step()
     except CommitFailedError as e:
