@@ -1,4 +1,4 @@
-"""How long to wait before another attempt: Kafka's ExponentialBackoff (KIP-580), and its use for restarts.
+"""The wait before another attempt: Kafka's ExponentialBackoff (KIP-580), and a backoff for restarts.
 
 The wait after the n-th failure in a row is `initial_ms` times `multiplier` to the power of n - 1. It is spread by
 `jitter` in both directions, so that many clients do not retry at the same moment, and is at most `max_ms`.
@@ -41,9 +41,9 @@ class ExponentialBackoff:
 
 
 class RestartBackoff:
-    """The backoff of restarts: the waits before something that ended is started again.
+    """The backoff of restarts: the wait before a service that ended is started again.
 
-    If it ran for at least the longest wait, it had started well, and its end counts as the first failure in a row.
+    If the service ran for at least the longest wait (`max_ms`), its end counts as the first failure in a row.
 
     >>> restarts = RestartBackoff(ExponentialBackoff(1_000, 60_000))
     >>> [restarts.wait_ms(ran_ms) for ran_ms in (100, 100, 100, 3_600_000, 100)]

@@ -1,17 +1,18 @@
 """The guard of a child process: it runs one command, and ends it when the parent ends.
 
 `python -m penstock.shared.common.child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
-command in a process group of its own and watches two things: the child, and its own standard input, a pipe whose other
-end the parent holds open. When the pipe closes (the parent has ended, even by SIGKILL) or on SIGTERM, the child gets
-SIGTERM, and after `--limit-ms` the whole group gets SIGKILL. The exit status is the child's (128 + n for a death by
-signal n).
+command in a process group of its own. The guard watches the child and its own standard input, a pipe whose other end
+the parent holds open. When the pipe closes (the parent has ended, even by SIGKILL), or when the guard gets SIGTERM, it
+sends the child SIGTERM. After `--limit-ms` it sends the whole group SIGKILL. The guard's exit status is the child's
+(128 + n if signal n ended the child).
 
 With `--log`, the child's output is appended to that file; otherwise the child inherits the guard's standard output and
-error. `--report-fd` is a descriptor that gets a line `started PID`, and a line `exited STATUS` (negative for a signal)
-or `failed ERRNO` if the command cannot be started. Other descriptors that the guard inherits are passed to the child,
-so a lock held on one lasts as long as the child does.
+error. The guard writes two lines to the descriptor `--report-fd`: `started PID`, and then `exited STATUS` (negative for
+a signal). If the command cannot be started, it writes only `failed ERRNO`. Other descriptors that the guard inherits
+are passed to the child, so a file lock on one is held until the child ends.
 
-It is run as a file and imports only modules that the interpreter has loaded anyway, so it costs a few milliseconds.
+The guard is run as a file and imports only modules that the interpreter has loaded anyway, so its start takes only a
+few milliseconds.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _spawn_child(command: list[str], log: str | None) -> int:
 
 
 def _watch_child(pid: int, wakeup: int, limit_ms: int) -> int:
-    """Wait for the child's end, and end it once the parent is gone or SIGTERM came. Returns its status."""
+    """Wait for the child's end, and return its status. End the child when the parent has ended, or on SIGTERM."""
     kill_at: float | None = None
     watched = [wakeup, 0]
     while True:

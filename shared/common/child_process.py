@@ -1,9 +1,8 @@
-"""A child process that ends when this one does, for asyncio.
+"""A child process for asyncio that ends when this process ends.
 
-A guard (child_guard.py) runs between this process and the command. It watches a pipe that only this process holds open.
-`pid`, `returncode` and `kill` refer to the real child, never to the guard. `subprocess.Popen` is used instead of
-asyncio's own: asyncio's transport sends SIGKILL to its process when a loop closes, and a killed guard cannot stop its
-child.
+A guard (child_guard.py) runs between this process and the child. It watches a pipe that only this process holds open.
+`pid`, `returncode` and `kill` refer to the child, never to the guard. The guard is started with `subprocess.Popen`, not
+with asyncio: when a loop closes, asyncio sends SIGKILL to its processes, and a killed guard cannot end the child.
 
 The child's output goes to a log file, or to pipes that are read here, or to this process's own output.
 """
@@ -113,7 +112,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The real child's process id, which is also its process group. Raises IllegalState if it was not started."""
+        """The child's process id, which is also its process group's. Raises IllegalState if it was not started."""
         if self._pid is None:
             raise IllegalState(f"{self.name} was not started")
         return self._pid
@@ -229,7 +228,10 @@ class _OutputPipe:
         self._loop.add_reader(pipe.fileno(), self._read_pipe)
 
     def finish(self) -> None:
-        """Read the rest and close. A process that left the child's group may hold the pipe, so its end may not come."""
+        """Read the rest of the output and close the pipe.
+
+        This does not wait for the pipe's end: a process that left the child's group may still hold the pipe open.
+        """
         while self._read_pipe():
             pass
         self._loop.remove_reader(self._pipe.fileno())

@@ -28,8 +28,8 @@ if IS_COMPILED:
 def compiled(function: Kernel) -> Kernel:
     """The function, compiled at its first call. It releases the GIL.
 
-    A kernel must not create arrays or copy one slice into another. It runs without numba's runtime, which counts
-    references to arrays. In functions that call each other, this counting would take longer than everything else.
+    Such a function (kernel) must not create arrays or copy one slice into another: it runs without numba's runtime,
+    which counts references to arrays. If kernels call each other, this counting would take most of their time.
     """
     if not IS_COMPILED:
         return np.errstate(over="ignore")(function)  # a hash overflows 64 bits on purpose

@@ -1,7 +1,7 @@
-"""Continuations of cut answers: the position of the last row, as text for the next request.
+"""Continuations of answers that are divided into pages: the position of a page's last row, as text.
 
-A position identifies a row, so another instance or a restarted one continues from the same position. The text contains
-a digest of the query. It is rejected if it is used with another query.
+The request for the next page contains the text. A position identifies a row, so another instance, or a restarted one,
+can return the next page. The text contains a digest of the query, and is rejected in a request with another query.
 
 >>> pages = ContinuationCodec(RowPosition, "shop", "sessions")
 >>> pages.decode(pages.encode(RowPosition(0, b"ann", 5)))
@@ -32,9 +32,9 @@ class WrongContinuation(DataError):
 
 
 class ContinuationCodec(Generic[PositionT]):
-    """Encodes the continuations of the answers to one query, which consists of values that msgpack can encode.
+    """Encodes the continuations for one query. `query` are values that msgpack can encode.
 
-    None is the continuation of the first page. In an answer, None marks the last page.
+    A request for the first page has the continuation None, and so has the answer with the last page.
     """
 
     def __init__(self, kind: type[PositionT], *query: Any) -> None:
@@ -50,7 +50,7 @@ class ContinuationCodec(Generic[PositionT]):
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     def decode(self, text: str | None) -> PositionT | None:
-        """The position in a continuation that an answer to this query had. Raises WrongContinuation for other text."""
+        """The position in a continuation. Raises WrongContinuation unless the text is a continuation for this query."""
         if text is None:
             return None
         shown = repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…")

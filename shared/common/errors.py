@@ -1,9 +1,10 @@
 """The errors that Penstock raises.
 
-A leaf class says what is true (`ProducerFenced`, `RecordTooLarge`). Its base class says what to do: a `RetriableError`
-may be tried again as it is, an `AbortableError` needs the transaction aborted first, a `FatalError` ends the client or
-task that raised it. `ConfigError` and `DataError` are neither: a person must change a setting or a record. Names are
-Kafka's where Kafka has one (org.apache.kafka.common.errors, without the suffix `Exception`).
+A leaf class says what happened (`ProducerFenced`, `RecordTooLarge`). Its base class says what to do. After a
+`RetriableError` the same call may be repeated. After an `AbortableError` the transaction must be aborted first. After a
+`FatalError` the client or task that raised it cannot continue. For a `ConfigError` or `DataError` a person must change
+a setting or a record. Names are Kafka's if Kafka has the error (org.apache.kafka.common.errors, without the suffix
+`Exception`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from penstock.shared.common.public_names import publish
 class PenstockError(Exception):
     """Base of every error that Penstock raises on purpose.
 
-    `maybe_written` is true if Kafka may hold the failed record or request all the same. To send it again may then store
-    it twice. Code that knows better sets it on the error.
+    `maybe_written` is true if Kafka may have stored the record, or carried out the request, despite the error. Sending
+    it again may then store it twice. The default depends on the error's class; code that knows more sets it on the
+    error.
 
-    `abortable` is true for an error of a transaction if the producer can continue after it has aborted. This may be so
-    for a FatalError too: the principal may not use one topic or group, but it may use others.
+    `abortable` is true for an error within a transaction if the producer can continue after it has aborted the
+    transaction. It can be true for a FatalError: for example, the principal is not authorized for one topic or group,
+    but may be for others.
     """
 
     maybe_written: bool = False
@@ -30,7 +33,7 @@ class RetriableError(PenstockError):
 
 
 class AbortableError(PenstockError):
-    """The transaction cannot be committed. Abort it; then the work may be done again."""
+    """The transaction cannot be committed. Abort it; then repeat its work in a new transaction."""
 
     abortable = True
 
@@ -136,7 +139,7 @@ class TransactionAborted(AbortableError):
 
 
 class Wakeup(PenstockError):
-    """`Consumer.wakeup` was called. The poll that raises this took no records; the next poll continues."""
+    """`Consumer.wakeup` was called. The poll that raises this error loses no records: poll again to continue."""
 
 
 class CommitFailed(PenstockError):
@@ -271,20 +274,22 @@ class WriterFenced(FatalError):
 
 
 class LakeNotRemoved(RetriableError):
-    """Files of a lake could not be listed or removed; the message names the first, and the reason.
+    """Files of a lake could not be listed or removed. The message names the first such file and the reason.
 
     The removal of the remaining files can be tried again.
     """
 
 
 class ProcessingFailed(FatalError):
-    """A record, a punctuation or a state cannot be processed, and the worker stops; the message names it.
+    """A record, a punctuation or a state cannot be processed, so the worker stops. The message names it.
 
-    Nothing of it was committed. The next start restores the state of the last commit, meets the same record and fails
-    again, unless the program or a setting changes. If the stage's exception handler is `fail`, `dead_letter` continues
-    without the record, or behind a store without the output. If a node raised after it had changed a store, fix the
-    node, or have it raise before the change. For a record or state that is too large, raise `max_request_size` and the
-    topic's `max.message.bytes`.
+    Nothing of it was committed. The next start restores the state of the last commit, reads the same record and fails
+    again, unless the program or a setting changes. Three causes can be fixed:
+
+    1. The exception handler of the stage is `fail`. With `dead_letter` the worker continues without the record, or,
+       if the error is in a node after a store, without the output.
+    2. A node raised an error after it had changed a store. Fix the node, or let it raise before the change.
+    3. A record or state is too large. Raise `max_request_size` and the topic's `max.message.bytes`.
     """
 
 
@@ -301,7 +306,7 @@ class HandlerCancelled(RetriableError):
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an error. The `__str__` of an error of user code may itself raise.
+    """Return the text of an error, even if its `__str__` raises, as that of a user's class may.
 
     >>> class Mute(Exception):
     ...     def __str__(self) -> str:

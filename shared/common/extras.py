@@ -1,4 +1,4 @@
-"""Extras: which optional package comes with which extra of `penstock`, and the message where one is missing.
+"""Extras: which optional package comes with which extra of `penstock`, and the error if a package is missing.
 
 >>> with needs("penstock aggregator", "server", "streams"):
 ...     import pyarrow_is_not_here
@@ -40,7 +40,7 @@ EXTRA_OF = {
 
 
 def missing(who: str, module: str, *extras: str) -> str:
-    """The message that `who` needs a module that is not installed. `extras` are all the extras that `who` needs."""
+    """The message that `who` needs a module that is not installed. `extras` are all extras that `who` needs."""
     return f'{who} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
 
 
@@ -48,7 +48,8 @@ def missing(who: str, module: str, *extras: str) -> str:
 def needs(who: str, *extras: str) -> Iterator[None]:
     """Raise MissingExtra if a package of an extra is not installed. `extras` are all the extras that `who` needs.
 
-    The error of any other missing module is not changed, since the user's own code is imported here too.
+    An import error for any other module is raised unchanged, since the user's own code may be imported within the
+    context.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """A lock on a file. One process at a time holds it and can pass it to its child processes.
 
-The lock (flock) belongs to an open file, not to a process. It is held until the last process that has the file open
-ends, in whatever way. So no lock outlives its holders, and a child that inherits the descriptor keeps the lock.
+The lock (flock) belongs to an open file, not to a process. It is held until every process that has inherited the open
+file has closed it or ended. So a child that inherits the descriptor keeps the lock, and a crash releases it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sets the process' garbage collector up for a service: fewer cycle searches, and none among long-lived objects.
 
-Records are freed by reference counting, without the collector. With Python's default threshold of 700 new objects, it
-would search the same buffered records again and again. A full search of everything that a service has loaded blocks the
-event loop for some 100 ms.
+Records are freed by reference counting, without the collector. With Python's default threshold of 700 new objects, the
+collector would search the same buffered records again and again. A search of all objects of a service blocks the event
+loop for about 100 ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compiles kernels before they are needed: it takes some seconds once on a machine, then half a second a start.
+"""Compiles kernels (functions over arrays) before they are needed.
 
-`IS_COMPILED` is false if numba is not installed or is switched off. This module does not load numba. `compiled` does,
-and so does every module with kernels.
+Compiling takes some seconds once on each machine; then loading takes half a second at each start. `IS_COMPILED` is
+false if numba is not installed or is switched off. This module does not import numba; the modules with kernels do.
 """
 
 from __future__ import annotations

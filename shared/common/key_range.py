@@ -1,4 +1,6 @@
-"""A range of keys: one key, or the keys between two bounds, as bytes. Text is UTF-8, which sorts as its bytes do.
+"""A range of keys: one key, or the keys between two bounds, as bytes.
+
+Text keys are UTF-8, whose bytes have the same order as the text's code points.
 
 >>> KeyRange.of("ann").has(b"ann"), KeyRange.of(low="b", high=b"c").has(b"bob"), KeyRange.of().has(b"\\xff")
 (True, True, True)
@@ -14,7 +16,7 @@ from penstock.shared.common.errors import ConfigError
 
 
 class KeyRange(NamedTuple):
-    """Both bounds are inclusive. None leaves one open."""
+    """A range of keys. Both bounds are inclusive; None is no bound."""
 
     first: bytes | None = None
     last: bytes | None = None

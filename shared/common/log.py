@@ -1,8 +1,9 @@
 """Sets structlog up once a process: JSON lines for machines, a console form for people, on standard error.
 
-If Penstock is used as a library, nothing is set up. Then lines go to the standard library's loggers, named by module
-(`penstock.shared.clients.producer.producer`), and the process's own logging decides what happens to them. Without any
-set-up, Python prints warnings and errors on standard error. If the process has set structlog up, lines go to structlog.
+If Penstock is used as a library, it configures nothing. Its log lines go to the standard library's loggers, named by
+module (`penstock.shared.clients.producer.producer`), and the program's logging configuration applies. Without a
+configuration, Python prints warnings and errors on standard error. If the program has configured structlog, the lines
+go to structlog.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 def _drop_created_series(collected: Iterable[Metric]) -> Iterable[Metric]:
     """The metrics without their `_created` series, which hold the start time of each series.
 
-    The client library can switch them off only for the whole process. A process that embeds Penstock decides that for
-    its own metrics, so they are removed here from Penstock's metrics alone.
+    The client library can switch off `_created` series only for the whole process. A program that embeds Penstock may
+    want the series of its own metrics, so they are removed here from Penstock's metrics only.
     """
     for metric in collected:
         metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]

@@ -1,4 +1,4 @@
-"""Byte strings as positions in one buffer. A Python object is made only for a string that is accessed.
+"""Byte strings as offsets and lengths in one buffer. A Python object is made only for a string that is accessed.
 
 >>> packed = PackedBytes.of([b"ann", None, b"", b"bob"])
 >>> packed.offsets.tolist(), packed.lengths.tolist()
@@ -28,9 +28,9 @@ SPARSE = 16
 class PackedBytes(Sequence[bytes | None]):
     """A sequence of bytes and nulls: string i is `data[offsets[i]:offsets[i] + lengths[i]]`, a null has length -1.
 
-    `data` is a uint8 array; `offsets` and `lengths` are int64 arrays of one length. Strings may overlap and stand in
-    any order. The buffer lives as long as any slice of the sequence does. The arrays are contiguous and read-only,
-    because kernels are compiled for that kind only.
+    `data` is a uint8 array; `offsets` and `lengths` are int64 arrays with one element for each string. Strings may
+    overlap and be in any order in the buffer. Every slice of the sequence keeps the whole buffer in memory. The arrays
+    are contiguous and read-only, because kernels are compiled only for such arrays.
     """
 
     __slots__ = ("data", "lengths", "offsets")
@@ -172,7 +172,7 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
 
 
 def read_only(array: NDArray[Any], of: type[T]) -> NDArray[T]:
-    """The array as PackedBytes has its arrays: of this type, contiguous and read-only. Kernels take no other form."""
+    """The array in the form of PackedBytes' arrays: of this type, contiguous and read-only. Kernels need this form."""
     view: NDArray[T] = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view

@@ -26,8 +26,9 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
     """Set the module of the classes and functions in `names` to `module`. `members` is the namespace of that module.
 
     A class that is already public keeps its name: an error is `penstock.errors.…` in `penstock.connect` too.
-    Annotations that are text are resolved here, in the class's own module and in the public one, because later readers
-    look names up in the class's `__module__`. Raises NameError for an annotation that neither module can resolve.
+    Annotations that are text are resolved here, in the class's own module and in the public one. The reason is that
+    `typing.get_type_hints` looks names up in the class's `__module__`, which is now the public one. Raises NameError
+    for an annotation that neither module can resolve.
 
     A drawback: `inspect.getsource` looks for a published class in the public module, and does not find it.
     """

@@ -40,7 +40,7 @@ NO_TIMESTAMP = -1
 def header_pairs(headers: AnyHeaders) -> Headers:
     """The headers of a record as pairs. A value that is neither pairs nor a dict is returned unchanged.
 
-    A later check rejects it.
+    The check of the record rejects such a value later.
 
     >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
     ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))
@@ -61,9 +61,9 @@ class TopicPartition(NamedTuple):
 class OffsetAndMetadata(NamedTuple):
     """A position to commit: the offset of the NEXT record to read, and a free text of at most 4,096 bytes.
 
-    `leader_epoch` is the epoch of the last record read before the position, or a later one, and -1 if it is unknown.
-    With it, a consumer that continues from the position detects that the log was truncated in between. It is not part
-    of the position, so equality ignores it.
+    `leader_epoch` is the epoch of the last record read before the position, or a later epoch; -1 if it is unknown. With
+    `leader_epoch`, a consumer that continues from the position detects whether the log was truncated in between. The
+    epoch is not part of the position, so equality ignores it.
 
     >>> OffsetAndMetadata(3, "", 7) == OffsetAndMetadata(3), OffsetAndMetadata(3, "", 7)
     (True, OffsetAndMetadata(offset=3, metadata='', leader_epoch=7))
@@ -232,11 +232,11 @@ class HeaderColumn(Sequence[Headers]):
 class Columns(Generic[K, V]):
     """Consecutive records of one partition, as parallel columns in offset order.
 
-    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` are sequences, all of one length. Keys and
-    values are bytes or None unless a deserializer returns other types. As fetched they are `PackedBytes` if numba is
-    installed: positions in the fetched bytes, turned into Python bytes on access. Loop over them rather than index them
-    one by one. `headers` is None if no record of the batch has any; otherwise each record's headers are made on access.
-    Offsets ascend but may have gaps (compaction, transaction markers).
+    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` are sequences, all with one element for each
+    record. Keys and values are bytes or None unless a deserializer returns other types. Without a deserializer, and if
+    numba is installed, they are `PackedBytes`: Python bytes are made on access. Loop over `PackedBytes` rather than
+    index the elements one by one, which is slower. `headers` is None if no record of the batch has headers; otherwise
+    each record's headers are made on access. Offsets ascend but may have gaps (compaction, transaction markers).
     """
 
     topic: str

@@ -33,7 +33,10 @@ class RepeatedFailure:
         return self._failures > 0
 
     def failed(self, now_ms: int) -> dict[str, int] | None:
-        """Record a failure. Returns the fields to log, its count and its duration so far; None if it is not logged."""
+        """Record a failure. Returns the fields to log, or None if this failure is not to be logged.
+
+        From the second failure in a row on, the fields are the number of failures and the time since the first.
+        """
         self._failures += 1
         if self._failures == 1:
             self._lines = 0
@@ -45,7 +48,7 @@ class RepeatedFailure:
         return {"failures": self._failures, "for_ms": now_ms - self._since_ms} if self._failures > 1 else {}
 
     def succeeded(self, now_ms: int) -> dict[str, int] | None:
-        """Record a success. Returns the fields to log; None if the try before it did not fail."""
+        """Record a success. Returns the fields to log, or None if the previous attempt did not fail."""
         failures = self._failures
         self._failures = 0
         return {"failures": failures, "for_ms": now_ms - self._since_ms} if failures else None

@@ -1,7 +1,7 @@
-"""The positions of rows and windows in the order of all rows: a query continues after one of them.
+"""Positions of rows and windows, after which a query for the next page continues.
 
-A position identifies a row; it is not a count of rows. Rows that appear or disappear between two pages do not shift the
-other rows.
+A position identifies a row by its partition, key and time; it is not a number of rows. So rows that appear or disappear
+between two pages do not shift the other rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The names of all settings, to tell a misspelled name from one that another command reads.
 
-One file and one environment serve every command, so each ignores the settings of the others. A name that no command
-knows is a typing error. It is rejected, with the nearest known name. The names come from the settings models. Those of
-other commands are imported only for a name that the command itself lacks. Their top-level names count; the names within
-a section are checked by the command that reads it.
+One file and one environment serve every command, so each command ignores the settings of the others. A name that no
+command knows is rejected as a misspelling, with the most similar known name. The known names are those of the settings
+models. Other commands' models are imported only if the command itself lacks a name. Only their top-level names are
+compared: names within a section are checked by the command that reads the section.
 
 >>> nearest("htpp", ["http", "kafka"])
 ' (did you mean http?)'
@@ -28,7 +28,7 @@ _commands: Callable[[], Iterable[type[BaseModel]]] = tuple
 
 
 def register_commands(commands: Callable[[], Iterable[type[BaseModel]]]) -> None:
-    """Set the function that yields every command's settings. It is called for a name that the own settings lack."""
+    """Set the function that yields the settings of all commands. It is called if a command lacks a name."""
     global _commands
     _commands = commands
 
@@ -46,7 +46,10 @@ _KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Each setting of a model as its path of names, from the outermost in. Sections are included."""
+    """The path of each setting of a model: the names of its sections, outermost first, then its own name.
+
+    Sections are included as settings.
+    """
     for name, field in model.model_fields.items():
         yield (*before, name)
         if (section := _settings_section(field.annotation)) is not None:
@@ -101,9 +104,9 @@ _HINTS = {
 
 
 def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = ()) -> str:
-    """A hint at the right name for an unknown setting, with a space in front. Dots count as underscores.
+    """A hint at the right name for an unknown setting, with a leading space. Dots in names count as underscores.
 
-    `of_kafka` are the names of KafkaSettings, for a hint in another section.
+    `of_kafka` are the names of KafkaSettings: the hint says if the setting belongs there.
 
     >>> hint(["enable.auto.commit"], [])
     ' (use commit_strategy="auto", or "none" to commit yourself)'

@@ -1,10 +1,11 @@
 """Settings. Flags override the environment, which overrides a TOML file, which overrides defaults.
 
-A command's settings are one class derived from `CommandSettings`, a service's from `ServiceSettings`. The same setting
-has three spellings: the flag `--http.port`, the variable `PENSTOCK_HTTP__PORT` and the TOML key `port` in the table
-`[http]`. The file is named by `--config` or `PENSTOCK_CONFIG`, otherwise it is `penstock.toml` in the current folder,
-if there is one. File and environment may hold settings of other commands, so that one of each serves all. A name that
-no command has is rejected. A command accepts only its own flags. The error of a wrong value names the setting.
+A command's settings are a class derived from `CommandSettings`, a service's settings one derived from
+`ServiceSettings`. The same setting has three spellings: the flag `--http.port`, the variable `PENSTOCK_HTTP__PORT` and
+the TOML key `port` in the table `[http]`. `--config` or `PENSTOCK_CONFIG` names the file; by default it is
+`penstock.toml` in the current folder, if it exists. File and environment may contain settings of other commands, so
+that one file and one environment serve all. A name that no command has is rejected. A command accepts only its own
+flags. The error of a wrong value names the setting.
 """
 
 from __future__ import annotations

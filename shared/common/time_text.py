@@ -52,7 +52,7 @@ def utc_text(ms: int) -> str:
 
 
 def time_ms(text: str) -> int:
-    """Ms since the epoch, from a number of ms or from ISO 8601 (UTC by default). The result fits 64 bits.
+    """Ms since the epoch, from a number of ms or an ISO 8601 time (UTC by default). The result fits 64 bits.
 
     Raises ConfigError for any other text.
     """

@@ -1,12 +1,12 @@
 """Class archives: files that let a JVM start with its classes already loaded and checked.
 
-A JVM spends most of a short start on loading and checking classes. Java's application class-data sharing stores the
-classes as they are in memory in a file that the next JVM maps. With an archive the embedded Kafka starts with two
-thirds of the CPU time, and a job that writes and reads one small Delta table took 13 s of CPU instead of 20.
+A JVM spends most of its start on loading and checking classes. With Java's application class-data sharing (AppCDS), a
+JVM writes its loaded classes to an archive file, which later JVMs map into memory. With an archive the embedded Kafka
+starts with two thirds of the CPU time, and a job that writes and reads one small Delta table took 13 s of CPU time
+instead of 20.
 
-`penstock jars kafka spark --class-archive` makes one archive for each user, Java and set of jars. A JVM with another
-class path, jars with other modification times or another Java ignores the archive silently: an archive that does not
-fit is useless, but never harmful.
+`penstock jars kafka spark --class-archive` makes one archive for each user, Java and set of jars. A JVM silently
+ignores the archive if its Java, its class path or the jars' modification times differ from the archive's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ log = get_logger(__name__)
 def archive_path(folder: Path, name: str, java: Java, jars: Sequence[Path]) -> Path:
     """Return the path in `folder` of the archive for this Java and these jars, whether or not it exists.
 
-    The file name has two digests: the first of the paths, the second of the contents. Java also compares the
-    modification times and sizes of jars, so an archive is useless after the jars are installed again.
+    The file name has two digests. The first is made from the paths of Java and the jars. The second is made from the
+    Java release and from the jars' modification times and sizes, which Java compares too. So reinstalled jars need a
+    new archive.
     """
     release = java.home / "release"
     release_id = release.read_bytes() if release.is_file() else str(java.version).encode()
@@ -69,8 +70,8 @@ def recorded_file(archive: Path) -> Path:
 def keep_archive(archive: Path, *, complete: bool) -> bool:
     """Move the file that a JVM has written to the archive's path.
 
-    Returns False, with a warning, if there is none or if it is not `complete`, since the JVM was killed while it wrote.
-    Removes the archives of the same paths with other contents, which are large.
+    Returns False and logs a warning if there is no file, or if it is not `complete` because the JVM was killed while it
+    wrote the file. Removes older archives of the same paths, since they are large and no longer used.
     """
     file = recorded_file(archive)
     if not complete or not file.is_file():

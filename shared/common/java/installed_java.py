@@ -144,7 +144,7 @@ def _brew_candidates() -> Iterator[tuple[str, Path]]:
 def main(platform: str = sys.platform) -> int:
     """Print the launcher of the Java found, for scripts/install; an error is printed to standard error as one line.
 
-    The error has no install command, since the script prints the one that fits this machine.
+    The error does not contain an install command, since the script prints the one that fits this machine.
     """
     try:
         print(find_java(platform=platform).executable)

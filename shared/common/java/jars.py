@@ -62,8 +62,8 @@ class Jar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A lock file: `jars` are the jars of `roots` (`group:artifact:version`) and of all their runtime dependencies.
 
-    Jars of `excluded` (`group:artifact`, or `group:*`) are left out because they are already present. `title` is for
-    messages. `folder` is the set's name in the cache; another version has another folder.
+    Jars of `excluded` (`group:artifact`, or `group:*`) are left out because another package already provides them.
+    `title` is for messages. `folder` is the name of the set's folder in the cache, which contains the version.
     """
 
     title: str
@@ -119,7 +119,7 @@ def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> st
 async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> Path:
     """Download the jars that are not in the cache, and return the folder that holds all of them.
 
-    The first time takes from seconds to minutes. Cancelling it ends the download. Raises JarsUnavailable.
+    The first download takes from seconds to minutes. A cancellation ends it. Raises JarsUnavailable.
     """
     environ = os.environ if environ is None else environ
     root = cache_root(environ)
@@ -293,7 +293,7 @@ class _PartialJar:
         self._file.write(chunk)
 
     def finish(self) -> None:
-        """Rename the part file to the jar's name. Raises _WrongContent if it is not the jar."""
+        """Rename the part file to the jar's name. Raises _WrongContent if its size or SHA-256 is wrong."""
         assert self._file is not None
         if self.size < self._jar.size:
             raise _WrongContent(f"it sends {self.size} of the {self._jar.size} bytes that are locked")

@@ -112,7 +112,7 @@ def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
 def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repository | None:
     """The mirror of Maven Central in a settings.xml; None if there is none.
 
-    As in Maven, a mirror of `central` alone takes precedence over one that covers it by a pattern. Raises
+    As in Maven, a mirror whose `mirrorOf` is exactly `central` takes precedence over one with a pattern. Raises
     JarsUnavailable for invalid XML, and for credentials that only Maven can decrypt.
     """
     try:

@@ -1,10 +1,11 @@
-"""Appends to a Delta table that count once: each commit records the offsets that it brings the table to.
+"""Idempotent appends to a Delta table: each commit records the offsets up to which the table has the records.
 
-An offset is stored as an application's version in the table's log. If an append finds another version than its writer
-left, another writer has taken over. The append then changes nothing.
+An offset is stored as the version of a Delta transaction identifier (`appId`, here called application) in the table's
+log. A writer knows the version that its last append left. If an append finds another version, another writer has taken
+over, and the append changes nothing.
 
-A column keeps its first type. A number is converted to another number type if its value stays the same. Any other
-difference of type is an error, since Delta's own cast would cut 1.5 to 1.
+A column keeps its first type. A number is converted to the column's number type if its value stays the same. Any other
+difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def table_versions(uri: str, applications: list[str], options: Mapping[str, str]
 
 
 def set_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
-    """Set versions by hand, None to remove one. Does nothing if there is no table. Raises RetriableError."""
+    """Set the versions of applications; None removes a version. Does nothing without a table. Raises RetriableError."""
     table = _open_table(uri, options)
     if table is not None:
         transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
@@ -58,11 +59,11 @@ def append_once(
     options: Mapping[str, str],
     partition_by: list[str] | None = None,
 ) -> None:
-    """Append an Arrow table and bring each application from one version to the next, all in one commit.
+    """Append an Arrow table and set the versions of applications, in one commit.
 
-    New columns are added to the table. Raises WriterFenced if the table has another version of an application (None: no
-    version), DataError if a column does not fit the table's type, and RetriableError if the store cannot be reached or
-    another commit came first.
+    `versions` has, by application, the version that the table must have (None: no version) and the new version. New
+    columns are added to the table. Raises WriterFenced if the table has another version, DataError if a column does not
+    fit the table's type, and RetriableError if the storage cannot be reached or another commit came first.
     """
     known = table_versions(uri, list(versions), options)
     for application, (before, _) in versions.items():
@@ -118,7 +119,10 @@ def _is_number_type(kind: Any) -> bool:
 
 
 def _are_types_alike(kind: Any, kept: Any) -> bool:
-    """Whether a column to append has the type of the table's column, in any encoding. Structs may have more fields."""
+    """Whether a column to append has the type of the table's column, in any Arrow encoding of the type.
+
+    Two structs are alike if the fields that both have are alike.
+    """
     types = pa.types
     if types.is_struct(kind) and types.is_struct(kept):
         both = {field.name for field in kind} & {field.name for field in kept}

@@ -1,12 +1,11 @@
 """The files of an application's tables, in a local folder or an object store: counting and removing them.
 
-deltalake reaches object stores for this with the same options as for the tables. So a process that can restore from a
-lake can also remove it. An object store knows only names: each object that begins with `<lake>/<application>/` is
-removed one by one, and a removal that fails can be tried again. Everything here blocks: call it with
-`asyncio.to_thread`.
+Object stores are reached through deltalake, with the same options as the tables. So a process that can read a lake can
+also remove its files. An object store has no folders: all objects whose names begin with `<lake>/<application>/` are
+removed one by one. A removal that fails can be tried again. Everything here blocks: call it with `asyncio.to_thread`.
 
-Hadoop's S3 connector leaves empty objects in place of folders (`state/`). They hold nothing and stay, because an object
-store's API has no name for them.
+Hadoop's S3 connector writes empty objects for folders, with names that end in `/` (`state/`). They are not removed,
+because deltalake's file API cannot name them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class ApplicationFiles(NamedTuple):
 def find_files(
     lake: str, application: str, storage_options: Mapping[str, str] | None = None
 ) -> ApplicationFiles | None:
-    """The lake's files of an application; None if it holds none. Raises ConfigError or LakeNotRemoved."""
+    """The lake's files of an application; None if there are none. Raises ConfigError or LakeNotRemoved."""
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:
@@ -95,7 +94,10 @@ def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
 
 
 def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -> None:
-    """Delete each, several in parallel. LakeNotRemoved names the first that failed, and how many are left."""
+    """Delete all paths, several in parallel.
+
+    LakeNotRemoved names the first path that could not be deleted, and the number of paths that were deleted.
+    """
     left = list(paths)
     with ThreadPoolExecutor(DELETIONS_AT_ONCE) as pool:
         deletions = {path: pool.submit(delete, path) for path in left}

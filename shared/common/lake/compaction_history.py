@@ -22,7 +22,7 @@ HISTORY_VERSIONS = (20, 400, 8_000)
 
 
 class Compaction(NamedTuple):
-    """A compaction as its commit describes it. None is a value that the commit lacks."""
+    """A compaction as its commit describes it. A value that the commit lacks is None."""
 
     version: int
     ended_at_ms: int
@@ -49,7 +49,8 @@ def read_compactions(
 ) -> list[Compaction]:
     """Read the last compactions of an application, newest first, as far as the table's history goes back.
 
-    At most `limit` are returned. There may be fewer if many other versions lie between them. Raises LakeUnavailable.
+    At most `limit` compactions are returned. There may be fewer, since only a limited number of commits is read, and
+    other commits may lie between the compactions. Raises LakeUnavailable.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     return [] if state is None else compactions_of_table(state, limit)

@@ -1,7 +1,7 @@
 """The location of a lake, in the one form that all readers and writers use.
 
-Spark takes a URI's escapes (`with%20space`) as part of the folder's name, deltalake decodes them. So a `file:` URI is
-turned into its path, and a `%` in a path or in another URI is rejected.
+Spark treats percent-encoding in a URI (`with%20space`) as part of the folder's name, deltalake decodes it. So a `file:`
+URI is converted to its path, and a `%` in a path or in another URI is rejected.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def local_folder(root: str) -> Path | None:
 
 
 def require_location(lake: str | None) -> str | None:
-    """The same text, for a setting. Raises ValueError if it is not a location of a lake."""
+    """Return the text unchanged: a validator of settings. Raises ValueError if the text is not a location of a lake."""
     try:
         if lake is not None:
             lake_root(lake)

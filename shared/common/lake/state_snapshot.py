@@ -1,9 +1,9 @@
 """Reads the snapshots of an application's live windows from the lake: versions of its Delta table `state`.
 
-`<lake>/<application>/state` has one row a change of a live window, and one row a compaction and changelog partition
-(its covered offset). Among the rows with the same (partition, store, key, start) the one with the highest changelog
-offset counts. If that row is a tombstone, the window is no longer live. To read a consistent snapshot, read the covered
-offsets first, then the windows at exactly that version.
+`<lake>/<application>/state` has two kinds of rows: changes of live windows, and the progress of each changelog
+partition (its covered offset), which each compaction appends. Among the rows with the same (partition, store, key,
+start), the one with the highest changelog offset is valid. If that row is a tombstone, the window is no longer live. To
+read a consistent snapshot, read the covered offsets first, then the windows at exactly that version.
 
 Everything here blocks: call it with `asyncio.to_thread`.
 """
@@ -99,18 +99,18 @@ def read_window_changes(
 ) -> Iterator[pa.RecordBatch]:
     """Read one partition's changes of a store's windows in a snapshot (a version of `state`), by changelog offset.
 
-    Each batch is one slice of about SLICE_ROWS rows. Replay them in that order: the last change of each window is its
-    live state. Columns: key (binary), start_ms, end_ms (int64), live (bool), then the state's fields `columns`, in that
-    order (int64, float64 or binary). A field is null if the row is a tombstone, or was written before the store had
-    that aggregation. A store that the snapshot does not know yet has no windows. Raises LakeUnavailable or
+    Each batch is one slice of about SLICE_ROWS rows. Apply the batches in order: the last change of each window is its
+    live state. Columns: key (binary), start_ms, end_ms (int64), live (bool), then the fields `columns` of the state, in
+    the order given (int64, float64 or binary). A field is null if the row is a tombstone, or was written before the
+    store had that aggregation. A store that the snapshot does not contain has no windows. Raises LakeUnavailable or
     NotASnapshot.
 
-    Rows can stand in any order in the files, because other programs may rewrite the files. The steps are:
+    Rows may be in any order in the files, because other programs may rewrite the files. The steps are:
 
-    1. Read the offsets alone.
-    2. Cut them into slices that fit in memory.
-    3. Read slice by slice, and sort each. Files and row groups without rows of a slice are skipped by their statistics,
-       if they have any.
+    1. Read only the changelog offsets of all rows.
+    2. Divide the offsets into ranges (slices) whose rows fit in memory.
+    3. Read each slice and sort its rows. Files and row groups without rows of the slice are skipped by their
+       statistics, if they have any.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None:

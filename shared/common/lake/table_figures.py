@@ -16,7 +16,7 @@ from penstock.shared.common.lake.window_queries import newest_rows_query
 def describe_tables(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the figures of an application's lake tables.
 
-    They are live rows, closed rows by store, table versions, and the end of the newest compaction.
+    The figures are: live rows, closed rows by store, table versions, and the time when the newest compaction ended.
 
     `compacted_at_ms` is None and `state_version` is -1 if nothing was compacted yet. Raises LakeUnavailable.
     """

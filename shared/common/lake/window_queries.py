@@ -53,10 +53,10 @@ def find_live_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[dict[str, Any]]:
-    """Find live windows of the keys that touch `reach` (ms, both inclusive) in a snapshot, a version of `state`.
+    """Find live windows of the keys that overlap `reach` (ms, both inclusive) in a snapshot, a version of `state`.
 
-    They are in the order of positions; with `after`, only those after that position. Each has partition, key (bytes),
-    start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
+    Windows are in the order of their positions; with `after`, only those after that position. Each window has
+    partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in fields_of_table(table):
@@ -73,9 +73,10 @@ def find_live_windows(
 
 
 def newest_rows_query(where: str) -> str:
-    """The source of a query over `state` for the newest row of each matching window, tombstones included.
+    """The FROM clause of a query over `state` for the newest row of each matching window, tombstones included.
 
-    An offset belongs to one row of a partition. A join by offset takes a quarter of the time of numbering the rows.
+    A changelog offset identifies a row of a partition. So the newest rows are found by a join on their offsets, which
+    takes a quarter of the time of `row_number()`.
     """
     of_each = f"SELECT partition AS p, max(changelog_offset) AS newest FROM t WHERE {where}"
     of_each += " GROUP BY partition, store, key, start_ms"
@@ -92,10 +93,10 @@ def find_closed_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[ClosedWindow]:
-    """Find closed windows of keys between two bounds (inclusive, in the store's form) that touch `reach` (inclusive).
+    """Find closed windows of keys between two bounds (inclusive, text or bytes) that overlap `reach` (inclusive).
 
-    They are in the order of positions, at most `rows_max`; with `after`, only those after that position. Times are in
-    ms, since Python's own times end with the year 9999.
+    At most `rows_max` windows are returned, in the order of their positions; with `after`, only those after that
+    position. Times are in ms, since Python's datetime ends with the year 9999.
     """
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
