@@ -3,14 +3,14 @@
     python -m penstock.testing.oracle [--batch N] [--store in_memory|rocksdb] FILE…
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the piped
-records, and the output. Windows run through the DSL, punctuation through the Processor API, both on
-`TopologyTestDriver`. With `--batch N` windows take their records in batches of N, with a commit after each. The output
-of each commit is then compared net: the last value of a window, and a retraction only of a window that an earlier
-commit had output. With `--store rocksdb` state is on disk, in a temporary folder, and no row stays in memory after its
-commit.
+records, and the output. Cases with windows are replayed through the DSL, cases with punctuation through the Processor
+API, both on Penstock's `TopologyTestDriver`. With `--batch N`, records are piped to windows in batches of N, with a
+commit after each batch. In that case only the net output of each commit is compared: the last value of each window, and
+a retraction only for a window that an earlier commit had output. With `--store rocksdb` the state is on disk, in a
+temporary folder, and no row stays in memory after its commit.
 
-It prints each mismatch, then `K skipped` for cases of kinds that the engine does not have, and last `N passed, M
-failed`. The exit status is 1 if any failed.
+The command prints each mismatch, then `K skipped` for cases of kinds that Penstock does not have, and last `N passed, M
+failed`. The exit status is 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 
 def replay(case: Case, state: StateDirectory | None = None) -> str | None:
-    """None if our output equals the recorded one, otherwise the difference. Raises KeyError for an unknown kind.
+    """None if Penstock's output equals the recorded output, otherwise the difference.
 
-    With `state` the stores are on disk there, in a folder that no case has used before.
+    With `state` the stores are on disk, in a new folder for each case. Raises KeyError for an unknown kind of case.
     """
     return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case, state)
 

@@ -1,7 +1,8 @@
-"""Runs a topology without a broker: the production task on one partition, with its logs in memory.
+"""Runs a topology without a broker: the same task as in production, for one partition, with its topics in memory.
 
-Everything that a commit would write to Kafka is kept in lists. A test can read results, late records and dead letters,
-`crash()` (lose what was not committed) and `restore()` from the changelog as a new owner would.
+Everything that a commit would write to Kafka is kept in lists. A test can read results, late records and dead letters.
+It can call `crash()`, which loses uncommitted work, and then `restore()`, which restores from the changelog as a new
+owner of the partition does.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -66,17 +67,19 @@ class _Raise(ErrorHandlers):
 class TopologyTestDriver:
     """Drives one task. It commits after every `pipe` unless `commit_each` is False.
 
-    A record that cannot be processed raises ProcessingFailed, which names node and record. Its `__cause__` is the error
-    of a user's function, or of decoding or writing. The driver ends there, as a worker does under `fail`. With
-    `errors=ErrorHandlers(...)` such records become dead letters, or are handled as these handlers decide.
+    A record that cannot be processed raises ProcessingFailed, which names the node and the record. Its `__cause__` is
+    the error of a user's function, or of decoding or writing. The driver cannot be used afterwards, as a worker stops
+    under `fail`. With `errors=ErrorHandlers(...)`, these handlers decide what happens to such records; they may become
+    dead letters.
 
-    `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
-    with its cache off. `pipe_columns` processes at least `columns_min` records as columns, if the topology allows it.
-    The wall clock stands at `now_ms` until it is advanced. Records more than `max_future_ms` ahead of it (by default a
-    day, as in production) are dead letters. Without `now_ms` the clock stands at 0 and no record is too far ahead,
-    unless `max_future_ms` is set. `max_request_size` limits results and states, as the application's setting of that
-    name does. With `state` its stores are on disk: `crash` closes them as they are, and `restore` opens them again and
-    reads the changelog from their position. `close` releases the folder.
+    By default every update of a result is forwarded, as in Kafka Streams with caching off; `deduplicate_updates`
+    changes that. If `pipe_columns` gets at least `columns_min` records and the topology allows it, the records are
+    processed as columns. The wall clock stands at `now_ms` until it is advanced. Records whose timestamps are more than
+    `max_future_ms` ahead of the wall clock (by default a day, as in production) become dead letters. Without `now_ms`
+    the clock stands at 0, and no record is too far ahead unless `max_future_ms` is set. `max_request_size` limits
+    results and states, as the application's setting of that name does. With `state` the stores are on disk: `crash`
+    closes them as they are, and `restore` opens them again and reads the changelog from their position. `close`
+    releases the folder.
     """
 
     def __init__(
@@ -186,10 +189,10 @@ class TopologyTestDriver:
         return self.outputs.pop(topic, [])
 
     def store(self, name: str) -> Any:
-        """A store as the task holds it now, uncommitted changes included; or a global table.
+        """A global table, or a store of the task with its uncommitted changes.
 
-        For a table or a custom store, `get(key)` returns a row's value. For any other store, `rows()` returns the rows
-        or live windows. Raises ConfigError, which names the existing stores, for an unknown name.
+        For a table or a custom store, `get(key)` returns a row's value. For any other store, `rows()` returns its rows
+        or live windows. For an unknown name, raises ConfigError, which names the existing stores.
         """
         stores: dict[str, Any] = {**self.task.stores, **self.global_tables}
         if name not in stores:
@@ -197,7 +200,7 @@ class TopologyTestDriver:
         return stores[name]
 
     def metrics(self) -> dict[str, int]:
-        """The task's counters since it was created or restored. Closed windows count with their commit."""
+        """The task's counters since it was created or restored. A closed window is counted when it is committed."""
         counted = self.task.metrics
         return {
             "records": counted.records_total,
@@ -209,9 +212,10 @@ class TopologyTestDriver:
         }
 
     def crash(self, torn_entries: int = 0) -> None:
-        """Lose the task and its uncommitted work. Up to `torn_entries` of its next commit reach the changelog.
+        """Lose the task and its uncommitted work.
 
-        The progress record that would confirm them never does.
+        With `torn_entries`, the crash happens within a commit: up to that many of its entries reach the changelog, but
+        not the progress record that would confirm them.
         """
         if torn_entries:
             self.changelog += self.task.prepare_commit(self.clock.now_ms()).changelog[:-1][:torn_entries]
@@ -219,7 +223,7 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Release the state's folder, if there is one. Nothing is written any more."""
+        """Release the folder of `state`, if there is one. Uncommitted work is not written."""
         if self._local is not None:
             self._local.close()
             self._local = None

@@ -1,7 +1,7 @@
 """A Kafka cluster for tests, in one process, over real sockets; see `FakeCluster`.
 
-It is modelled on franz-go's kfake. It speaks Kafka's wire protocol, keeps real record batches, and checks sequences,
-epochs, generations and transactions as Kafka does. A test can make any request fail, wait or get another answer.
+It is modelled on franz-go's kfake. It speaks Kafka's wire protocol, keeps real record batches, and checks sequence
+numbers, epochs, generations and transactions as Kafka does. A test can delay any request, fail it or answer it itself.
 """
 
 from penstock.shared.testing.fake_broker.cluster import FakeCluster

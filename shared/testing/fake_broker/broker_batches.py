@@ -1,8 +1,8 @@
-"""Record batches (format 2) as a broker sees them: a header, and records that it need not read.
+"""Record batches (format 2) as a broker sees them: a header, and records that the broker need not decode.
 
-A broker writes a batch's offset and leader epoch, which lie in front of the bytes that the checksum covers. So it never
-writes the records again. With LogAppendTime it sets the time as well and computes the checksum again. Only two
-functions unpack the records: the lookup of an offset by time, and a test's view of written records.
+When a broker appends a batch, it sets the batch's offset and leader epoch. Both are before the bytes that the checksum
+covers, so the broker need not change the rest. With LogAppendTime it also sets the timestamp and computes the checksum
+again. Records are decoded only to look up an offset by time, and to return written records to a test.
 """
 
 from __future__ import annotations

@@ -122,9 +122,10 @@ class FakeCluster:
     def control(
         self, api: Api | None, hook: Hook | Action, *, times: int | None = None, node: int | None = None
     ) -> Control:
-        """Pass every request of an API to a hook (None: of all APIs). A plain action stands for a hook that returns it.
+        """Pass every request of an API, or of all APIs if `api` is None, to a hook.
 
-        `times` limits how often the hook may act before it is removed. `node` restricts it to one node.
+        Instead of a hook, pass an action that every request gets. The hook is removed after `times` actions. With
+        `node`, only requests to that node are passed to the hook.
         """
         return Control(self._controls, api, hook, times, node)
 
@@ -140,7 +141,7 @@ class FakeCluster:
     def lose_records(self, tp: TopicPartition, end: int) -> None:
         """Remove the batches with records from offset `end` on, as an unclean leader election does.
 
-        The next leader epoch begins without them. Raises KeyError if there is no such partition.
+        The leader epoch increases. Raises KeyError if there is no such partition.
         """
         partition = self._existing_partition(tp)
         partition.log.truncate(end)

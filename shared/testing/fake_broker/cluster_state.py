@@ -1,7 +1,8 @@
 """The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
 
-There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's nodes do if
-another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` lists them.
+All nodes share one state. Each node leads some partitions and coordinates some groups and transactions. For others it
+returns Kafka's error, such as NOT_LEADER_OR_FOLLOWER. A handler is a function of the cluster and a request; `HANDLERS`
+lists the handlers.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class ClusterState:
         configs: Mapping[str, str],
         assignments: Mapping[int, list[int]] | None = None,
     ) -> BrokerTopic:
-        """Create a valid topic. The leaders of each topic start at another node."""
+        """Create a valid topic. By default, the first leaders of successive topics rotate over the nodes."""
         topic = BrokerTopic(name, dict(configs))
         if assignments:
             topic.assign(assignments, self.alive)

@@ -1,8 +1,8 @@
 """Kafka's wire format: a message's fields as a table of text, turned into a reader and a writer for each version.
 
-A table has one field a line: a name, a type, and optional properties. Children of an array or a struct are indented.
-The tables repeat Kafka's message definitions but are written independently, so that a client is tested against another
-reading of the protocol.
+A table has one field a line: a name, a type, and optional properties. Fields of an array's element or a struct are
+indented. The tables repeat Kafka's message definitions, but are written independently of the client's. So tests can
+detect an error in the client's definitions.
 
     topics []                 an array of structs; `[]int32` is an array of numbers
       name ?string            `?` can be null

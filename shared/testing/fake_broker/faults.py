@@ -1,4 +1,4 @@
-"""Faults on demand: a test defines what the broker does with a request before or instead of answering it.
+"""Faults on demand: a test defines what the broker does with a request, in place of or before its normal answer.
 
 A hook sees a request before the broker does and returns an action. If it returns None, the request goes to the next
 hook or to the broker. `times` counts a hook's actions, not its calls. Several hooks are called in the order in which
@@ -23,7 +23,7 @@ from penstock.shared.testing.fake_broker.request import Request, partition_numbe
 
 @dataclass(frozen=True)
 class Drop:
-    """Never answer. With `handled` the broker still carries out the request, and only the answer is lost."""
+    """Never answer. With `handled` the broker carries out the request, and only the answer is lost."""
 
     handled: bool = False
 
@@ -47,8 +47,8 @@ class Delay:
 class Fail:
     """Answer with an error code: for all of the request, or for some partitions while the others succeed.
 
-    With `handled` the broker also carries out the part that it reports as failed, as a leader does that appends a batch
-    and then loses its partition.
+    With `handled` the broker carries out the request even where it answers with the error. A real leader does so if it
+    appends a batch and loses the leadership before the batch is replicated.
     """
 
     code: int

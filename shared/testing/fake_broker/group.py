@@ -79,7 +79,7 @@ class BrokerGroup:
     _is_delayed: bool = field(default=False, repr=False)
 
     def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedAnswer:
-        """Take part in the next generation. The response is sent when it starts."""
+        """Take part in the next generation. The response is sent when all members have joined."""
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (
             body.protocol_type != self.protocol_type or not self._shared_protocols(protocols, body.member_id)
@@ -178,7 +178,7 @@ class BrokerGroup:
         return answer
 
     def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
-        """The member is alive. REBALANCE_IN_PROGRESS makes it join again."""
+        """Record that the member is alive. Returns REBALANCE_IN_PROGRESS if the member must join again."""
         member = self._check_member(body)
         if isinstance(member, ErrorCode):
             return member

@@ -116,7 +116,10 @@ def offset_commit(state: ClusterState, request: Request) -> Answer:
 
 
 def offset_fetch(state: ClusterState, request: Request) -> Answer:
-    """The committed offsets of a group. With `require_stable`, an offset of an open transaction makes an error."""
+    """The committed offsets of a group.
+
+    With `require_stable`, a partition with an offset in an open transaction gets an error.
+    """
     body = request.body
     code = _group_error(state, request)
     if code is not ErrorCode.NONE:

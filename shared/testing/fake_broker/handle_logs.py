@@ -52,7 +52,10 @@ def _node_endpoints(state: ClusterState, topics: list[Message]) -> list[Message]
 
 
 def produce(state: ClusterState, request: Request) -> Answer:
-    """Append each partition's batch, or return the error. With acks=0 there is no response, and an error hangs up."""
+    """Append the batch of each partition, and return positions and errors.
+
+    With acks=0 there is no response; an error closes the connection.
+    """
     acks = request.body.acks
 
     def append_batch(tp: TopicPartition, row: Message) -> Message:

@@ -176,7 +176,7 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 
 
 def describe_configs(state: ClusterState, request: Request) -> Answer:
-    """Handle a request for topics' configs: all of them, with the values in force. Brokers return none of their own."""
+    """Return all configs of topics, with the values in force. For a broker, return no configs."""
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
 

@@ -1,6 +1,6 @@
-"""One node's port: frames in, frames out, one request of a connection at a time.
+"""One node's port: reads request frames and writes response frames.
 
-Requests of a connection are processed in order, as Kafka does it: a request that waits blocks the requests behind it.
+As in Kafka, the requests of a connection are processed one at a time: a request that waits blocks those after it.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ The high watermark is the log's end: a batch is on all replicas as soon as it is
 first offset of the first open transaction. `read_committed` reads up to there, and the response lists the aborted
 transactions in the returned range.
 
-An idempotent producer numbers its records. The partition appends the batch that follows the last one. For one of the
-last five batches it repeats its earlier answer. It rejects everything else. A newer epoch starts at zero, an older one
-is fenced. From an unknown producer (its records may be lost) a partition accepts any number. An example, with batches
-of ten:
+An idempotent producer numbers its records. The partition appends a batch whose sequence number follows the last one. If
+the batch is one of the producer's last five, the partition repeats its earlier answer. It rejects any other sequence
+number. With a newer epoch the numbers start at zero; an older epoch is fenced. If the partition does not know the
+producer (its records may be deleted), it accepts any number. An example, with batches of ten:
 
     sequence 0 -> appended;  10 -> appended;  10 again -> the first one's offset;  30 -> OUT_OF_ORDER_SEQUENCE_NUMBER
 """
@@ -93,7 +93,7 @@ class PartitionLog:
         return producer_id in self._open
 
     def append(self, batch: BrokerBatch, leader_epoch: int, append_time_ms: int = -1) -> Appended | ErrorCode:
-        """Append a batch, under LogAppendTime with `append_time_ms`. Returns its position, or the error code.
+        """Append a batch. Returns its position, or the error code. With LogAppendTime, `append_time_ms` is the time.
 
         For a batch that was appended before, the earlier position is returned.
         """
@@ -164,8 +164,8 @@ class PartitionLog:
     def truncate(self, end: int) -> None:
         """Remove the batches that hold records from an offset on.
 
-        The state of producers and transactions is rebuilt from the rest of the log. A lost batch that is sent again is
-        appended again, and a transaction whose marker is lost is open again.
+        The state of producers and transactions is rebuilt from the remaining batches. So a removed batch can be
+        appended again, and a transaction whose marker was removed is open again.
         """
         kept = bisect_left(self._lasts, end)
         self.size_bytes -= sum(len(batch.data) for batch in self.batches[kept:])

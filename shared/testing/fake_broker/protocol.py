@@ -1,8 +1,8 @@
 """The APIs and versions that the fake broker supports, the frames of requests, and Kafka's error codes.
 
-A frame is a header and a body. The header is the API's key, its version, a correlation id that the response repeats,
-and the client's id. Headers of flexible versions end in tagged fields. The response to ApiVersions is the exception: a
-client must be able to read it before it knows the broker's versions.
+A request's frame is a header and a body. The header is the API's key, its version, a correlation id that the response
+repeats, and the client's id. In flexible versions, the headers of requests and responses end with tagged fields. The
+response header of ApiVersions never has them: a client must be able to read it before it knows the broker's versions.
 """
 
 from __future__ import annotations

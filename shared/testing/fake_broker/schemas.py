@@ -1,8 +1,8 @@
 """The messages that clients exchange with brokers and with the coordinators of groups and transactions.
 
 In every message, topics are `topics` with a `name`, partitions are `partitions` with a `partition`, and errors are
-`error_code`. Kafka's own definitions use several names for one concept. One name lets a fault be put into any response
-in the same way. Versions start at Kafka 4's oldest.
+`error_code`. Kafka's own definitions use several names for one concept. With one name, the same code can put a fault
+into any response. The oldest version of each message is the oldest that Kafka 4 supports.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class BrokerTopic:
         return self.name in INTERNAL_TOPICS
 
     def add_partitions(self, count: int, nodes: Sequence[int], alive: Sequence[int], replication_factor: int) -> None:
-        """Grow to `count` partitions. Replicas are spread over all nodes; the first running one leads."""
+        """Grow to `count` partitions. Replicas are spread over all nodes; the first replica that runs is the leader."""
         for index in range(len(self.partitions), count):
             replicas = [nodes[(index + step) % len(nodes)] for step in range(replication_factor)]
             isr = [node for node in replicas if node in alive]

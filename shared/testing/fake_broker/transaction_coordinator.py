@@ -111,10 +111,10 @@ class Transactions:
     def init(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int], now_ms: int
     ) -> tuple[int, int] | ErrorCode:
-        """The producer id and epoch of a transactional id from now on. Producers with an earlier epoch are fenced.
+        """Handle InitProducerId: return the producer id and the new epoch. Producers with an earlier epoch are fenced.
 
-        `expected` are the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. An open
-        transaction is aborted, and CONCURRENT_TRANSACTIONS makes the producer try again.
+        `expected` are the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. If a
+        transaction is open, it is aborted and the answer is CONCURRENT_TRANSACTIONS, so that the producer tries again.
         """
         if not 0 < timeout_ms <= int(self._configs["transaction.max.timeout.ms"]):
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
