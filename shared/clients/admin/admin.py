@@ -1,11 +1,12 @@
-"""Administration of topics, configs, records, groups and offsets, over one connection of its own (Java: `Admin`).
+"""Administers topics, configs, records, groups and offsets, over a connection of its own (Java: `Admin`).
 
-Each call has one deadline (`timeout_ms`, by default the admin's) for all its requests, and retries retriable errors
-within it. It raises KafkaTimeout, or the Kafka error with the topic, partition or group in its message.
+A call may send several requests, and retries retriable errors. One deadline covers all of this: `timeout_ms`, by
+default the admin's. A call that fails raises KafkaTimeout or a Kafka error. The message names the topic, partition or
+group.
 
-The offsets of a group can be changed only while it has no members: a member would overwrite the change, or hold a
-position that ignores it. So every change first describes the group, and raises GroupNotEmpty with its members. (The
-broker rejects the change if a member joins in between.)
+A group's offsets can be changed only while the group has no members. A member would overwrite the change by a commit,
+or would continue from its own position. So each change first describes the group. If the group has members, it raises
+GroupNotEmpty, which names them. The broker rejects the change if a member joins in between.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class Admin:
     async def topic_configs(
         self, topics: Iterable[str], *, timeout_ms: int | None = None
     ) -> dict[str, list[ConfigEntry]]:
-        """Return every config in force of each topic, sorted by name, with the source of its value.
+        """Return all configs of each topic, sorted by name. Each entry has the value in force and its source.
 
         Raises UnknownTopicOrPartition, which names the topic.
         """
@@ -262,9 +263,10 @@ class Admin:
     async def alter_configs(
         self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
     ) -> None:
-        """Set configs of a topic; None resets one to the broker's default. The other configs stay as they are.
+        """Set configs of a topic; None resets a config to the broker's default. All other configs of the topic stay as
+        they are.
 
-        Raises InvalidRequest with the broker's message, UnknownTopicOrPartition.
+        Raises UnknownTopicOrPartition, or InvalidRequest with the broker's message.
         """
         rows = [(name, DELETE_CONFIG if value is None else SET_CONFIG, value) for name, value in configs.items()]
         request = requests.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
@@ -286,11 +288,12 @@ class Admin:
         *,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, int]:
-        """Return one offset for each partition: the earliest, the latest, or the first record's at or after a time.
+        """Return one offset for each partition: the earliest, the latest, or that of the first record at or after a
+        time.
 
-        Times are in ms since the epoch. The latest is the high watermark, under `read_committed` the last stable offset
-        (before the first open transaction). If no record is as late as the time, the latest offset is returned. Raises
-        ValueError and TypeError for any other spec.
+        Times are in ms since the epoch. The latest offset is the high watermark. Under `read_committed` it is the last
+        stable offset, which lies before the first open transaction. If all records are earlier than the time, the
+        latest offset is returned. Raises ValueError or TypeError for an invalid spec.
         """
         self._check_open()
         for tp, spec in specs.items():
@@ -305,10 +308,10 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Delete the records below an offset (-1: all). Returns each partition's new first offset.
+        """Delete the records below an offset; -1 deletes all. Returns the new earliest offset of each partition.
 
         Raises OffsetOutOfRange, which names the partition, if the offset is above the high watermark. Raises ValueError
-        and TypeError for an invalid offset.
+        or TypeError for an invalid offset.
         """
         for tp, offset in before.items():
             if offset != ALL_RECORDS:
@@ -335,9 +338,10 @@ class Admin:
     async def partition_bytes(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Return the bytes of each partition on its leader's disk: whole segments, including deleted records in them.
+        """Return the size in bytes of each partition's log on the disk of its leader.
 
-        Raises AuthorizationFailed without the permission to describe the cluster.
+        The size is that of whole segments, including deleted records in them. Raises AuthorizationFailed if the client
+        may not describe the cluster.
         """
         wanted = list(partitions)
         sizes: dict[TopicPartition, int] = {}
@@ -464,7 +468,8 @@ class Admin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of a group.
 
-        With `require_stable` it waits for offsets of open transactions, within the deadline (KIP-447).
+        With `require_stable` the call waits until open transactions with offsets of the group have ended, at most until
+        the deadline (KIP-447).
         """
         where = f"offsets of group {group_id}"
 
@@ -512,8 +517,7 @@ class Admin:
     ) -> None:
         """Commit offsets for a group without members.
 
-        Raises GroupNotEmpty, which names the members if there are any. Raises ValueError and TypeError for an invalid
-        offset.
+        Raises GroupNotEmpty, which names the members. Raises ValueError or TypeError for an invalid offset.
         """
         checked = checked_offsets(offsets)
         await self._check_no_members(group_id, timeout_ms)
@@ -550,10 +554,10 @@ class Admin:
     ) -> dict[TopicPartition, OffsetChange]:
         """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        `partitions` are by default those with a commit (or the keys of `to`). Offsets are kept within the partition's
-        first and last offset. With `dry_run` nothing is changed, and an active group raises no error. Raises
-        GroupNotEmpty, which names the members, GroupNotFound if there is nothing to reset, ValueError and TypeError for
-        any other `to`.
+        `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset outside the
+        log is set to the first or last offset of the partition. With `dry_run` nothing is changed, and members of the
+        group raise no error. Raises GroupNotEmpty, which names the members. Raises GroupNotFound if there is nothing to
+        reset. Raises ValueError or TypeError for an invalid `to`.
         """
         _check_reset(to)
         if not dry_run:
@@ -585,9 +589,9 @@ class Admin:
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> None:
-        """Delete a group's committed offsets of partitions.
+        """Delete the offsets that a group has committed for some partitions.
 
-        Raises GroupNotEmpty, which names the members if there are any, GroupNotFound if there is no such group.
+        Raises GroupNotEmpty, which names the members, or GroupNotFound if there is no such group.
         """
         await self._check_no_members(group_id, timeout_ms)
         topics: dict[str, list[int]] = defaultdict(list)

@@ -43,9 +43,9 @@ class NewTopic:
 
 
 def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1, **configs: str) -> NewTopic:
-    """Return a topic for records with event times, however old or far ahead; no record in it expires.
+    """Return a new topic for records with event times. It accepts any timestamp, and no record expires.
 
-    Configs are given with underscores for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
+    In the names of configs, underscores stand for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
     """
     configured = {name_.replace("_", "."): value for name_, value in configs.items()}
     return NewTopic(name, partitions, replication_factor, {**EVENT_TIME_CONFIGS, **configured})
@@ -85,10 +85,10 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """A config in force, with the source of its value.
+    """A config with the value in force and the source of that value.
 
-    `source` is Kafka's name (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG, …). `synonyms` are all
-    possible values, the one in force first. The value of a sensitive config is None.
+    `source` has Kafka's name (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG, …). `synonyms` are the values
+    of all sources, the one in force first. The value of a sensitive config is None.
     """
 
     name: str
@@ -120,7 +120,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group. `state` is Kafka's name (Stable, Empty, PreparingRebalance, CompletingRebalance, Dead)."""
+    """A group. `state` has Kafka's name (Stable, Empty, PreparingRebalance, CompletingRebalance, Dead)."""
 
     group_id: str
     state: str
@@ -141,7 +141,8 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """A group's lag. `committed` is None without a commit; `lag` then counts from the first record."""
+    """The lag of a group in one partition. Without a committed offset `committed` is None, and `lag` counts all
+    records."""
 
     topic_partition: TopicPartition
     committed: int | None

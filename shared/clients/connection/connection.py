@@ -1,9 +1,9 @@
 """One client's connections to a cluster: sockets, metadata, coordinators, and requests with a deadline.
 
-`Connection` wraps `AIOKafkaClient` and adds the clients' guarantees. A start ends within a deadline in
-`BrokerNotAvailable` (or `AuthenticationFailed`) with the address. Errors are Penstock's and name their resource. The
-default client id differs for each instance. Secrets are read when a socket is set up, and are in no repr, log line or
-error.
+`Connection` wraps `AIOKafkaClient` and adds these guarantees. A start that fails raises BrokerNotAvailable or
+AuthenticationFailed with the address, within its deadline. Errors are Penstock's classes, and name the resource. Each
+instance has a default client id of its own. Secrets are read when a socket is set up. No repr, log line or error
+contains them.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def default_client_id() -> str:
 
 
 def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[RetriableError], float]:
-    """Return the waits of `Connection.retrying` for one call: a function from an error to the ms to wait.
+    """Return a function that maps each error of one call to the ms to wait before the retry (`Connection.retrying`).
 
-    `soon` is for a call that opens a transaction: its wait is short while the last transaction is being completed.
+    `soon` is for a call that opens a transaction: the waits are short while the coordinator completes the last
+    transaction.
 
     >>> wait_after = retry_waits(100, soon=True)
     >>> [wait_after(error("t")) for error in (ConcurrentTransactions, BrokerNotAvailable, ConcurrentTransactions)]
@@ -97,8 +98,8 @@ def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[Ret
 async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
     """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
-    After `log_after_ms` without metadata it logs the addresses and the reason. Raises BrokerNotAvailable with the
-    addresses, AuthenticationFailed as soon as a broker rejects the credentials.
+    If there is no metadata after `log_after_ms`, the addresses and the reason are logged. Raises BrokerNotAvailable
+    with the addresses. Raises AuthenticationFailed as soon as a broker rejects the credentials.
     """
     servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
@@ -196,9 +197,10 @@ class Connection:
             await client.close()
 
     def silent_ms(self) -> float | None:
-        """Return the ms since a broker last answered any request of this client, or since the first call.
+        """Return the ms since a broker last answered a request of this client.
 
-        Returns None while there is no connection. Sockets that were closed since the last call do not count.
+        Without an answer the time counts from the first call of this method. Answers on a socket that was closed since
+        the last call are not known. Returns None before the connection is opened.
         """
         if self._client is None:
             return None
@@ -243,16 +245,16 @@ class Connection:
         return sorted(self.cluster.available_partitions_for_topic(topic) or ())
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """Return the node that leads a partition. Returns None while there is none."""
+        """Return the node that leads a partition. Returns None if no leader is known."""
         if (moved := self._moved.get(tp)) is not None:
             return moved
         node = self.cluster.leader_for_partition(tp)
         return None if node is None or node == -1 else int(node)
 
     def leader_moved(self, tp: TopicPartition, node: int) -> None:
-        """Note the new leader that a broker named (KIP-951); it is used until the next metadata.
+        """Store a partition's new leader, which a broker named in a response (KIP-951), until the next metadata.
 
-        A leader without a known address is ignored: it must be in the metadata or have been passed to `brokers_told`.
+        A node without a known address is ignored. Addresses come from the metadata and from `brokers_told`.
         """
         if self.cluster.broker_metadata(node) is not None:
             self._moved[tp] = node
@@ -274,9 +276,10 @@ class Connection:
         return connection is not None and bool(connection.connected())
 
     async def connect(self, node: int) -> bool:
-        """Connect to a node if needed. Returns whether it is reached within `socket_connection_setup_timeout_ms`.
+        """Connect to a node if needed. Returns whether it is connected after at most
+        `socket_connection_setup_timeout_ms`.
 
-        Raises AuthenticationFailed if it rejects the credentials.
+        Raises AuthenticationFailed if the node rejects the credentials.
         """
         if await self._client.ready(node):
             return True
@@ -286,7 +289,7 @@ class Connection:
         return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
-        """Request fresh metadata. The returned future ends with the attempt."""
+        """Request new metadata. Returns a future that is done when the request is answered or has failed."""
         if self._client is None:
             raise IllegalState(f"client {self.client_id}: not open")
         update: asyncio.Future[bool] = self._client.force_metadata_update()
@@ -299,9 +302,10 @@ class Connection:
             self._client.add_topic(topic)
 
     def unwatch(self, topic: str) -> bool:
-        """Leave a topic out of later metadata requests.
+        """Leave a topic out of later metadata requests. Returns whether that was possible.
 
-        Returns False if a call waits for the topic, or if it is the last: an empty list would request all topics.
+        Returns False if all topics are watched, or if a call waits for this topic. Also returns False for the last
+        topic: an empty list would request the metadata of all topics.
         """
         topics = self._client._topics
         if self._watches_all or self._waited_for[topic] or topics <= {topic}:
@@ -325,7 +329,8 @@ class Connection:
     async def wait_for_topic(self, topic: str, timeout_ms: float) -> list[int]:
         """Return the topic's partitions as soon as they are known.
 
-        Raises UnknownTopicOrPartition, which names the topic, after `timeout_ms`. Raises IllegalState if it is closed.
+        Raises UnknownTopicOrPartition, which names the topic, after `timeout_ms`. Raises IllegalState if the connection
+        is closed.
         """
         if (known := self.partitions(topic)) is not None:
             return known
@@ -359,8 +364,9 @@ class Connection:
     ) -> Any:
         """Send one request to a node and return its response, within `request_timeout_ms`.
 
-        `coordination` uses a socket that is not shared with data. For a request that the broker answers only after
-        other members have acted, `waits_ms` is the timeout, and it uses a third socket.
+        With `coordination` the request uses the socket for coordination instead of that for data. `waits_ms` is for a
+        request such as JoinGroup, which the broker answers only after other members have acted. It replaces the
+        timeout, and the request uses a third socket.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         with translating_errors(where, self.client_id):
@@ -428,7 +434,7 @@ class Connection:
     ) -> Any:
         """Send a request to a coordinator (see `send`).
 
-        A coordinator that cannot be reached is looked up again before the next request.
+        If the coordinator does not answer, the next request looks it up again.
         """
         node = await self.coordinator(kind, key)
         try:
@@ -440,10 +446,11 @@ class Connection:
     async def retrying(
         self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: float, *, soon: bool = False
     ) -> T:
-        """Repeat `call` until it succeeds, raises an error that is not retriable, or the deadline passes.
+        """Repeat `call` after retriable errors until it succeeds or the deadline passes. Raises any other error at
+        once.
 
-        Raises KafkaTimeout with the last error after the deadline. `soon` means that the call opens a transaction: it
-        waits in short steps for the completion of the last one.
+        After the deadline KafkaTimeout is raised with the last error. UnknownTopicOrPartition is retried only for
+        UNKNOWN_TOPIC_GRACE_MS. `soon` is for a call that opens a transaction: see `retry_waits`.
         """
         wait_after = retry_waits(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None

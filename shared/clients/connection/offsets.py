@@ -1,6 +1,6 @@
-"""Offsets: checks those that a caller passes, and looks up those of the partitions' leaders.
+"""Checks the offsets that a caller passes, and looks up offsets at the leaders of partitions.
 
-The checks come before a request, because some numbers have a special meaning to a broker.
+Offsets are checked before a request, because a broker interprets some negative numbers in its own way.
 
 >>> checked_offset(TopicPartition("clicks", 0), 7)
 7
@@ -28,7 +28,7 @@ OFFSET_METADATA_MAX_BYTES = 4_096
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """The offset, if it is valid. Raises TypeError or ValueError."""
+    """Return the offset if it is valid. Raises TypeError or ValueError otherwise."""
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
     # True is an int too.
@@ -42,7 +42,7 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
 def checked_offsets(
     given: Mapping[TopicPartition, OffsetAndMetadata | int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The offsets to commit, if they are valid. TypeError and ValueError name the partition."""
+    """Return the offsets to commit if they are valid. Raises TypeError or ValueError, which names the partition."""
     checked = {}
     for tp, value in given.items():
         at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -56,7 +56,7 @@ def checked_offsets(
 
 
 def checked_time(what: object, time_ms: object) -> int:
-    """The time in ms, if it is valid. Raises TypeError or ValueError."""
+    """Return the time in ms if it is valid. Raises TypeError or ValueError otherwise."""
     if not isinstance(time_ms, int) or isinstance(time_ms, bool):
         raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
     if time_ms < 0:
@@ -65,7 +65,8 @@ def checked_time(what: object, time_ms: object) -> int:
 
 
 def checked_spec(what: object, spec: object) -> str | int:
-    """The position to look up: `earliest`, `latest` or a time in ms. Raises TypeError or ValueError."""
+    """Return the position to look up if it is valid: `earliest`, `latest` or a time in ms. Raises TypeError or
+    ValueError otherwise."""
     if isinstance(spec, str):
         if spec not in ("earliest", "latest"):
             raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")
@@ -86,10 +87,10 @@ READ_COMMITTED = 1
 async def list_offsets(
     connection: Connection, specs: Mapping[TopicPartition, str | int], isolation_level: str, timeout_ms: float
 ) -> dict[TopicPartition, int]:
-    """Return for each partition the offset of `earliest`, `latest` or a time in ms; -1 if no record is as late as the
-    time.
+    """Return for each partition the offset of `earliest`, `latest` or a time in ms; -1 if all records are earlier than
+    the time.
 
-    The latest is the high watermark, under `read_committed` the last stable offset.
+    The latest offset is the high watermark, or the last stable offset under `read_committed`.
     """
     stamps = {tp: SPECS[spec] if isinstance(spec, str) else spec for tp, spec in specs.items()}
     level = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
@@ -115,7 +116,7 @@ async def list_offsets(
 
 
 async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[int, dict[str, list[int]]]:
-    """Return partitions by leader and topic, from fresh metadata.
+    """Return the partitions grouped by leader and topic, from new metadata.
 
     Raises NotLeaderOrFollower (retriable) if a partition has no leader.
     """

@@ -1,8 +1,10 @@
-"""Socket security: the TLS context, SASL options, OAUTHBEARER tokens. It also limits aiokafka's log lines.
+"""Socket security: the TLS context, SASL options and OAUTHBEARER tokens. Also limits aiokafka's log lines.
 
-aiokafka logs retries as errors, and Penstock's clients report the outcome themselves. So aiokafka's loggers are quiet,
-unless the process has set a level for the logger `aiokafka`. Secrets are read when a socket is set up. At DEBUG
-aiokafka logs each request and response, including SASL's with the password. Those are logged without their bytes.
+aiokafka logs retries as errors. Penstock's clients report the outcome of a request themselves, so aiokafka's loggers
+are quiet unless the process sets a level for the logger `aiokafka`. At DEBUG aiokafka logs each request and response.
+SASL requests contain the password, so they are logged without their bytes.
+
+Secrets are read when a socket is set up.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ SECRET_STRUCTS = (
 
 
 def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
-    """Return the TLS context of the settings, None without TLS.
+    """Return the TLS context of the settings. Returns None without TLS.
 
-    Raises ConfigError, which names a file that is invalid.
+    Raises ConfigError, which names the invalid file.
     """
     if not kafka_settings.security_protocol.endswith("SSL"):
         return None
@@ -57,9 +59,9 @@ def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
 
 
 def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str, Any]:
-    """Return the connection arguments that aiokafka's classes share.
+    """Return the arguments for a connection that all classes of aiokafka take.
 
-    Raises ConfigError for a file or a function that is missing.
+    Raises ConfigError for an invalid certificate file or a missing token function.
     """
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in kafka_settings.bootstrap_servers.split(",")],
@@ -84,10 +86,10 @@ def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str,
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
-    """Calls the function that `module:function` names for a token, each time a connection is made.
+    """Calls the user's function `module:function` for a token, each time a socket is set up.
 
     The function takes no arguments and returns the token as str. A coroutine function is awaited. Any other function
-    runs in a thread, since it may block; its result may be awaitable. If it raises, this connection attempt fails.
+    runs in a thread, since it may block; its result may be awaitable. If it raises, the connection attempt fails.
     """
 
     def __init__(self, path: str) -> None:

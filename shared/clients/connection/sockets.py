@@ -1,17 +1,17 @@
-"""aiokafka's client, with sockets that keep Penstock's time limits and read responses in place.
+"""aiokafka's client, with sockets that have time limits of their own and read responses in place.
 
-A connection is set up within `socket_connection_setup_timeout_ms`, including TCP, TLS and SASL, or it fails with a
-reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601). A broker
-that does not respond does not block connections to another.
+The setup of a connection includes TCP, TLS and SASL. It ends within `socket_connection_setup_timeout_ms`, or fails with
+a reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601). A
+broker that does not respond does not delay connections to other brokers.
 
-The addresses of a host name are tried in turn, as Java's `client.dns.lookup=use_all_dns_ips` does (KIP-302). If an
-address refuses the connection, the next one is tried at once. An address that does not respond uses up the whole
-attempt. The next attempt begins with the address after it, so that every address is tried.
+The addresses of a host name are tried in turn, as under Java's `client.dns.lookup=use_all_dns_ips` (KIP-302). If an
+address refuses the connection, the next address is tried at once. An address that does not respond uses up the whole
+attempt. The next attempt then begins with the address after it, so that every address is tried.
 
-aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is parsed. For
-fetches that is half the work. `read_in_place` replaces the protocol of an open aiokafka connection. The socket then
-writes into the response's own memory, and a response type that has `decode_frame` is given that memory. aiokafka still
-handles everything else between a request and its response.
+aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is parsed. In a
+fetch these copies are half of the work. `read_in_place` replaces the protocol of an open aiokafka connection. The
+socket then receives each response directly into a buffer of its own. A response type with `decode_frame` decodes that
+buffer without a copy. aiokafka still does everything else.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Addresses:
     async def connected_socket(self, host: str, port: int) -> socket.socket:
         """Return a socket connected to one of the host's addresses.
 
-        Raises the OSError of the last address if all refuse the connection.
+        Raises the OSError of the last address if all addresses refuse the connection.
         """
         error: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, address in self._rotate_addresses((host, port), await _resolve_host(host, port)):
@@ -131,7 +131,8 @@ ConnectionId = tuple[int | str, int]
 
 
 class OfOthers(logging.Filter):
-    """Drops aiokafka's log lines about Penstock's clients, which log for themselves. A user's own clients still log."""
+    """Drops aiokafka's log lines about Penstock's clients, which write their own. Those about a user's own aiokafka
+    clients are kept."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame: FrameType | None = sys._getframe(1)
@@ -152,7 +153,8 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         self._addresses = addresses
 
     async def connect(self) -> None:
-        """TCP, TLS, the broker's versions and SASL. Raises OSError and aiokafka's errors."""
+        """Connect by TCP and TLS, request the broker's versions, and authenticate by SASL. Raises OSError and
+        aiokafka's errors."""
         # These are the steps of aiokafka's `connect`. Only the socket is new: it is made for one address of the host,
         # while aiokafka leaves the choice to asyncio, which begins with the first address in every attempt.
         loop = asyncio.get_running_loop()
@@ -213,9 +215,10 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:
-        """Fetch the first metadata, if needed: one attempt at each of the bootstrap servers.
+        """Fetch the first metadata if needed. Each bootstrap server is tried once.
 
-        Raises AuthenticationFailed as soon as one rejects the credentials, BrokerNotAvailable with each one's reason.
+        Raises AuthenticationFailed as soon as a server rejects the credentials. Raises BrokerNotAvailable with the
+        reason of each server.
         """
         if self._sync_task is not None:
             return
@@ -255,7 +258,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
         """Update the metadata from a known broker.
 
-        If no broker has answered for long, use the bootstrap servers: all brokers may have moved (KIP-899).
+        After `metadata_recovery_rebootstrap_trigger_ms` without metadata the bootstrap servers are used, since all
+        brokers may have moved (KIP-899).
         """
         if await super()._metadata_update(cluster_metadata, topics):
             self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -302,9 +306,10 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     async def _get_conn(
         self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT, no_hint: bool = False
     ) -> Any:
-        """Return the connection to a node; make it if needed. Returns None if that fails, see `connection_error`.
+        """Return the connection to a node, and connect if needed. Returns None if that fails; see `connection_error`.
 
-        After a failure no attempt is made for `reconnect_backoff_ms`, doubled up to `reconnect_backoff_max_ms`.
+        After a failure there is no attempt for `reconnect_backoff_ms`. The backoff doubles with each failure, up to
+        `reconnect_backoff_max_ms`.
         """
         conn_id = (node_id, group)
         known = self._conns.get(conn_id)
@@ -370,7 +375,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         return type(why)(f"{where}: {why}")
 
     def authentication_error(self) -> PenstockError | None:
-        """Return the AuthenticationFailed of a known broker that rejects this client. Returns None if there is none."""
+        """Return the AuthenticationFailed of a known broker that has rejected this client. Returns None if there is
+        none."""
         known = {broker.nodeId for broker in self.cluster.brokers()}
         errors = (why for node, why in self._node_errors.items() if node in known)
         return next((why for why in errors if isinstance(why, AuthenticationFailed)), None)
@@ -512,7 +518,7 @@ class Frames(asyncio.BufferedProtocol):
 
 
 def read_in_place(connection: Any) -> bool:
-    """Make an open connection read in place. Returns False if requests or received bytes are pending."""
+    """Make an open connection read responses in place. Returns False if a request is open or bytes are unread."""
     if isinstance(connection._writer.transport.get_protocol(), Frames):
         return True
     # The new protocol would not see bytes that are in the stream already, and would read a response from its middle.

@@ -1,24 +1,29 @@
-"""The four assignors of the Java consumer, under their names. An assignor distributes partitions among members.
+"""The four assignors of the Java consumer, under their names. An assignor distributes partitions among the members of a
+group.
 
-The group's leader runs one with the subscriptions of all members (`GroupMember`) and the partitions of every topic. All
-members call `user_data`, which passes information to the next assignment. With an `eager` assignor every member has
-revoked all its partitions before. With the `cooperative` one members keep theirs (KIP-429). A partition that must move
-is assigned to no member in this round: its owner sees that it is missing, revokes it, and joins again.
+The group's leader calls `assign` with the subscriptions of all members (`GroupMember`) and the number of partitions of
+every topic. Each member calls `user_data`, and sends the result to the leader of the next rebalance. Under an eager
+assignor a member revokes all its partitions before it joins. Under the cooperative one members keep their partitions
+(KIP-429). A partition that must move is at first assigned to no member. Its owner sees that its assignment lacks the
+partition, revokes it, and joins again.
 
-The sticky assignors share one assignment. It is balanced first; then it moves as few partitions as the balance allows:
+The sticky assignors share one algorithm. The result is balanced, and moves as few partitions as a balanced result
+allows:
 
 1. Every valid claim is kept. A claim is a partition of the member's last assignment. If several members claim a
-   partition, the newest generation wins; in a tie none does.
-2. Each unowned partition goes to the subscribed member with the fewest.
-3. The member with the most gives one to the member with the fewest, if needed along a path: `a` gives a partition to
-   `b`, and `b` gives one of another topic to `c`. Paths over initially unowned partitions come first.
+   partition, the claim of the newest generation wins. If their generations are equal, no claim is valid.
+2. Each unowned partition goes to the subscribed member with the fewest partitions.
+3. Members with many partitions give some to members with few. If two members share no topic, a path leads through
+   others: `a` gives a partition to `b`, and `b` gives one of another topic to `c`. Paths that move only initially
+   unowned partitions are used first.
 
-A path is used if the loads of its ends differ by two or more, so each one reduces the sum of the squared loads. When no
-path is left, no assignment has a smaller sum. So a cooperative group settles in two rounds. The partitions left out of
-the first round are placed in the second. That round is as balanced, and moves no partition that is held.
+A path is used only if the first member has at least two partitions more than the last one. So each path reduces the sum
+of the squared numbers of partitions. When no path is left, no assignment has a smaller sum. A cooperative group
+therefore settles in two rounds. The second round assigns the partitions that the first one left out. It is as balanced,
+and moves no partition that a member holds.
 
-Members with an instance id come first, ordered by it; the others follow by member id. So the order of the static
-members survives restarts.
+Members with an instance id come first, ordered by that id. The others follow by member id. So static members keep their
+order through restarts.
 
 >>> members = {name: GroupMember(Subscription(("t",))) for name in "ab"}
 >>> ASSIGNORS["range"].assign({"t": 3}, members)["a"]
@@ -74,9 +79,9 @@ class Assignor:
         return {}
 
     def on_assignment(self, user_data: bytes | None) -> None:
-        """Called with the user data that the leader sent with this member's partitions.
+        """Take the user data that the leader sent with this member's partitions.
 
-        May raise SerializationError, or InconsistentGroupProtocol if the leader did not use this assignor.
+        May raise SerializationError. May raise InconsistentGroupProtocol if the leader did not use this assignor.
         """
 
 
@@ -140,7 +145,7 @@ class CooperativeStickyAssignor(Assignor):
     def preferred(self, members: Mapping[str, GroupMember]) -> Mapping[str, Collection[TopicPartition]]:
         """Return the partitions that each member prefers.
 
-        They count for unowned partitions if the balance stays the same.
+        A preference decides which of the members with the fewest partitions gets an unowned partition.
         """
         return {}
 
@@ -213,9 +218,10 @@ def assign_sticky(
     claims: Claims,
     preferred: Mapping[str, Collection[TopicPartition]] | None = None,
 ) -> dict[str, list[TopicPartition]]:
-    """Return each member's partitions. `subscribers` are the members of each topic; `order` breaks ties.
+    """Return each member's partitions. `subscribers` are the members that subscribe to each topic; `order` breaks ties.
 
-    An unowned partition goes to a member with the fewest, and among those to one that it is `preferred` by.
+    An unowned partition goes to a member with the fewest partitions. If several have the fewest, one that has the
+    partition in `preferred` gets it.
     """
     balance = _Balance(partitions, subscribers, order, claims)
     balance.place_unowned(preferred or {})
@@ -281,7 +287,8 @@ class _Balance:
                 self._assign_partition(topic, partition, min(ranks, key=ranks.__getitem__))
 
     def move(self, *, unowned_alone: bool) -> bool:
-        """Move one partition along each step of a path, if that improves the balance. Returns whether it did."""
+        """Move one partition along each step of a path that improves the balance. Returns whether there was such a
+        path."""
         for giver in sorted(self._load, key=lambda member_id: (-self._load[member_id], self._rank[member_id])):
             path = self._find_shortest_path(giver, unowned_alone=unowned_alone)
             for source, topic, target in path:
@@ -294,9 +301,9 @@ class _Balance:
         return False
 
     def _find_shortest_path(self, giver: str, *, unowned_alone: bool) -> Path:
-        """Return the shortest path to a member with the fewest partitions, and at least two fewer than the giver.
+        """Return the shortest path from `giver` to a member with the fewest partitions among those that it can reach.
 
-        The path is empty if there is none.
+        The path is empty unless that member has at least two partitions fewer than `giver`.
         """
         came: dict[str, tuple[str, str]] = {}
         topics: set[str] = set()

@@ -1,8 +1,9 @@
-"""Commits offsets (Java: `CommitRequestManager`): sends the requests that the commit sequence wants, one at a time.
+"""Sends the commits that the commit sequence chooses, one at a time (Java: `CommitRequestManager`).
 
-A request carries generation, member and instance id. The response has an error code for each partition. A partition
-without one is committed. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is
-retried for REJECTED_RETRY_MS if the error is retriable. Then it is given up, with an error that names it.
+A request has the member's generation, member id and instance id. The response has an error code for each partition: 0
+means that the offset is committed. A partition with a retriable error is retried for REJECTED_RETRY_MS. After that
+time, or after any other error (the metadata is too long), its offset is given up with an error that names the
+partition.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ class CommittingMember(Protocol):
 
     @property
     def is_managed(self) -> bool:
-        """Whether the group assigns the partitions. A commit then needs a member's identity."""
+        """Whether the group assigns the partitions. Then a commit must have the member's identity."""
 
     @property
     def is_owner(self) -> bool:
-        """Whether the member owns partitions and takes part in the group's rebalances. A commit then waits for the end
-        of a rebalance."""
+        """Whether the member owns partitions and still takes part in rebalances. A commit then waits for the end of
+        a rebalance."""
 
     def group_metadata(self) -> GroupMetadata:
         """Return the identity that a commit carries."""
@@ -117,9 +118,10 @@ class CommitRequestManager:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
     ) -> None:
-        """Commit offsets without waiting. `callback(offsets, error)` is called once; the error is None for success.
+        """Commit offsets without waiting. `callback(offsets, error)` is called once; the error is None after a success.
 
-        If WAITING_MAX callbacks wait already, the oldest is called with an error: its commit has no answer yet.
+        If WAITING_MAX callbacks already wait, the oldest one is called with an error, although its commit may still
+        succeed.
         """
         numbers = self.sequence.register(offsets)
         if callback is not None:
@@ -132,11 +134,13 @@ class CommitRequestManager:
         self._start_sending_commits()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
-        """Commit and wait; pending commits are sent before it or with it. Without offsets it waits for those alone.
+        """Commit offsets and wait. Pending commits are sent before or with this one. Without offsets the call waits for
+        the pending ones alone.
 
-        Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once. Raises KafkaTimeout
-        after `timeout_ms`: the offsets may then still be committed. An error of one partition (it does not exist, its
-        metadata is too long) is raised once the others are committed.
+        Raises CommitFailed (IllegalGeneration, UnknownMember) or RebalanceInProgress at once, unless the end of a
+        rebalance may let the member commit. Raises KafkaTimeout after `timeout_ms`; the offsets may still be committed
+        later. An error of one partition (it does not exist, its metadata is too long) is raised after the other
+        partitions are committed.
         """
         where = self._describe_member()
         numbers = self.sequence.register(offsets)
@@ -176,7 +180,7 @@ class CommitRequestManager:
     async def drain(self, timeout_ms: float) -> None:
         """Wait until no commit is pending, for at most `timeout_ms`.
 
-        A failure is logged; the next generation retries it.
+        Commits that are still pending are logged. They are retried in the next generation.
         """
         self._start_sending_commits()
         try:
@@ -214,7 +218,7 @@ class CommitRequestManager:
         return CommitFailed(f"{self._describe_member()}: not committed before: {reason}")
 
     async def close(self) -> None:
-        """Stop. Callbacks that still wait are called with CommitFailed."""
+        """Stop sending. Callbacks that still wait are called with CommitFailed."""
         if self._timer is not None:
             self._timer.cancel()
         for task in (self._task, self._looking):
@@ -264,7 +268,8 @@ class CommitRequestManager:
             self._task.add_done_callback(lambda _: self._changed.set())
 
     async def _send_commits(self) -> None:
-        """Send commits until none is wanted. Returns early if only a rebalance can help."""
+        """Send commits one after another until no offset is left to commit. Returns early after an error that a retry
+        cannot resolve."""
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         failures = 0
         # One commit at a time: two in flight may be applied in the other order, and the lower offset would win.
@@ -358,7 +363,7 @@ class CommitRequestManager:
     def _handle_rejected_offsets(
         self, commit: Commit, rejected: Mapping[TopicPartition, PenstockError]
     ) -> PenstockError | None:
-        """Give up the offsets that are not retried. Returns the error for which the rest is retried."""
+        """Give up the rejected offsets that are not retried. Returns an error of those that are retried, or None."""
         self._metrics.commit_failed()
         now_ms = self._clock.monotonic_ms()
         again = None

@@ -1,10 +1,12 @@
-"""The offsets to commit next, when commits fail, are delayed, or have an unknown fate.
+"""Chooses the offsets to commit next, also when commits fail, are delayed, or get no answer.
 
-Every registered offset gets the next number. Only the newest number of a partition is wanted: a failed commit is
-repeated with the newest offset, so an old offset never follows a new one. One commit is in flight at a time. Offsets
-registered meanwhile wait for its answer and go with the next commit, as failed offsets do. A commit whose fate is
-unknown may still overwrite a later one. So the offsets are read back after every success within `LATE_MS`, and once
-more after that time. If they are not the newest that succeeded, they are committed again.
+Each offset that is registered for a partition gets the partition's next number. Only the newest offset of a partition
+is sent. After a failed commit the newest offset is sent, not the failed one, so an old offset never follows a new one.
+One commit is in flight at a time. Offsets registered meanwhile go with the next commit.
+
+A commit without an answer may still reach the coordinator and overwrite a later one. So the offsets are read back after
+every success within `LATE_MS`, and once more after that time. If they differ from the newest successful commit, those
+are committed again.
 
 >>> tp = TopicPartition("clicks", 0)
 >>> sequence = CommitSequence()
@@ -66,7 +68,7 @@ class CommitSequence:
     """The time in ms until which a commit of unknown fate may still be applied."""
 
     def register(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, int]:
-        """Register offsets to commit. Returns each partition's number."""
+        """Register offsets to commit. Returns the number that each partition's offset gets."""
         numbers = {}
         for tp, offset in offsets.items():
             partition = self._partitions.setdefault(tp, _Partition())
@@ -90,7 +92,7 @@ class CommitSequence:
         return any(tp not in self._partitions or self._partitions[tp].number < n for tp, n in numbers.items())
 
     def next_commit(self, generation: int) -> Commit | None:
-        """Return the commit to send now: the newest offset of every partition that wants one.
+        """Return the next commit to send: the newest offset of every partition with an offset to commit.
 
         Returns None if there is none, or while another commit is in flight.
         """
@@ -107,9 +109,9 @@ class CommitSequence:
         return self._out
 
     def on_success(self, commit: Commit, rejected: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
-        """Note that the coordinator has stored the commit, except the `rejected` partitions, which stay wanted.
+        """Note that the coordinator has stored the commit. The `rejected` partitions still have an offset to commit.
 
-        Returns the partitions to read back, since an earlier commit may still overwrite them.
+        Returns the partitions to read back: an earlier commit without an answer may still overwrite them.
         """
         self._close_open_commit(commit)
         for tp, number in commit.numbers.items():
@@ -122,9 +124,10 @@ class CommitSequence:
         return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(rejected))
 
     def on_failure(self, commit: Commit, *, unknown_at_ms: float | None = None) -> None:
-        """Note that the commit was rejected, or that its fate is unknown at `unknown_at_ms`: it got no answer.
+        """Note that the commit failed. `unknown_at_ms` is the time at which it was left without an answer, None if it
+        was rejected.
 
-        The newest offsets stay wanted.
+        The partitions still have an offset to commit.
         """
         self._close_open_commit(commit)
         if unknown_at_ms is not None:
@@ -136,10 +139,10 @@ class CommitSequence:
         partitions: Collection[TopicPartition],
         requested_ms: float,
     ) -> None:
-        """Compare the offsets that the coordinator held at `requested_ms` with the newest that succeeded.
+        """Compare the offsets that were read back with those of the newest successful commit.
 
-        `partitions` are those whose last commit succeeded after one of unknown fate. Offsets that differ are committed
-        again.
+        `found` are the coordinator's offsets at `requested_ms`. `partitions` are those to read back, which `on_success`
+        returned. Offsets that differ are committed again.
         """
         for tp in partitions:
             if self._unsure.get(tp, requested_ms) <= requested_ms:
@@ -151,9 +154,9 @@ class CommitSequence:
                 partition.wanted = partition.committed
 
     def read_back_at_ms(self) -> float | None:
-        """Return the ms at which to read back again if nothing is committed before.
+        """Return the time at which to read back once more if nothing is committed before.
 
-        Returns None if no fate is unknown.
+        Returns None if every commit was answered.
         """
         return min(self._unsure.values(), default=None)
 
@@ -173,7 +176,7 @@ class CommitSequence:
         return {tp: at.offset for tp, at in known.items() if at is not None}
 
     def retain(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
-        """Forget every other partition. Returns those of them that still wanted a commit."""
+        """Forget all partitions but these. Returns the forgotten ones that still had an offset to commit."""
         dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)
         self._partitions = {tp: p for tp, p in self._partitions.items() if tp in partitions}
         self._unsure = {tp: until_ms for tp, until_ms in self._unsure.items() if tp in partitions}

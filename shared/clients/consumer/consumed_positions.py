@@ -1,13 +1,17 @@
-"""The consumed positions of a consumer: those that may be committed now, automatically or on request.
+"""The positions that a consumer may commit now, automatically or on request.
 
-A position passes three stages. 1. The current poll returned it (`_returned`): the user may still process the records.
-2. An earlier poll returned it (`_processed`). 3. It is registered for a commit, by the commit strategy or by the user
-(`_registered`). An automatic commit takes only `_processed`, and never goes below `_registered`. In an `async for` each
-record is returned separately. The rest of its batch is `unread`, and no position has passed it. A position that the
-reset policy found, or that moved over offsets without a record, counts like one that was read.
+A position goes through three stages:
 
-If records were handed out and not committed when their partition was taken away, their positions are `forfeited`. The
-next commit that covers them reports them, once.
+1. `_returned`: the current poll returned its records. The user may still process them.
+2. `_processed`: an earlier poll returned them.
+3. `_registered`: the commit strategy or the user has registered the position for a commit.
+
+An automatic commit takes positions from `_processed` alone, and never one below `_registered`. In an `async for` each
+record is returned separately. The rest of its batch is `unread`, and the position lies before it. A position found by
+the reset policy, or moved past offsets without records, counts like one of returned records.
+
+A partition may be taken away while records of it were handed out and not committed. Its position is then `forfeited`.
+The next commit that covers the position reports it, once.
 
 >>> clicks = TopicPartition("clicks", 0)
 >>> positions = ConsumedPositions()
@@ -35,7 +39,7 @@ _Offsets = dict[TopicPartition, int]
 
 
 class ConsumedPositions:
-    """The consumed positions of one consumer. Call `retain` when partitions are no longer read."""
+    """The consumed positions of one consumer. Call `retain` when the consumer no longer reads some partitions."""
 
     def __init__(self) -> None:
         self._returned: dict[TopicPartition, _At] = {}
@@ -66,7 +70,8 @@ class ConsumedPositions:
         self.is_one_by_one = False
 
     def add_unread(self, polled: Mapping[TopicPartition, PolledRecords]) -> None:
-        """Keep records of a poll for an iteration, which returns them one by one. No position has passed them yet."""
+        """Keep the records of a poll for an `async for`, which returns them one by one. The positions still lie before
+        them."""
         for tp, each in polled.items():
             self._note_return(tp, each.columns.offsets.item(0) + 1)
         self.unread.add(polled)
@@ -78,9 +83,10 @@ class ConsumedPositions:
         self.is_one_by_one = True
 
     def moved(self, tp: TopicPartition, move: Move) -> None:
-        """Note that the position passed offsets without a record, or was found by the reset policy.
+        """Note that a position moved past offsets without records, or was found by the reset policy.
 
-        It is ignored while the partition has unread records: it lies after them, and counts once they are returned.
+        The move is ignored while the partition has unread records. The position lies after these, and counts once they
+        are returned.
         """
         if self.unread.position(tp) is not None:
             return
@@ -128,9 +134,9 @@ class ConsumedPositions:
         return {tp: at for tp, at in self._handed.items() if tp in partitions and at > committed.get(tp, NO_OFFSET)}
 
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Note that the user got an error for these uncommitted offsets, so that it is raised only once.
+        """Note that an error has reported these offsets as not committed, so that no second error reports them.
 
-        A partition that is no longer owned is not marked: if it is assigned again, its records are handed out again.
+        A partition that is no longer owned is not marked. If it is assigned again, its records are handed out again.
         """
         # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
         # again.

@@ -1,4 +1,4 @@
-"""The consumer returns records as columns. It commits a position only after the records before it were processed.
+"""The consumer returns records as columns. A position is committed only after the records before it were processed.
 
     async with Consumer("localhost:9092", ConsumerSettings(group_id="g", auto_offset_reset="earliest")) as consumer:
         consumer.subscribe(["clicks"])
@@ -7,17 +7,16 @@
                 ...
             consumer.commit_async()
 
-The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background,
-but rebalances happen only inside polls: the next poll calls the listener. So a listener that commits covers exactly
-the processed records.
+The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background.
+Rebalances happen only inside polls, and so do the calls of the rebalance listener. A listener that commits therefore
+covers exactly the processed records.
 
     async for record in consumer:
         ...
 
 Here each record counts as processed when the next one is requested. A `commit` in the body includes the body's record.
-Automatic commits (`commit_strategy`, revocation, close) leave it out, also after a `break`, and so does a listener that
-commits in close. An offset that the user commits is registered in the positions like an automatic commit: no automatic
-commit goes below it.
+An automatic commit (`commit_strategy`, revocation, close) leaves that record out, also after a `break`. A `commit` by
+the listener during close leaves it out as well. No automatic commit goes below an offset that the user has committed.
 
 Each lookup of an offset ends within `request_timeout_ms`, or raises KafkaTimeout.
 """
@@ -97,13 +96,13 @@ class Consumer(Generic[K, V]):
         assignor: Assignor | None = None,
         interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None:
-        """`kafka` has the brokers' addresses: settings, or bootstrap servers as text.
+        """`kafka` has the brokers' addresses: settings, or the bootstrap servers as text.
 
-        Deserializers are `(topic, bytes | None) -> value`; the columns and records contain their results. Without a
-        deserializer they contain the bytes.
+        Deserializers are `(topic, bytes | None) -> value`. The columns and records contain their results, or the bytes
+        if there is no deserializer.
 
         `interceptors` see the records that are handed out and the committed offsets (`ConsumerInterceptor`). A custom
-        `assignor` replaces the one in the settings, and should have its name.
+        `assignor` replaces the one that the settings name, and should have the same name.
         """
         self._settings = settings = ConsumerSettings.given(settings)
         self._deserializers = Deserializers(
@@ -183,7 +182,7 @@ class Consumer(Generic[K, V]):
     async def start(self) -> None:
         """Connect to the cluster.
 
-        Raises BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once.
+        Raises BrokerNotAvailable with the address after `request_timeout_ms`. Raises AuthenticationFailed at once.
         """
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
@@ -200,13 +199,16 @@ class Consumer(Generic[K, V]):
             self.subscribe(*self._wanted)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Commit the polled records (unless the strategy is `none`), call the listener's revocation, leave the group.
+        """Commit the polled records (unless the strategy is `none`), call the listener's `on_partitions_revoked`, and
+        leave the group.
 
         After an `async for` the commit leaves out the last record, since it may not have been processed. After an
-        exception in `async with` it leaves out the last poll. A listener's `commit` covers no more than that.
+        exception in `async with` it leaves out the records of the last poll. A `commit` by the listener leaves out the
+        same records.
 
-        `timeout_ms` bounds the whole close, except for the 200 ms that LeaveGroup always has. By default
-        `listener_timeout_ms` bounds commit and listener, and the close waits for the answers to the last requests.
+        `timeout_ms` limits the whole close, but LeaveGroup always has 200 ms. Without `timeout_ms`,
+        `listener_timeout_ms` limits the commit and the listener, and the close waits for the answers to the last
+        requests.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -219,7 +221,8 @@ class Consumer(Generic[K, V]):
         await self._close_consumer(None, processed=kind is None)
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
-        """Read topics by name, or all whose whole name matches a pattern; the group's members share the partitions.
+        """Read topics by name, or all topics whose whole name matches a pattern. The group's members share the
+        partitions.
 
         Raises InvalidTopic for an invalid topic name, ValueError for an empty list.
         """
@@ -236,7 +239,7 @@ class Consumer(Generic[K, V]):
         self._coordinator.subscribe(topics, self._invoker)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions. A `group_id` is then used only for commits."""
+        """Read exactly these partitions. A `group_id` is then used for commits alone."""
         partitions = list(partitions)
         if self._state == "new":
             self._wanted = partitions
@@ -254,17 +257,19 @@ class Consumer(Generic[K, V]):
         return self._fetcher.assignment
 
     async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns[K, V]]:
-        """Return up to `max_records` (default `max_poll_records`) records once there are any, {} after `timeout_ms`.
+        """Return at most `max_records` (default `max_poll_records`) records as soon as there are any, or {} after
+        `timeout_ms`.
 
-        The records of earlier polls count as processed from now on. The poll commits them according to
-        `commit_strategy`, and calls the rebalance listener if that is due, regardless of `timeout_ms`. If a poll is
-        cancelled, the listener's call goes on, and the next poll waits for it.
+        From now on the records of earlier polls count as processed. The poll commits them according to
+        `commit_strategy`. It calls the rebalance listener if that is due, which may take longer than `timeout_ms`. If a
+        poll is cancelled, the listener's call continues, and the next poll waits for it.
 
-        Raises a listener's error, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`),
+        Raises a listener's error, NoOffsetForPartition or OffsetOutOfRange (under `auto_offset_reset=none`),
         CorruptRecord, SerializationError (of a deserializer, with the record's offset), AuthorizationFailed,
-        IllegalState (closed), Wakeup (after `wakeup`). Under a `commit_strategy` it raises CommitFailed, once, if
-        partitions were lost with records that were handed out and not committed. Under `sync` it raises the errors of
-        `commit`. Raises ValueError for `max_records` below 1.
+        IllegalState (closed), or Wakeup (after `wakeup`). Raises ValueError for `max_records` below 1.
+
+        Under a `commit_strategy`, CommitFailed is raised once if partitions were lost whose records were handed out and
+        not committed. Under `sync` the errors of `commit` are raised too.
         """
         fetched_rows = await self._poll_records(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in fetched_rows.items()}
@@ -312,9 +317,9 @@ class Consumer(Generic[K, V]):
                     await self._fetches.wait_for_data(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
 
     def wakeup(self) -> None:
-        """End the poll, or the wait for the next record, in progress with Wakeup; if there is none, the next one.
+        """End the current wait for records (`poll` or `async for`) with Wakeup. If there is none, end the next one.
 
-        It ends before it takes records, so the following call continues as usual. From another thread:
+        The call that ends has taken no records, so the following call continues as usual. From another thread, use
         `loop.call_soon_threadsafe(consumer.wakeup)`.
         """
         self._is_woken = True
@@ -327,9 +332,9 @@ class Consumer(Generic[K, V]):
             raise Wakeup(f"client {self._connection.client_id}: wakeup was called")
 
     def __aiter__(self) -> Self:
-        """Iterate over the records; each counts as processed when the next is requested.
+        """Iterate over the records. Each record counts as processed when the next one is requested.
 
-        Raises the errors of `poll`; another `async for` then continues at the same record. Raises IllegalState if two
+        Raises the errors of `poll`. A new `async for` then continues at the same record. Raises IllegalState if two
         tasks iterate at once.
         """
         self._iterating = None
@@ -359,7 +364,7 @@ class Consumer(Generic[K, V]):
         return record
 
     def _begin_iterating(self, task: asyncio.Task[object] | None) -> None:
-        """Let another task iterate. Raises IllegalState while the previous task still processes a record."""
+        """Register the task that iterates. Raises IllegalState while the previous task still processes a record."""
         if self._iterating is not None and not self._iterating.done():
             raise IllegalState("another task iterates over this consumer: the record it works on would count as done")
         self._iterating = task
@@ -367,14 +372,17 @@ class Consumer(Generic[K, V]):
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
     ) -> None:
-        """Commit `offsets` (each the next to read), by default of everything handed out, and wait.
+        """Commit `offsets` and wait. Each offset is that of the next record to read. By default everything handed out
+        is committed.
 
-        Pending asynchronous commits are sent before it or with it, also if there is nothing else to commit. Raises
-        CommitFailed (IllegalGeneration, UnknownMember) if this member did not commit an offset that the call covers.
-        The call covers `offsets`, or everything handed out since the last commit, also of partitions revoked or lost
-        meanwhile, which are reported once. All other offsets are committed. Raises FencedInstanceId, KafkaTimeout after
-        `timeout_ms` (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for an
-        invalid offset.
+        Pending asynchronous commits are sent before or with this one, even if there is nothing else to commit.
+
+        The call covers `offsets`, or everything handed out since the last commit. The latter includes partitions that
+        were revoked or lost meanwhile, which are reported once. Raises CommitFailed (IllegalGeneration, UnknownMember)
+        if this member could not commit an offset that the call covers; all other offsets are committed.
+
+        Raises FencedInstanceId. Raises KafkaTimeout after `timeout_ms` (default `commit_timeout_ms`), IllegalState
+        without a group, ValueError or TypeError for an invalid offset.
         """
         positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
@@ -395,11 +403,11 @@ class Consumer(Generic[K, V]):
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """Commit `offsets`, by default of everything handed out, without waiting.
+        """Commit `offsets`, by default everything handed out, without waiting.
 
-        Retriable errors are retried unless a newer offset covers these. `callback(offsets, error)` is called once on
-        the event loop. The error is None if these offsets or newer ones are committed, CommitFailed if `commit` would
-        raise it.
+        After a retriable error the offsets are sent again, unless newer ones replace them. `callback(offsets, error)`
+        is called once on the event loop. The error is None if these offsets or newer ones are committed. It is
+        CommitFailed if `commit` would raise that.
         """
         positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
@@ -429,7 +437,7 @@ class Consumer(Generic[K, V]):
             asyncio.get_running_loop().call_soon(callback, wanted, None)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Continue from `offset`, also in an `async for` in progress.
+        """Continue from `offset`, also in a running `async for`.
 
         Raises IllegalState if the partition is not assigned, ValueError and TypeError for an invalid offset.
         """
@@ -447,7 +455,8 @@ class Consumer(Generic[K, V]):
         await self._reset_positions(partitions, "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Return no records of these partitions until `resume`. Their buffer is kept, and there is no rebalance."""
+        """Return no records of these partitions until `resume`. Their buffered records are kept, and no rebalance
+        follows."""
         self._check_open()
         self._fetches.pause(partitions)
 
@@ -477,22 +486,24 @@ class Consumer(Generic[K, V]):
         return self._coordinator.rebalance_ms
 
     def ping(self) -> None:
-        """Send a request that any broker answers at once, so that `silent_ms` measures the brokers. Does not wait."""
+        """Request an answer from any broker, so that `silent_ms` shows whether the brokers answer. Does not wait."""
         if self._state == "open":
             self._connection.refresh_metadata()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return this member's identity in the generation of its last assignment. Raises IllegalState without a group.
+        """Return this member's identity, with the generation of its last assignment. Raises IllegalState without a
+        group.
 
-        A member that was removed from its group keeps the old identity, so that the group rejects its commits. Before
-        the first assignment, and after `assign`, the generation is -1 and the member id is empty.
+        A member that the group has removed keeps its old identity, so that the group rejects its commits. Before the
+        first assignment, and after `assign`, the generation is -1 and the member id is empty.
         """
         return self._coordinator.group_metadata()
 
     async def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.
 
-        Raises the error that prevents a lookup at once: NoOffsetForPartition under `auto_offset_reset=none`.
+        If the offset cannot be looked up, the error is raised at once, such as NoOffsetForPartition under
+        `auto_offset_reset=none`.
         """
         self._check_open()
         # In an iteration the fetcher's position is after the whole batch. The user's is before the unread records.
@@ -512,7 +523,7 @@ class Consumer(Generic[K, V]):
     def known_position(self, tp: TopicPartition) -> int | None:
         """Return the `position` without waiting.
 
-        Returns None while it is unknown, or if the partition is not assigned.
+        Returns None if it is not known yet, or if the partition is not assigned.
         """
         self._check_open()
         if tp not in self._fetcher.assignment:
@@ -529,12 +540,13 @@ class Consumer(Generic[K, V]):
         return self._fetcher.lag(tp) if tp in self._fetcher.assignment else None
 
     def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether the position is the last known high watermark. Before an open transaction it is not."""
+        """Whether the position is the last known high watermark. Under `read_committed` an open transaction keeps it
+        from the end."""
         self._check_open()
         return tp in self._fetcher.assignment and self._fetcher.is_at_end(tp)
 
     def forget_commits(self) -> None:
-        """Drop offsets whose commit is pending. Otherwise they would be sent with the next generation."""
+        """Drop all pending commits. Otherwise they would be sent in the next generation."""
         self._check_open()
         self._commits.retain(())
 
@@ -549,9 +561,9 @@ class Consumer(Generic[K, V]):
     async def committed(
         self, partitions: TopicPartition | Iterable[TopicPartition]
     ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata | None] | None:
-        """Return the group's committed offset of a partition, or of several in one request.
+        """Return the group's committed offset of a partition, or of several partitions in one request.
 
-        None stands for no commit.
+        None means that there is no committed offset.
         """
         self._check_open()
         if self._settings.group_id is None:
@@ -613,7 +625,8 @@ class Consumer(Generic[K, V]):
         return {tp: PolledRecords(fetched_rows[tp], position) for tp, position in positions.items()}
 
     def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
-        """Return the decoded records. The error of an undecodable one is raised once no record before it is left."""
+        """Return the decoded records. The error of a record that cannot be decoded is raised when no record before it
+        is left."""
         given = {}
         for tp, columns in fetched_rows.items():
             decoded, wrong = self._deserializers.decode(columns)
@@ -675,13 +688,14 @@ class Consumer(Generic[K, V]):
     def _committable_offsets(
         self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
-        """Return the offsets that a commit sends, and those that it must report as not committed.
+        """Return the offsets that a commit sends, and the offsets that it must report as not committed.
 
-        With `given`, the latter are its offsets of partitions not assigned to this member. Without, they are positions
-        handed out and not committed before the partition was lost. If the user assigned the partitions, nothing is to
-        be reported. Lets an overdue member leave the group first. Raises IllegalState without a group.
+        A member commits only partitions that the group has assigned to it, since another member may be ahead in the
+        others. With `given`, the offsets to report are those of partitions not assigned to this member. Without, they
+        are positions that were handed out and not committed before the partition was lost. If the user assigned the
+        partitions, nothing is reported.
 
-        A member commits only partitions that the group has assigned to it: another member may be ahead with the rest.
+        First leaves the group if the last poll is too old (`leave_if_overdue`). Raises IllegalState without a group.
         """
         self._check_open()
         if self._settings.group_id is None:
@@ -751,7 +765,7 @@ class Consumer(Generic[K, V]):
     async def _leave_group_and_disconnect(self, timeout_ms: float | None) -> None:
         """Stop fetching, leave the group and close the sockets.
 
-        After `timeout_ms`, at least LEAVE_TIME_MS, the sockets are closed without the group's response.
+        The wait for the answer to LeaveGroup is limited by `timeout_ms`, but not below LEAVE_TIME_MS.
         """
         await self._fetches.close()
         try:

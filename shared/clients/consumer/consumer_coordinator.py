@@ -1,17 +1,17 @@
 """A consumer's side of the group protocol, with I/O (Java: `ConsumerCoordinator`).
 
-`ConsumerMembershipManager` decides the next step; this module takes it and reports the result. There are two tasks.
-One takes the steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the
-heartbeats, also during the calls of the listener, since a call may take longer than a session. The requests are those
-of every group member (`penstock.shared.clients.group.group_requests`). Without a group there are no tasks: then a
+`ConsumerMembershipManager` decides the next step. This module executes the step and reports the result. There are two
+tasks. One executes the steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends
+the heartbeats, also during a call of the listener, since the call may take longer than a session. The requests are
+those of every group member (`penstock.shared.clients.group.group_requests`). Without a group there are no tasks, and a
 subscription reads all partitions of its topics.
 
-The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
-Until then the step is due, and the poll returns no records. A call that has begun runs to its end, also if the poll
-that waits for it is cancelled; the next poll waits for it. The fetcher has every new assignment before the listener is
-called.
+The listener is called only while a poll waits for it (`listening`), so never at the same time as the code that
+processes records. Until then the call is due, and polls return no records. A call that has begun runs to its end. If
+the poll is cancelled, the next poll waits for the call. A new assignment is passed to the fetcher before the listener
+is called.
 
-A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as now.
+A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as a recent one.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ JOIN_END_MS = 2_000
 
 
 class RebalanceCallbacks(Protocol):
-    """What the coordinator calls and awaits in a rebalance (`RebalanceListenerInvoker`). It must not raise."""
+    """The functions that the coordinator calls and awaits in a rebalance (`RebalanceListenerInvoker`). They must not
+    raise."""
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Called by the coordinator with revoked partitions. Unless they are lost, the member still owns them."""
+        """Called by the coordinator with revoked or lost partitions. The member still owns revoked partitions, but not
+        lost ones."""
 
     async def on_assigned(self, assigned: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
         """Called by the coordinator with all partitions that the member owns now, and the new ones among them."""
@@ -203,7 +205,8 @@ class ConsumerCoordinator:
         return frozenset() if is_lost else self._fetches.fetcher.assignment
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the member's identity under its last assignment. Raises IllegalState without a group."""
+        """Return the member's identity, with the generation of its last assignment. Raises IllegalState without a
+        group."""
         if not self._has_group:
             raise IllegalState("no group_id is set")
         return self.member.owner_metadata
@@ -248,7 +251,7 @@ class ConsumerCoordinator:
 
     @property
     def is_listener_due(self) -> bool:
-        """Whether a call of the listener is due or in progress. Then no records may be returned before it has ended."""
+        """Whether a call of the listener is due or in progress. No records may be returned until it has ended."""
         # If the group has removed the member, the step that reports the loss may not be decided yet. No record of the
         # lost partitions may be returned in between.
         is_due = self._listener_due or self.member.is_forgotten
@@ -269,7 +272,7 @@ class ConsumerCoordinator:
     def leave_if_overdue(self) -> None:
         """Leave the group if the last poll is older than `max_poll_interval_ms`.
 
-        Blocking code keeps the event loop from noticing it.
+        The task that checks this cannot run while the user's code blocks the event loop.
         """
         if not self._calling and (step := self.member.leave_if_idle(self.idle_ms)) is not None:
             self._leave_group(step)
@@ -281,11 +284,11 @@ class ConsumerCoordinator:
         return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
 
     async def stop_joining(self, timeout_ms: float) -> None:
-        """Take no further step. A call of the listener in progress has `timeout_ms` to end.
+        """Stop executing steps. A call of the listener in progress has `timeout_ms` to end.
 
-        It also waits for a cooperative member's join in progress, for at most JOIN_END_MS: the group may reject commits
-        until the sync is answered, and the last commit is still to come. If the group has not answered the join by
-        then, it still waits for other members, and accepts commits of the previous generation.
+        A join of a cooperative member in progress has at most JOIN_END_MS to end, because the last commit follows and
+        the group may reject commits until SyncGroup is answered. If JoinGroup is not answered by then, the group still
+        waits for other members, and accepts commits of the previous generation.
         """
         self._stopping = True
         self.wake()
@@ -363,7 +366,8 @@ class ConsumerCoordinator:
                 self._leave_group(step)
 
     async def _revoke(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Have partitions revoked. They stay assigned until the listener returns, unless they are lost."""
+        """Call the listener for partitions that are taken away. Revoked partitions stay assigned until it returns, lost
+        ones do not."""
         assert self._rebalances is not None
         left = self._fetches.fetcher.assignment - partitions
         # 1. Lost: another member may own the partitions already. Stop reading before the listener is called.

@@ -1,7 +1,7 @@
 """The deserializers of one consumer: they decode the keys and values of columns.
 
-A record that cannot be decoded blocks its partition. The records before it are returned first. Then every poll raises
-SerializationError with topic, partition and offset, until a seek past the record.
+A record that cannot be decoded blocks its partition. The records before it are returned first. After them every poll
+raises SerializationError with topic, partition and offset, until the user seeks past the record.
 
 >>> from penstock.shared.common.records import ConsumerRecord
 >>> from penstock.shared.common.serialization import json_deserializer

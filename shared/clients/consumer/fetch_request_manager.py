@@ -1,7 +1,7 @@
-"""The I/O of the fetcher (Java: `FetchRequestManager`): sends its requests and passes it the answers.
+"""The fetcher's I/O (Java: `FetchRequestManager`): sends its requests and passes the answers to it.
 
-There is no loop. Every event that may change the fetcher's requests (an answer, records taken, a seek, an assignment,
-the end of a backoff) calls `pump`, which asks the fetcher and starts one task for each request.
+There is no loop. `pump` gets the next requests from the fetcher, and starts one task for each. It is called after every
+event that may change them: an answer, records taken, a seek, an assignment, the end of a backoff.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartit
 class FetchRequestManager:
     """Sends one consumer's fetches and offset lookups over the consumer's connection.
 
-    The consumer's group and commit requests use the same connection. `assign` sets the partitions, from the group or
-    the user.
+    Group and commit requests of the consumer use the same connection. `assign` sets the partitions that the group or
+    the user has assigned.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class FetchRequestManager:
         fetch_committed: FetchCommitted,
         on_move: Callable[[TopicPartition, Move], None],
     ) -> None:
-        """`fetch_committed` looks up the group's offsets. `on_move` is called for a position that changed without a
-        record taken."""
+        """`fetch_committed` looks up the group's offsets. `on_move` is called when a position changes without a record
+        being taken."""
         self._connection = connection
         self.fetcher = fetcher
         self._clock = clock
@@ -80,7 +80,7 @@ class FetchRequestManager:
         self.wake_pollers()
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
-        """Read these partitions from now on. Those in `kept` keep position, buffer and pause."""
+        """Read these partitions from now on. Those in `kept` keep their position, buffer and pause."""
         partitions = list(partitions)
         self.fetcher.assign(partitions, kept)
         for topic in dict.fromkeys(tp.topic for tp in partitions):

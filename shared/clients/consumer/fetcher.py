@@ -1,12 +1,12 @@
-"""The positions and the buffer of a consumer, and the decision what to fetch next from which broker.
+"""The positions and buffers of a consumer. Decides what to fetch next, and from which broker.
 
-A partition has two offsets: the position (the next record to be handed out) and the fetch offset (the end of what is
-buffered). So the next fetch is in flight while the last one is processed. Each broker has one request at a time, with
-all its partitions that need one. A partition needs one until it has buffered twice `max_partition_fetch_bytes`; all
-together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer until partitions with an empty buffer
-need the memory. Then its records are dropped and fetched again later.
+A partition has two offsets. The position is the next record to hand out. The fetch offset is the end of the buffered
+records. So the next fetch is in flight while the records of the last one are processed. Each broker has one request in
+flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
+`max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer
+until partitions with an empty buffer need the memory. Its records are then dropped, and fetched again later.
 
-A partition knows its one open request. A seek or a new assignment forgets that request, so that its answer is ignored.
+Each partition has at most one open request. After a seek or a new assignment the answer to that request is ignored.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class OffsetLookup:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A position that changed without a record handed out: it passed offsets without records, or the reset policy found
-    it.
+    """A change of a position without a record handed out: past offsets without records, or to an offset of the reset
+    policy.
 
-    A reset has a `reason`, and `replaced` is the position before it (None: there was none). If it `drifts`, a later
-    lookup would find an offset further on.
+    A reset has a `reason`. `replaced` is the position before the reset, None if there was none. If the move `drifts`,
+    the same lookup may find a higher offset later.
     """
 
     position: int
@@ -138,9 +138,10 @@ class PartitionFetchState:
         return f"<{at}, {fetched} to {self.fetch_offset}>"
 
     def go_to(self, position: int | None, reset: ResetPolicy | None, epoch: int = NO_EPOCH) -> None:
-        """Set another position, with the leader epoch of the batch before it.
+        """Set the position, with the leader epoch of the batch before it.
 
-        If `position` is None, `reset` is the policy that finds it, or None for the group's committed offset.
+        If `position` is None, it is looked up: by the policy `reset`, or as the group's committed offset if `reset` is
+        None.
         """
         self.position = position
         self.reset = reset
@@ -153,7 +154,7 @@ class PartitionFetchState:
         self.drop_fetched()
 
     def reset_position(self, policy: ResetPolicy, reason: str) -> None:
-        """Drop a position that a fetch did not find in the log. The fetcher looks up another one by the policy."""
+        """Drop a position that the log does not contain. The fetcher then looks up another one by the policy."""
         replaced = self.position
         self.go_to(None, policy)
         self.replaced = replaced
@@ -195,7 +196,7 @@ class Fetcher:
     # --- assignment and positions ---
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
-        """Read these partitions. Those among `kept` that are already read keep position, buffer and pause."""
+        """Read these partitions. Those in `kept` that are already read keep their position, buffer and pause."""
         stay = set(kept)
         old = self._partitions
         self._partitions = {}
@@ -242,7 +243,7 @@ class Fetcher:
     # --- the next requests ---
 
     def next_requests(self, leader: Leader, now_ms: float) -> NextRequests:
-        """Return the requests to send now. Each fetch and lookup must be answered by one of the methods below."""
+        """Return the requests to send now. One of the methods below must be called with the answer to each request."""
         lookups = self._offset_lookups(leader, now_ms)
         idle, left_out, nodes = self._partitions_to_fetch(leader, now_ms)
         fetches = []
@@ -268,9 +269,9 @@ class Fetcher:
     def _partitions_to_fetch(
         self, leader: Leader, now_ms: float
     ) -> tuple[dict[int, list[TopicPartition]], set[int], int]:
-        """Return the partitions to fetch from each node without a request in flight.
+        """Return the partitions to fetch, for each node without a request in flight.
 
-        Also returns the nodes of partitions with enough buffered, and the number of nodes.
+        Also returns the nodes with a partition that has buffered enough, and the number of all nodes.
         """
         idle: dict[int, list[TopicPartition]] = {}
         left_out: set[int] = set()
@@ -291,9 +292,9 @@ class Fetcher:
         return idle, left_out, len(nodes)
 
     def _bytes_per_node(self, asking: int, nodes: int) -> int:
-        """Return the bytes that each of `asking` nodes may send, 0 if they are too few for a request.
+        """Return the bytes that each of `asking` nodes may send; 0 if they are too few for a request.
 
-        The buffer is divided by one more node than there are: a broker that hangs keeps its share until its request
+        The buffer is divided among one node more than there are. A broker that hangs keeps its share until its request
         times out.
         """
         limits = self.limits
@@ -338,9 +339,9 @@ class Fetcher:
     # --- answers ---
 
     def committed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Apply the group's committed offsets. A partition that is missing has none.
+        """Apply the group's committed offsets. A partition that is missing has no committed offset.
 
-        With a leader epoch the first fetch checks whether the log was truncated (KIP-320).
+        If an offset has a leader epoch, the first fetch checks whether the log was truncated (KIP-320).
         """
         for tp, state in self._close_request(lookup):
             if (found := offsets.get(tp)) is not None:
@@ -349,7 +350,8 @@ class Fetcher:
                 self._handle_missing_commit(tp, state)
 
     def placed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, int]) -> None:
-        """Apply the offsets that the policies found. -1 (no record is as late as the time) means the end of the log."""
+        """Apply the offsets that were looked up by reset policies. -1 means that all records are earlier than the time,
+        and leads to the end of the log."""
         for tp, state in self._close_request(lookup):
             replaced = state.replaced
             reason = state.reset_reason
@@ -364,9 +366,10 @@ class Fetcher:
                 state.reset_reason = reason
 
     def failed(self, request: Fetch | OffsetLookup, error: PenstockError, now_ms: float) -> None:
-        """Handle a request without an answer: the broker may be gone, and its partitions moved.
+        """Handle a request without an answer. New metadata is requested, since the broker may be gone and its
+        partitions moved.
 
-        A retriable error is retried. `take` raises any other error once no records are left to return.
+        A retriable error is retried. Any other error is raised by `take` when no records are left to return.
         """
         self._stale = True
         for tp, state in self._close_request(request):
@@ -377,7 +380,7 @@ class Fetcher:
     def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, int]:
         """Apply the answer to a fetch.
 
-        Returns the leaders that it names for partitions with another leader (KIP-951).
+        Returns the new leaders that the answer names for partitions that have moved (KIP-951).
         """
         moved = {}
         for tp, state in self._close_request(fetch):
@@ -404,8 +407,8 @@ class Fetcher:
     ) -> None:
         """Handle a log that was truncated below the fetched offset (KIP-320, KIP-595).
 
-        A leader was elected that had not replicated all of it. A log that ends before the position may be of another
-        topic with the same name: then the reset policy decides.
+        The new leader had not replicated all records of the old one. If the log ends before the position, it may be
+        that of another topic with the same name, so the reset policy decides.
         """
         position = state.position
         assert position is not None
@@ -479,10 +482,10 @@ class Fetcher:
         return self._assigned_state(tp).error
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
-        """Return records of the partitions that are not paused, at most `max_records`, the longest waiting first.
+        """Return at most `max_records` records of partitions that are not paused, the longest waiting partition first.
 
-        The positions advance past them. Raises a partition's error of a fetch, lookup or batch once no records are
-        left. A corrupt batch blocks its partition: CorruptRecord is raised again until a seek.
+        The positions advance past the records. When none are left, raises the error of a partition's fetch, lookup or
+        batch. A corrupt batch blocks its partition: every call raises CorruptRecord until a seek.
         """
         fetched: dict[TopicPartition, Columns] = {}
         records_left = max_records

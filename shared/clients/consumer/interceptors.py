@@ -1,6 +1,6 @@
 """Interceptors see the records that are handed out and the committed offsets.
 
-An exception they raise is only logged.
+Exceptions that they raise are logged and have no other effect.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class ConsumerInterceptor:
     """
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Called once with records of one partition before they are handed out; returns the records to hand out
+        """Called once with records of one partition before they are handed out. Returns the records to hand out
         instead.
 
-        Keys and values are deserialized. It must return as many records as it received, at the same offsets.
+        Keys and values are deserialized. The result must have as many records, at the same offsets.
         """
         return records
 
@@ -33,7 +33,7 @@ class ConsumerInterceptor:
 
 
 class ConsumerInterceptors:
-    """A chain of interceptors. Each is called with the records that the one before returned."""
+    """A chain of interceptors. Each one gets the records that the previous one returned."""
 
     def __init__(self, chain: Sequence[ConsumerInterceptor]) -> None:
         self._chain = tuple(chain)
@@ -42,7 +42,7 @@ class ConsumerInterceptors:
         return bool(self._chain)
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Call all. One that raises, or returns other records, is skipped."""
+        """Call all interceptors. One that raises, or returns records at other offsets, is skipped."""
         offsets = records.offsets.tolist()
         for interceptor in self._chain:
             try:

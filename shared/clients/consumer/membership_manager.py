@@ -1,13 +1,17 @@
-"""A consumer's membership in its group (Java: `ConsumerMembershipManager`): the next step, and every answer.
+"""A consumer's membership in its group (Java: `ConsumerMembershipManager`): decides the next step and handles every
+answer.
 
-Nothing here waits or sends. `next_step` returns the next step. The caller awaits it, reports the outcome (`on_join`,
-`on_sync`, ...) and calls `next_step` again. A step that calls the listener may have to wait for a poll. Until its
-outcome is reported, `next_step` returns it again, or a later step if the state has changed. Heartbeats run in parallel.
-The states, their transitions and the code that all kinds of members share are in `penstock.shared.clients.group`.
+Nothing here waits or sends. `next_step` returns the next step. The caller executes it, reports the outcome (`on_join`,
+`on_sync`, ...) and calls `next_step` again. A step that calls the listener may have to wait for a poll. Until the
+outcome of that step is reported, `next_step` returns the same step, or a later one if the state has changed. Heartbeats
+are sent in parallel. The states, their transitions and the code that all kinds of members share are in
+`penstock.shared.clients.group`.
 
-The ownership of partitions (`owned`) ends in one of two ways. 1. They are revoked while the member's generation is
-valid: all of them before an eager member joins, or those that a cooperative member's new assignment lacks, after which
-it joins again (KIP-429). 2. They are lost, when the group has removed the member: another member may own them already.
+The ownership of partitions (`owned`) ends in one of two ways:
+
+1. They are revoked while the member's generation is valid. An eager member revokes all before it joins. A cooperative
+   member revokes those that its new assignment lacks, and then joins again (KIP-429).
+2. They are lost, because the group has removed the member. Another member may own them already.
 """
 
 from __future__ import annotations
@@ -137,7 +141,8 @@ class ConsumerMembershipManager(Member):
     def take_error(self) -> PenstockError | None:
         """Return the error that keeps the member out of the group, or None.
 
-        A fatal error (fenced) is returned each time. Any other is returned once, and the member tries again.
+        A fatal error (fenced) is returned by every call. Any other error is returned once, and the member then joins
+        again.
         """
         error = self.error
         if error is not None and not isinstance(error, FatalError):
@@ -147,7 +152,8 @@ class ConsumerMembershipManager(Member):
         return error
 
     def metadata(self, counts: Mapping[str, int]) -> None:
-        """Note the partition counts of all topics. If they have changed, the leader requests a new assignment."""
+        """Compare the partition counts of all topics with those of the last assignment. If they differ, the leader
+        requests a rebalance."""
         if not self._watches or self.state is not MemberState.STABLE:
             return
         known = {topic: counts[topic] for topic in self.group_topics or self._joined_topics if topic in counts}
@@ -182,8 +188,7 @@ class ConsumerMembershipManager(Member):
     def leave_if_idle(self, idle_ms: float) -> Leave | None:
         """Return the step that leaves the group if the last poll is older than `max_poll_interval_ms`, else None.
 
-        Also returns None for a consumer that is no member, and while a join or sync is in flight: its response comes
-        first.
+        Also returns None for a consumer that is not a member, and while JoinGroup or SyncGroup is in flight.
         """
         if idle_ms < self.config.max_poll_interval_ms or self.generation == NO_GENERATION:
             return None
@@ -258,7 +263,8 @@ class ConsumerMembershipManager(Member):
         return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
 
     def leave(self) -> str:
-        """Leave for good. Returns the member id for LeaveGroup, "" for none: a static member stays in the group."""
+        """Leave for good. Returns the member id for LeaveGroup, or "" if it must not be sent: a static member stays in
+        the group."""
         member_id = self.member_id if self.config.instance_id is None else ""
         self._forget_generation(member=True)
         return member_id
@@ -359,9 +365,9 @@ class ConsumerMembershipManager(Member):
         """Do nothing: the member continues, and the group's answer shows whether it is still a member."""
 
     def fail(self, error: PenstockError, *, member: bool = True) -> None:
-        """Leave the group until the error was raised to the user (`take_error`).
+        """Stop taking part in the group because of an error, until `take_error` has returned it.
 
-        With `member=False` the member id is kept: the group still has the member, so that `leave` returns the id.
+        With `member=False` the group still has the member, so the member id is kept for `leave`.
         """
         self.error = error
         self._forget_generation(member=member)

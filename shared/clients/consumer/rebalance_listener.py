@@ -1,8 +1,8 @@
 """The rebalance listener, and its calls (Java: `ConsumerRebalanceListener`, `ConsumerRebalanceListenerInvoker`).
 
-The listener is called inside `poll`, the next record of an iteration, and `close`, as in the Java consumer. So all
-records that were handed out have been processed by then, or count as processed (`ConsumedPositions`). Around a call
-the invoker commits, and forgets the positions of partitions that are gone.
+As in the Java consumer, the listener is called only inside `poll`, `close`, and the wait of an `async for` for its next
+record. By then all records that were handed out have been processed, or count as processed (`ConsumedPositions`). The
+invoker also commits around a call, and forgets the positions of partitions that are gone.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ NOT_OWNED = "this member does not own the partitions any more"
 class RebalanceListener:
     """Base class whose methods do nothing; override those you need.
 
-    They are called only inside `poll`, the next record of an `async for`, and `close`, each within
-    `listener_timeout_ms`. Heartbeats continue meanwhile. That poll raises a method's exception, or KafkaTimeout if the
-    method runs out of time. A `commit()` in a method covers everything that was handed out. In a `close` that ends an
-    iteration, or that follows an exception in `async with`, it leaves out the records handed out last. The methods
-    cannot poll, iterate or close.
+    The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record. Each has
+    `listener_timeout_ms`. Heartbeats continue meanwhile. If a method raises or runs out of time, that poll raises the
+    exception or KafkaTimeout. A `commit()` in a method covers everything that was handed out. In a `close` after an
+    iteration, or after an exception in `async with`, it leaves out the records handed out last. The methods cannot
+    poll, iterate or close.
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Called after every rebalance with the partitions that are newly owned. Seek here.
+        """Called after every rebalance with the partitions that are newly owned. A seek is possible here.
 
-        For an eager member, which revoked everything before, these are all its partitions. For a cooperative member
-        they are the new ones, possibly none.
+        An eager member revoked everything before, so these are all its partitions. For a cooperative member they are
+        the new ones, possibly none.
         """
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Called with partitions that are owned until this returns: finish their records and commit.
+        """Called with partitions that the member owns until this method returns. Finish their records and commit.
 
         For an eager member these are all its partitions, before it joins the group again. For a cooperative member they
         are those that move to other members.
@@ -84,7 +84,7 @@ class RebalanceListenerInvoker:
         self._calling: asyncio.Task[object] | None = None
 
     def raise_pending(self) -> None:
-        """Raise a listener's pending error.
+        """Raise the oldest error of a listener that was not raised yet.
 
         Under a `commit_strategy` also raise CommitFailed for records whose partition was lost before they were
         committed.
@@ -107,7 +107,7 @@ class RebalanceListenerInvoker:
         return CommitFailed(f"{self._describe_member()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Handle partitions that are revoked or were lost. An eager member revokes all before it joins again."""
+        """Handle partitions that are revoked or lost: call the listener, and forget the partitions' state."""
         self._why_gone = (lost and self._coordinator.gone_because) or NOT_OWNED
         # 1. Lost: another member may own the partitions already. Drop their state first, so that no commit in
         #    `on_partitions_lost` includes them.
@@ -163,11 +163,11 @@ class RebalanceListenerInvoker:
         return float(min(self._settings.listener_timeout_ms, self._settings.max_poll_interval_ms))
 
     def _let_go(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Drop the state of partitions that another member may commit from now on, so that no commit of them is sent
-        later.
+        """Drop the state of partitions that another member may commit from now on, so that no later commit includes
+        them.
 
-        Records that were handed out and not committed are remembered until that is reported. The exception is an
-        ordinary revocation under a `commit_strategy`: the next owner continues from the committed offset.
+        Records that were handed out and not committed are remembered until an error reports them. A revocation under a
+        `commit_strategy` is the exception: it has just committed the processed records.
         """
         kept = self._fetcher.assignment - partitions
         # Under a `commit_strategy` a revocation has just committed what was processed. Nothing is left to report.

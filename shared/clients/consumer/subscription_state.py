@@ -1,7 +1,7 @@
 """The subscription of a consumer (Java: `SubscriptionState`): topics, a pattern of topics, or partitions.
 
-`Fetcher` has the assigned partitions and the positions that it reads at, `ConsumedPositions` those that may be
-committed.
+The assigned partitions and their positions are in `Fetcher`. The positions that may be committed are in
+`ConsumedPositions`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SubscriptionState:
 
     @property
     def is_by_topic(self) -> bool:
-        """Whether topics are subscribed to. Then the group, if there is one, assigns the partitions."""
+        """Whether the consumer subscribes to topics. Then the group, if there is one, assigns the partitions."""
         return self._mode in ("topics", "pattern")
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str]) -> None:
@@ -51,7 +51,7 @@ class SubscriptionState:
         self.topics = frozenset(topics)
 
     def assign(self) -> None:
-        """Note that the user assigns the partitions. Raises IllegalState if topics are subscribed to."""
+        """Note that the user assigns the partitions. Raises IllegalState if the consumer subscribes to topics."""
         self._change_mode("partitions")
 
     def match(self, topics: Iterable[str]) -> None:

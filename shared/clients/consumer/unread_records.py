@@ -1,7 +1,8 @@
-"""Records that a consumer took from its fetcher and has not handed out: the rest of a batch that is read one by one.
+"""Records that a consumer took from its fetcher and has not handed out yet: the rest of a batch that is read one by
+one.
 
-The position of a partition follows the records handed out. So every change of a position (a seek, another assignment)
-drops its unread records, and a pause holds them.
+The position of a partition is that of the next record to hand out. So a change of the position (a seek, another
+assignment) drops the unread records. A pause keeps them.
 
 >>> from penstock.shared.common.records import ConsumerRecord
 >>> clicks = TopicPartition("clicks", 0)
@@ -54,9 +55,10 @@ class UnreadRecords:
         return f"<UnreadRecords {self._rests}>"
 
     def add(self, polled: Mapping[TopicPartition, PolledRecords]) -> None:
-        """Add records before the partition's other unread records: fetched ones, or ones taken from here before.
+        """Add records of a partition before its other unread records. They are new ones, or ones that were taken from
+        here.
 
-        A partition is not fetched while it has unread records.
+        The fetcher reads no more records of a partition while it has unread ones.
         """
         for tp, each in polled.items():
             self._rests.setdefault(tp, deque()).appendleft(_UnreadRest(each))

@@ -1,10 +1,10 @@
 """Dead letters: records that could not be handled, as bytes that can be read, explained and replayed.
 
-Key and value are the raw bytes. The headers are the original ones, then nine of Penstock's with the record's origin and
-the error. `penstock.dlq.changelog_id` follows if an application with a changelog wrote the dead letter. The last is
-`penstock.dlq.cut` if the record was cut to fit. Numbers are decimal text in UTF-8. The dead letter's own timestamp is
-the time of its writing: with an old event time, retention would delete it. If a record is dead-lettered twice (the
-consumer of a dead-letter topic fails too), the last of each header is the newest.
+Key and value are the raw bytes. The original headers come first. Nine headers of Penstock follow, with the record's
+origin and the error. Then comes `penstock.dlq.changelog_id`, if an application with a changelog wrote the dead letter.
+The last one is `penstock.dlq.cut`, if the record was shortened to fit. Numbers are decimal text in UTF-8. The timestamp
+is the time at which the dead letter was written: an old event time would let it expire too early. If a record is
+dead-lettered twice, because the consumer of a dead-letter topic fails too, the last header of each name is the newest.
 
 >>> source = ConsumerRecord("clicks", 3, 17, 1_000, b"ann", b"{", (("trace", b"a1"),))
 >>> letter = DeadLetter(source, "deserialize", "SerializationError", "clicks: not JSON", attempts=1, group="alerts")
@@ -97,10 +97,11 @@ def dead_letter_record(topic: str, dead_letter: DeadLetter, changelog_id: str | 
 
 
 def shortened(record: ProducerRecord) -> ProducerRecord | None:
-    """Cut a dead letter that was rejected as too large to the next of `SHORTENED_BYTES`.
+    """Shorten a dead letter that was rejected as too large, to the next smaller size in `SHORTENED_BYTES`.
 
-    Returns None if it cannot be cut further, or is no dead letter. Original headers are removed,
-    and the key is cut, if they take over half of the room. The value is cut if it does not fit.
+    If the original headers and the key take more than half of that size, the headers are removed and the key is cut to
+    half of it. The value is cut if it does not fit. Returns None for another record, and for one that cannot be cut
+    further.
     """
     cut = {}
     headers = record.headers

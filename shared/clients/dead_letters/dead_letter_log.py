@@ -1,8 +1,9 @@
 """Reads a dead-letter topic, and sends its dead letters back to their source topics.
 
-A replay remembers the records it sent: it commits in a consumer group of its own, including finished offsets beyond the
-gap. So a replay of some dead letters (by stage, by exception) can be followed by a replay of the rest, and none is sent
-twice. Delivery is at least once: after a crash between an acknowledgement and the commit, those records are sent again.
+A replay commits its progress in a consumer group of its own. The commit's metadata also contains the dead letters sent
+after the first one that was left out. So after a replay of some dead letters (by stage, by exception) another replay
+can send the rest, and none is sent twice. Delivery is at least once: dead letters that were acknowledged but not
+committed before a crash are sent again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Parse = Callable[[ConsumerRecord], DeadLetter]
 class DeadLetterEntry:
     """A record of the topic with its position.
 
-    For a record that is no dead letter, `dead_letter` is None and `fault` has the reason.
+    If the record is not a dead letter, `dead_letter` is None and `fault` has the reason.
     """
 
     topic_partition: TopicPartition
@@ -79,9 +80,9 @@ def replay_producer_settings() -> ProducerSettings:
 
 
 class DeadLetterLog:
-    """One dead-letter topic from its beginning to its end when it was opened; an async context manager.
+    """One dead-letter topic, from its beginning to the end that it has when it is opened; an async context manager.
 
-    Raises UnknownTopicOrPartition if there is no such topic.
+    Raises UnknownTopicOrPartition if the topic does not exist.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
@@ -151,10 +152,10 @@ class DeadLetterLog:
     async def replay(
         self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
     ) -> ReplayResult:
-        """Send the wanted dead letters to their source topics, or all to the topic `to`.
+        """Send the dead letters that `wanted` selects to their source topics, or all of these to the topic `to`.
 
-        Records that were replayed before are sent only with `include_replayed`. In its source topic a record goes to
-        the partition that it came from, in another topic to the partition of its key. Raises IllegalState if more dead
+        Dead letters that were replayed before are sent again only with `include_replayed`. A record goes to its
+        original partition in its source topic, or by its key to a partition of `to`. Raises IllegalState if more dead
         letters are left out than a commit's metadata can hold.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
@@ -187,7 +188,7 @@ class DeadLetterLog:
     def _choose_dead_letters(
         self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: ReplayResult
     ) -> list[tuple[Execution, Work, DeadLetter]]:
-        """Take the dead letters to send. The others keep their state, so that a later replay finds them."""
+        """Return the next dead letters to send. The others stay unfinished, so that a later replay finds them."""
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
         while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
             (work,) = execution.works

@@ -1,5 +1,5 @@
-"""Membership in a group by Kafka's classic protocol: the part that consumers and Connect workers share.
+"""Membership in a group by Kafka's classic protocol: the code that consumers and Connect workers share.
 
-Each kind of member defines what it holds, what members write to each other, and which member assigns. The protocol type
-and the offered protocols are sent with every join.
+A subclass of `Member` defines what a member owns, the messages between members, and the assignment. Every JoinGroup has
+the protocol type and the protocols that the member offers.
 """

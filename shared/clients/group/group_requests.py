@@ -1,7 +1,7 @@
-"""The I/O for every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats sent in parallel.
+"""The I/O of every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats sent in parallel.
 
-The coordinator answers JoinGroup and SyncGroup once all members are there. They have a connection of their own, so that
-heartbeats, commits and fetches do not queue behind them.
+The coordinator answers JoinGroup and SyncGroup only when all members have sent theirs. These requests have a connection
+of their own, so that heartbeats, commits and fetches do not wait behind them.
 """
 
 from __future__ import annotations
@@ -114,9 +114,11 @@ class GroupRequests:
         return SyncAnswer(response.error_code, bytes(response.assignment or b""))
 
     async def leave(self, member_id: str) -> None:
-        """Send LeaveGroup, best effort. Without it the group notices when the session times out.
+        """Send LeaveGroup. Errors are only logged: without the request the group removes the member after its session
+        timeout.
 
-        Without a member id it uses the id of the first join in progress, if there is one.
+        Without a member id the call waits for the answer to the first JoinGroup, if that is in flight, and uses the id
+        in it.
         """
         if not (member_id := member_id or await self._first_member_id()):
             return
@@ -188,7 +190,7 @@ class GroupRequests:
         self._on_heartbeat(code == NO_ERROR)
 
     async def execute(self, step: object, execution: Awaitable[None]) -> None:
-        """Await the execution of a step. If it fails, log the error and report it to the member."""
+        """Await the execution of a step. An error is logged and reported to the member."""
         try:
             await execution
         except PenstockError as e:
@@ -205,7 +207,7 @@ class GroupRequests:
             log.warning("group request failed", **self.fields(), **times, step=name, reason=str(error))
 
     def _log_success(self, step: object) -> None:
-        """Note that a step succeeded. If the requests had failed before, log that they are answered again."""
+        """Log that JoinGroup or SyncGroup is answered again, if the last ones failed."""
         if isinstance(step, Join | Sync) and (times := self._failing.succeeded(self._clock.monotonic_ms())) is not None:
             log.info("group requests are answered again", **self.fields(), **times)
 

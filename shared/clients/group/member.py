@@ -50,7 +50,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """The answer to JoinGroup. `members` are (member id, instance id, metadata); only the leader gets them."""
+    """The answer to JoinGroup. `members` are (member id, instance id, metadata); only the leader receives them."""
 
     code: int
     generation: int = NO_GENERATION
@@ -119,7 +119,7 @@ MEMBER_ID_REQUIRED = CODE_OF["MEMBER_ID_REQUIRED"]
 
 @dataclass(slots=True)
 class Member(ABC):
-    """One member. All times are of one monotonic clock."""
+    """One member of a group. All times are of one monotonic clock."""
 
     config: GroupConfig
     state: MemberState = field(default=MemberState.UNJOINED, init=False)
@@ -164,9 +164,9 @@ class Member(ABC):
     # --- answers ---
 
     def is_joined(self, answer: JoinAnswer, now_ms: int) -> bool:
-        """Apply the coordinator's answer to Join.
+        """Apply the coordinator's answer to JoinGroup. Returns whether the member has joined.
 
-        Returns False if the member must ask again, or is out of the group.
+        If not, it must send JoinGroup again, or is out of the group.
         """
         # The first join only requests a member id (KIP-394). This is no failure, so the second follows without backoff.
         if answer.code == MEMBER_ID_REQUIRED:
@@ -193,13 +193,13 @@ class Member(ABC):
     # --- heartbeats ---
 
     def heartbeat_wait_ms(self, now_ms: int) -> int | None:
-        """Return the ms until the next heartbeat, 0 if it is due. Returns None while none must be sent."""
+        """Return the ms until the next heartbeat, 0 if it is due. Returns None while no heartbeats are needed."""
         if self.state not in BEATING or self.generation == NO_GENERATION:
             return None
         return max(0, self._beat_at_ms - now_ms)
 
     def on_heartbeat_sent(self, now_ms: int) -> tuple[int, str]:
-        """Schedule the next heartbeat. Returns the generation and member id that this one carries."""
+        """Schedule the next heartbeat. Returns the generation and member id for the current one."""
         self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
         return self.generation, self.member_id
 

@@ -1,4 +1,5 @@
-"""Parallel handling of a partition's records, as in Confluent's parallel consumer: order by key, progress with gaps.
+"""Handles records of one partition in parallel, as Confluent's parallel consumer does. Order is kept by key, and
+records may finish out of order.
 
 The handler runner of `penstock consumer` and the replay of dead letters use it.
 """

@@ -1,9 +1,9 @@
-"""Encodes finished offsets beyond a committed offset as the text that the commit carries.
+"""Encodes the finished offsets above a committed offset as text for the commit's metadata.
 
-Parallel handling finishes records out of order. Kafka stores one offset a partition, and with it a text of up to 4,096
-bytes. The text begins with `p1r:` (version 1, runs: gap, length, gap, length … as varints) or `p1b:` (version 1, a
-bitmap with one bit an offset). The rest is base64. It begins with the committed offset itself, so the text cannot be
-applied to another offset. Ranges may span offsets that hold no record.
+Records that are handled in parallel finish out of order. Kafka stores one offset for each partition, with a text of up
+to 4,096 bytes. The text begins with `p1r:` or `p1b:`; the rest is base64. Version 1 `r` has runs as varints: gap,
+length, gap, length … Version 1 `b` has a bitmap with one bit for each offset. Both begin with the committed offset
+itself, so that the text cannot be applied to another offset. A range may contain offsets without a record.
 
 >>> text = encode_finished(100, [(103, 110), (120, 120)])
 >>> text
@@ -53,9 +53,9 @@ def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
 
 
 def encoded_bytes_max(runs: int, span: int) -> int:
-    """An upper bound of the length of `encode_finished` for `runs` ranges over `span` offsets.
+    """Return an upper bound of the length of `encode_finished` for `runs` ranges over `span` offsets.
 
-    Of the numbers that add up to the span, at most span / 128^k need more than k bytes.
+    The numbers add up to at most the span. So at most span / 128^k of them need more than k bytes.
     """
     longer = sum(min(2 * runs, span >> shift) for shift in range(7, 64, 7))
     size = _BASE_BYTES_MAX + min(2 * runs + longer, span // 8 + 1)
@@ -63,7 +63,8 @@ def encoded_bytes_max(runs: int, span: int) -> int:
 
 
 def decode_finished(committed: OffsetAndMetadata) -> Ranges:
-    """The finished ranges of a commit, empty for metadata of another program. Raises DataError for damaged metadata."""
+    """Return the finished ranges in a commit's metadata, empty for the metadata of another program. Raises DataError
+    for damaged metadata."""
     text = committed.metadata
     if not text.startswith((_RUNS, _BITS)):
         return ()

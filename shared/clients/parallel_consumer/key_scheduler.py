@@ -1,14 +1,14 @@
 """Decides which delivered records may be handled now, and which offsets may be committed.
 
-Records of a partition are queued in lanes: one lane for each key (`ordering="key"`), one for the partition
-(`partition`), or one for each record (`unordered`, and records without a key under `key`). A lane runs one record at a
-time, in offset order. A record that waits for its retry blocks only its own lane. Ready lanes are served lowest offset
-first, so that the gap stays small, and partitions in turn.
+The records of a partition are queued in lanes. There is one lane for each key (`ordering="key"`), one for the whole
+partition (`partition`), or one for each record (`unordered`, and records without a key under `key`). A lane handles one
+record at a time, in offset order. A record that waits for its retry blocks only its own lane. The ready lane with the
+lowest offset is served first, so that few records finish out of order. Partitions are served in turn.
 
-The committable offset is that of the first unfinished record. It counts DELIVERED records, since compaction and
-transaction markers leave holes in the offsets. Finished records beyond the gap are stored in the commit's metadata, so
-that they are skipped after a restart. A record beyond the gap starts only if the metadata would still fit once all
-records in flight are finished. Otherwise its partition is `paused` until the first unfinished record is finished.
+The committable offset is that of the first unfinished record. It depends on the delivered records alone, since
+compaction and transaction markers leave holes in the offsets. Finished records above it are stored in the commit's
+metadata, so that they are skipped after a restart. A record is started only if the metadata would still fit after all
+records in flight have finished. Otherwise the partition is `paused` until its first unfinished record is finished.
 
 >>> from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 >>> tp = TopicPartition("clicks", 0)
@@ -61,7 +61,7 @@ class Execution:
 
 
 class KeyScheduler:
-    """See the module. It is not thread-safe; every method returns at once."""
+    """Schedules the records of all partitions of one consumer. It is not thread-safe; every method returns at once."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class KeyScheduler:
         self._sequence = 0
 
     def assign(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
-        """Own a partition from its committed position.
+        """Add a partition with its committed offset.
 
-        Raises DataError if its metadata is damaged: assign it without.
+        Raises DataError if the commit's metadata is damaged. Then assign the partition without the committed offset.
         """
         if partition in self._partitions:
             raise IllegalState(f"{partition} is assigned already")
@@ -95,8 +95,8 @@ class KeyScheduler:
     def deliver(self, columns: Columns) -> int:
         """Queue records. Returns the number of records to handle.
 
-        Records of a partition that is being revoked are left to its next owner. Raises IllegalState for a partition
-        that is not assigned: its records would be missing from the contiguous offset.
+        Records of a partition that is being revoked are ignored, since its next owner reads them. Raises IllegalState
+        for a partition that is not assigned: its committable offset would pass over the records.
         """
         partition = columns.topic_partition
         if (state := self._partitions.get(partition)) is None:
@@ -115,9 +115,10 @@ class KeyScheduler:
         return accepted
 
     def pass_over(self, partition: TopicPartition, position: int) -> bool:
-        """Note that no record before this offset will be delivered. It is committable if no record is unfinished.
+        """Note that no record below this offset will be delivered. If no record is unfinished, the offset becomes
+        committable.
 
-        Returns True, once, if the partition never had a commit: then it should be committed now.
+        Returns True, once, if the partition had no committed offset. Then the offset should be committed now.
         """
         return self._partitions[partition].pass_over(position)
 
@@ -133,7 +134,7 @@ class KeyScheduler:
     def take(self, now_ms: int) -> Execution | None:
         """Return the next records for the handler.
 
-        Returns None if none may run now, or at `max_concurrency` executions.
+        Returns None if no record may be handled now, or if `max_concurrency` executions are in progress.
         """
         while self._waiting and self._waiting[0][0] <= now_ms:
             *_, partition, state, lane = heapq.heappop(self._waiting)
@@ -184,9 +185,9 @@ class KeyScheduler:
     def settle(
         self, execution: Execution, finished: Iterable[Work] = (), retry: Iterable[Work] = (), due_ms: int = 0
     ) -> bool:
-        """End an execution: `finished` records are done, `retry` records run again at `due_ms`.
+        """End an execution. Its `finished` records are done, and its `retry` records are handled again at `due_ms`.
 
-        Returns False if the partition was lost or rewound meanwhile; the results are then ignored and counted.
+        If the partition was lost or rewound meanwhile, the results are ignored and counted, and False is returned.
         """
         self._executions.remove(execution)
         state = execution.owner
@@ -231,7 +232,7 @@ class KeyScheduler:
                 heapq.heappush(self._waiting, (due_ms, self._sequence, partition, state, lane))
 
     def next_due_ms(self) -> int | None:
-        """Return the ms at which the next retry is due. Returns None if there is none."""
+        """Return the time in ms at which the next retry is due. Returns None if there is none."""
         return self._waiting[0][0] if self._waiting else None
 
     def paused(self) -> dict[TopicPartition, PauseReason]:
@@ -267,7 +268,7 @@ class KeyScheduler:
     def revoke(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
         """Start no more records of these partitions. Returns the executions in flight.
 
-        Once they are settled, commit and call `lost`.
+        When these are settled, commit and call `lost`.
         """
         going = {p: self._partitions[p] for p in partitions if p in self._partitions}
         for state in going.values():
@@ -276,7 +277,7 @@ class KeyScheduler:
         return [e for e in self._executions if e.owner is going.get(e.topic_partition)]
 
     def lost(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
-        """Drop these partitions. Returns the executions in flight; their results will be ignored and counted."""
+        """Remove these partitions. Returns the executions in flight, whose results will be ignored and counted."""
         in_flight = self.revoke(gone := [p for p in partitions if p in self._partitions])
         for partition in gone:
             del self._partitions[partition]

@@ -1,7 +1,7 @@
-"""The delivered, running and finished records of one partition: the scheduler's state, without its choices.
+"""The delivered, running and finished records of one partition: the state on which the scheduler decides.
 
-Unfinished records form a linked list in offset order. Each knows the run of finished records after it, so that the
-committable offset and its metadata are read from the list, however far the finished records are ahead.
+Unfinished records form a linked list in offset order. Each one knows the range of finished records after it. So the
+committable offset and its metadata are read from the list, however many records are finished.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class PartitionProgress:
         self.full = self.buffering = self.draining = False
 
     def rewind(self) -> None:
-        """Forget the progress, since delivery went back (a truncated log, or a seek).
+        """Forget the progress, because delivery continues from a lower offset (a truncated log, or a seek).
 
-        Keep the locks of running records.
+        A lane with a running record stays locked.
         """
         lanes = {k: lane for k, lane in self.lanes.items() if lane.running}
         running = self.running
@@ -92,7 +92,7 @@ class PartitionProgress:
         self.highest = self.leader_epoch = -1
 
     def deliver(self, work: Work) -> bool:
-        """Append a record. Returns False if the metadata of an earlier commit marks it as finished."""
+        """Append a record. Returns False if the metadata of the commit marks it as finished."""
         offset = work.offset
         if self.position is not None and offset < self.position:
             self.rewind()
@@ -114,9 +114,10 @@ class PartitionProgress:
         return True
 
     def pass_over(self, position: int) -> bool:
-        """Note that every record before this offset was delivered: a reset found it, or only markers are before it.
+        """Note that every record below this offset was delivered: a reset found the offset, or only markers are before
+        it.
 
-        Returns True, once, if the partition never had a commit.
+        Returns True, once, if the partition had no committed offset.
         """
         if self.head is None and not self.draining:
             self.position = max(position, self.position or 0)

@@ -1,8 +1,8 @@
-"""The end of a batch: it is acknowledged, retried, split, or failed. Values in, values out; no I/O.
+"""The end of a batch: it is acknowledged, retried, split, or failed. There is no I/O here.
 
-A response completes a batch, puts it back into its partition's queue with a backoff of its own, or fails it.
-`delivery_timeout_ms` fails a batch in any state. The memory of a batch is released once nothing can read it any more:
-for a batch in flight, when its request is over.
+A response completes a batch, fails it, or puts it back into its partition's queue with a backoff of its own. After
+`delivery_timeout_ms` a batch fails in any state. The memory of a batch is released when nothing can read it any more.
+For a batch in flight that is the end of its request.
 """
 
 from __future__ import annotations
@@ -96,10 +96,11 @@ class BatchCompletion:
         return f"<BatchCompletion {self.ledger!r}>"
 
     def settle(self) -> None:
-        """Settle the sequence numbers of troubled partitions that have no batch in flight.
+        """Settle the sequence numbers of troubled partitions (`SequenceLedger`) that have no batch in flight.
 
-        The ledger may not be ready afterwards. This is a step of its own before draining: an epoch bump between two
-        batches of one drain would send the second under another epoch than the one it was drained under.
+        Must be called before batches are drained. An epoch bump in the middle would send later batches under another
+        epoch than the one they were drained under. After the last epoch the ledger has no producer id and is not
+        `ready`.
         """
         ledger = self.ledger
         for tp in ledger.troubled():
@@ -194,7 +195,8 @@ class BatchCompletion:
         self._handle_rejected_batch(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: ProducerBatch, error: PenstockError, now_ms: int) -> None:
-        """Handle a request that failed in flight: the batch may or may not be in the log. It is no longer in flight."""
+        """Handle a request that failed in flight. The batch is no longer in flight, and may or may not be in the
+        log."""
         self._accumulator.landed(batch)
         batch.fate_unknown = True
         if isinstance(error, STALE_METADATA):
@@ -242,7 +244,7 @@ class BatchCompletion:
             self.fail_transaction(error)
 
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
-        """Fail all queued batches, and with `out` also those in flight. Returns the number of batches."""
+        """Fail all queued batches, and with `out` those in flight too. Returns their number."""
         batches = self._accumulator.take_all(out=out)
         for batch in batches:
             if batch.state is not BatchState.DONE:  # a callback of an earlier batch may have ended it

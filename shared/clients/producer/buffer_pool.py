@@ -1,12 +1,12 @@
-"""The memory that records may hold until they are acknowledged (Java: `BufferPool`), and its distribution.
+"""The memory that records hold until they are acknowledged (Java: `BufferPool`), and its distribution among partitions.
 
 `BufferPool` hands out `buffer_memory` bytes in the order of the requests.
 
-`HeldUpShare` bounds the partitions that make no progress: together they may use at most half of the buffer. The other
-half is left for the partitions that make progress, so that a dead node cannot stop them. A send to a partition without
-progress waits here while those partitions are over their share. A partition whose leader is known to be unreachable
-counts before it holds anything. Otherwise a dead node with a thousand partitions would get a batch for each. Waiting
-sends are served in the order they came, except that a partition that makes progress again does not wait for the others.
+`HeldUpShare` limits the partitions that make no progress: together they may use at most half of the buffer. The other
+half is left for the partitions that make progress, so that a dead node cannot stop them. While the limit is reached,
+sends to partitions without progress wait. A partition whose leader is known to be unreachable counts as one of them
+before it holds any memory. Otherwise each of a dead node's thousand partitions would get a batch. Waiting sends are
+served in the order in which they came. A partition that makes progress again does not wait for the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELD_UP_SHARE = 0.5
 
 
 class BufferPool:
-    """Hands out `size` bytes. A request that finds too few free bytes waits in a queue; no later one overtakes it."""
+    """Hands out `size` bytes. A request waits in a queue if too few bytes are free; no later request overtakes it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -123,7 +123,7 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes sends wait while partitions without progress use up their share. It has no effect on a single partition."""
+    """Makes sends wait while partitions without progress use up their share. A single partition is never limited."""
 
     def __init__(
         self,

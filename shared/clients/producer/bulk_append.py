@@ -59,9 +59,10 @@ class Bulk:
         return len(self._locations)
 
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
-        """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
+        """Append records to open batches, up to the first record that needs more: a new batch, headers, a partition, or
+        metadata.
 
-        Returns that record, or None at the end.
+        Returns that record, or None if all were appended.
         """
         run = self._locations.begin()
         try:
@@ -109,7 +110,7 @@ class Bulk:
         return None
 
     def rejected(self, record: ProducerRecord) -> PenstockError | None:
-        """Return the error of an earlier record that this one will also have, so that it need not wait.
+        """Return the error of an earlier record that this record must share without waiting again.
 
         Returns None if there is no such error.
         """
@@ -119,7 +120,8 @@ class Bulk:
         return known or self._ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
-        """Note that the next record was rejected. With `whole_topic`, so is every later record of its topic."""
+        """Note that the next record was rejected. With `whole_topic` every later record of its topic is rejected as
+        well."""
         self.rejections += 1
         self.first_rejection = self.first_rejection or error
         # Without these rules every later record would wait for `max_block_ms` again: a bulk of 1,000 for 17 hours.
@@ -151,9 +153,9 @@ class Bulk:
 
 
 class ColumnBulk(Bulk):
-    """As `Bulk`, for records in columns. A record that goes straight into an open batch needs no object of its own.
+    """A `Bulk` of records in columns. No object is made for a record that is appended to an open batch.
 
-    The records are taken in steps: a slice by kernels, or one by one up to `stop`.
+    Records are appended in two ways: many at once by kernels (a slice), or one by one up to `stop`.
     """
 
     def __init__(self, records: RecordColumns, timestamp: int) -> None:

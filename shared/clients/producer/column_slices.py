@@ -1,4 +1,4 @@
-"""Slices of columns: kernels move their records into batches, some thousands at once, without an object for each.
+"""Slices of columns: kernels move thousands of their records at once into batches, without an object for each record.
 
 producer.py loads this module only if numba is installed and columns are sent.
 """
@@ -89,7 +89,7 @@ def _measure_slice(
 class PartitionSlice:
     """The records of a slice for one partition.
 
-    `rows[at:]` are not in a batch yet. `full` is a batch without room for the next record.
+    `rows[at:]` are not in a batch yet. `full` is the last batch that was filled, which has no room for the next record.
     """
 
     __slots__ = ("at", "full", "of", "queue", "rows")
@@ -128,9 +128,9 @@ class PartitionSlice:
 
 
 class ColumnSlice:
-    """Consecutive records of columns, ready for the kernels.
+    """Consecutive records of columns, in the form that the kernels take.
 
-    `spans` has the batch or error of each record that has left its group.
+    `spans` has the batch or the error of each record that was moved into a batch or failed.
     """
 
     __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")
@@ -172,10 +172,10 @@ class ColumnSlice:
     def by_key(
         self, queues: Sequence[PartitionQueue], without_key: Callable[[Int64Array], list[tuple[int, int]]]
     ) -> bool:
-        """Route each record by its key. Returns whether some records have no key.
+        """Choose a partition for each record by its key. Returns whether some records have no key.
 
-        `without_key` takes the sizes of the records without a key. It returns for each run of them the index of its
-        partition in `queues` and the end of the run.
+        `without_key` chooses those of records without a key, from their sizes. For each run of such records it returns
+        the index of the partition in `queues`, and the end of the run.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)
@@ -190,7 +190,7 @@ class ColumnSlice:
         return len(keyless) > 0
 
     def fail(self, error: Exception) -> int:
-        """Fail the records that are in no batch yet. Returns their number."""
+        """Fail the records that are not in a batch yet. Returns their number."""
         failed = sum(group.left for group in self.groups)
         for group in self.groups:
             if group.left:
@@ -200,10 +200,10 @@ class ColumnSlice:
 
 
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
-    """Return the records from `first` on. Records without a timestamp get `timestamp`.
+    """Return the records from `first` on, as a slice. Records without a timestamp get `timestamp`.
 
-    Returns None if one of them must be sent alone, because it is not bytes, has an invalid timestamp or header, or may
-    be larger than `size_max` bytes. Raises ValueError if a packed column has strings outside its buffer.
+    Returns None if one of them must be sent alone: it is not bytes, has an invalid timestamp or header, or may be
+    larger than `size_max` bytes. Raises ValueError if a packed column refers to bytes outside its buffer.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:
@@ -255,7 +255,7 @@ def _slice_timestamps(
 
 
 def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
-    """Return the headers of some records, or of the first that have SLICE_BYTES.
+    """Return the headers of these records, or of the first ones that together have SLICE_BYTES.
 
     Returns None if some headers are invalid.
     """

@@ -1,17 +1,17 @@
-"""Deliveries: the fate of a sent record, or of many. A caller may await a delivery or ignore it.
+"""Deliveries: the fate of one sent record, or of many. A caller may await a delivery or ignore it.
 
-Cancelling a waiter cancels the record if it is not in a request yet. Afterwards it ends only the wait, and the
-record's fate still reaches callbacks, interceptors and metrics. A transaction that a record was cancelled from can only
-be aborted: a commit would leave out that record. Cancelling `asyncio.shield(delivery)` does not cancel the record.
+If a waiter is cancelled, its record is cancelled too, unless a request already contains it. In that case only the wait
+ends, and callbacks, interceptors and metrics still get the record's fate. After a cancelled record its transaction can
+only be aborted, since a commit would leave out the record. Cancelling `asyncio.shield(delivery)` does not cancel the
+record.
 
-A `Delivery` is not an `asyncio.Future`, since one future a record costs too much. It has a future's methods:
+A `Delivery` is not an `asyncio.Future`, since one future for each record costs too much. It has a future's methods:
 `asyncio.wait`, `gather`, `wait_for` and `as_completed` accept it.
 
-`DeliveryLocations` has the batches that the records of a bulk went to, at the lowest cost per record: one reference to
-a batch. A run is a sequence of appends without an await, so nothing else appends in between. A record's index in its
-batch follows from the index at which the run began in that batch, and from the number of earlier records of the run in
-it. Indices are computed only when one record's fate is requested. A slice of columns stores even less: one span for
-each batch. A span is spread over its records when one is requested.
+`DeliveryLocations` stores the batch of each record of a bulk, as one reference. A run is a sequence of appends without
+an await, so no other send appends in between. The index of a record in its batch is computed only when its fate is
+requested. It is the batch's index at the start of the run, plus the number of earlier records of the run in that batch.
+A slice of columns has one span for each batch instead, which is spread over its records when one is requested.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Run = dict[ProducerBatch, int]
 
 
 class DeliveryLocations:
-    """`of` has for each record, in order, its batch, or the error that kept it out of a batch.
+    """`of` has one entry for each record, in order: its batch, or the error that kept it out of a batch.
 
-    During a run the appending code adds to `of`. It also adds to the run each batch that does not have it as its `run`
-    yet.
+    During a run the appending code adds each record's batch to `of`. It adds a batch to the run when the batch's `run`
+    is not this run yet.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")
@@ -86,7 +86,7 @@ class DeliveryLocations:
         return self._of
 
     def add_slice(self, count: int, spans: list[Span]) -> None:
-        """Add the next `count` records. The spans contain each record once, and each batch once."""
+        """Add the next `count` records. Each of them is in one of the spans, and each batch has one span."""
         self._slices.append((count, spans))
         self._sliced += count
 
@@ -178,9 +178,9 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return index < 0 or batch.state is BatchState.DONE
 
     def cancel(self) -> bool:
-        """Cancel the record. Returns False if it is in a request or done. Its result is then SendCancelled.
+        """Cancel the record. Returns False if a request contains it, or if it is done.
 
-        Its transaction can then only be aborted.
+        A cancelled record has the result SendCancelled. Its transaction can only be aborted.
         """
         removed = self._batch.remove(self._index)
         if removed:
@@ -199,7 +199,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
 
     def exception(self) -> PenstockError | None:
-        """Return the record's error, SendCancelled if it was cancelled, None if it was stored.
+        """Return the record's error: SendCancelled if it was cancelled, None if it was stored.
 
         Raises asyncio.InvalidStateError while it is not done.
         """
@@ -266,9 +266,9 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
 
 class Deliveries:
-    """The fates of many records. `await deliveries` returns a RecordMetadata or an error for each, in order.
+    """The fates of many records. `await deliveries` returns a RecordMetadata or an error for each record, in order.
 
-    `first_error()` waits as long and makes no object for each record, which suits bulks.
+    `first_error()` waits as long, but makes no object for each record. Use it for large bulks.
     """
 
     __slots__ = ("_all_accepted", "_batches", "_locations", "_records", "_sizes", "_timestamp")
@@ -282,8 +282,8 @@ class Deliveries:
         *,
         all_accepted: bool,
     ) -> None:
-        """`timestamp` is used for records without one. `sizes` (key, value) has entries where serializers changed them.
-        `all_accepted` means that every record has a batch."""
+        """`timestamp` is that of records without one. `sizes` has the (key, value) sizes of records that serializers
+        changed. `all_accepted` means that every record has a batch."""
         self._locations = delivery_locations
         self._records = records
         self._timestamp = timestamp
@@ -302,7 +302,7 @@ class Deliveries:
         return all(_is_batch_done(batch) for batch in self._batches)
 
     def cancel(self) -> int:
-        """Cancel the records that are not in a request. Returns their number.
+        """Cancel all records that no request contains. Returns their number.
 
         Their transaction can then only be aborted.
         """

@@ -1,4 +1,5 @@
-"""Interceptors see every record before it is sent, and its fate. An exception they raise is logged and ignored."""
+"""Interceptors see every record before it is sent, and then its fate. Exceptions that they raise are logged and
+ignored."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ class ProducerInterceptor:
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
-        """Called with one record's metadata, or with the error it ended in.
+        """Called with a record's metadata, or with its error.
 
-        It is called once for every record that `on_send` saw. `headers` are those that the record was sent with: a
-        header that `on_send` added identifies the record.
+        It is called once for every record that `on_send` was called with. `headers` are those that the record was sent
+        with, so a header added by `on_send` can identify the record.
         """
 
 
 class Interceptors:
-    """A chain of interceptors. Each is called with the record that the one before returned."""
+    """A chain of interceptors. Each one gets the record that the previous one returned."""
 
     def __init__(self, chain: Sequence[ProducerInterceptor]) -> None:
         self._chain = tuple(chain)
@@ -36,7 +37,7 @@ class Interceptors:
         return bool(self._chain)
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Call all. One that raises, or returns no record, is skipped."""
+        """Call all interceptors. The result of one that raises, or that returns no record, is ignored."""
         for interceptor in self._chain:
             try:
                 changed = interceptor.on_send(record)

@@ -1,7 +1,7 @@
-"""The producer's metrics, in a registry of the caller or its own, and as a table by the Java producer's names.
+"""The producer's metrics, in the caller's registry or its own, and as a table under the Java producer's names.
 
-Prometheus computes rates and averages from counters (`..._total`, `..._sum` over `..._count`). The table has Java's
-rates, averages and maxima over a time window. The registry has the metrics that an operator needs first.
+The registry has the metrics that an operator needs first. Prometheus computes rates and averages from its counters
+(`..._total`, `..._sum` over `..._count`). The table has Java's rates, averages and maxima over a time window.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class ProducerMetrics:
         size.set_function(partial(_producer_metric, me, "batch_size_avg"))
 
     def close(self) -> None:
-        """Remove this client's figures from the registry, unless another client has its client id. May be called again.
+        """Remove this client's metrics from the registry, unless another producer has its client id. May be called
+        again.
 
         The counters by topic stay.
         """

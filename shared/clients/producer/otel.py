@@ -1,13 +1,14 @@
-"""OpenTelemetry: a span for each record, from `send` to its acknowledgement, and its context in the record's headers.
+"""OpenTelemetry: a span for each record, from `send` to its acknowledgement. The record's headers carry the span's
+context.
 
     producer = Producer(kafka, interceptors=[OpenTelemetryInterceptor()])
 
-The names follow OpenTelemetry's semantic conventions for messaging. A reader of the record finds the span's context in
-its headers (`traceparent` in W3C format, unless another propagator is set up) and can continue the trace. The span's
-parent is the current span where `send` is called. If there is none, it is the context in the record's own headers, so
+The names follow OpenTelemetry's semantic conventions for messaging. A consumer finds the span's context in the headers
+(`traceparent` in W3C format, unless another propagator is set up) and can continue the trace. The parent of the span is
+the current span where `send` is called. If there is none, the parent is the context in the record's own headers, so
 that a forwarded record stays in its trace.
 
-It needs the extra `penstock[otel]`, and does nothing until the application sets up a tracer provider.
+The interceptor needs the extra `penstock[otel]`. It does nothing until the application sets up a tracer provider.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The partition and the queue that a record goes to.
+"""Chooses the partition of a record, and finds the partition's queue.
 
-A record with a key goes by Java's murmur2 of the key. Records without a key share a sticky partition (KIP-480,
-KIP-794): the choice stays for `batch_size` bytes. The next one is drawn among the partitions that have a leader. A
-partition with fewer batches queued is drawn more often. A broker is skipped if a batch has been ready for it for longer
-than `partitioner_availability_timeout_ms`.
+A record with a key goes to a partition by Java's murmur2 of the key. Records without a key share a sticky partition
+(KIP-480, KIP-794), which changes after `batch_size` bytes. The next one is drawn among the partitions that have a
+leader. The fewer batches a partition has queued, the more often it is drawn. A partition is skipped if a batch has been
+ready for its broker for longer than `partitioner_availability_timeout_ms`.
 
-`Routes` keeps, for each topic, its partitions as the metadata has them, their queues, and the sticky choice.
+`Routes` has the partitions of each topic in the metadata, their queues, and the sticky partition.
 
 >>> for_key(b"21", 7)
 3
@@ -67,10 +67,11 @@ class StickyPartition:
         queued: Callable[[TopicPartition], int],
         slow: Callable[[TopicPartition], bool],
     ) -> int:
-        """Return the partition for the next batch: the current one until it has had `batch_size` bytes, then a new one.
+        """Return the partition for the next batch: the current one until it has received `batch_size` bytes, then a new
+        one.
 
-        It draws among the partitions with a leader, or among all if none has one. Slow partitions are skipped unless
-        all are slow. Without adaptive partitioning `queued` and `slow` are ignored.
+        A new one is drawn among the partitions with a leader, or among all if none has a leader. Slow partitions are
+        skipped unless all are slow. `queued` and `slow` are used only by adaptive partitioning.
         """
         choices = available or all_partitions
         # Stay until the partition has had `batch_size` bytes, in however many batches. A slow broker fills larger
@@ -225,10 +226,10 @@ class Routes:
         return self._choose_sticky_partition(topic)
 
     def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
-        """Choose partitions for records without a key, of these sizes in bytes.
+        """Choose partitions for records without a key, from their sizes in bytes.
 
         Returns for each run of records the index of its partition in `topic.numbers`, and the end of the run. A run
-        fills the rest of the sticky batch, or a whole batch, as far as the sizes tell.
+        fills the rest of the sticky batch, or a whole batch, by the estimated sizes.
         """
         batch_size = self._accumulator.batch_size
         queue = topic.sticky_queue
@@ -252,9 +253,9 @@ class Routes:
             room = batch_size
 
     def slice_taken(self, topic: RoutedTopic) -> None:
-        """Note that records without a key went where `spread` chose.
+        """Note that the records were appended to the partitions that `spread` chose.
 
-        The sticky choice stays until the batch is full.
+        The sticky partition stays until its open batch is full.
         """
         if topic.sticky_queue is not None:
             topic.sticky_batch = topic.sticky_queue.open

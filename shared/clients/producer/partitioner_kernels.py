@@ -1,6 +1,6 @@
-"""The built-in partitioner for keys in columns, by kernels: the partition of each key, and the rows of each partition.
+"""The built-in partitioner for keys in columns, as kernels: the partition of each key, and the rows of each partition.
 
-`partitioner` has the same choice for single records, and does not load numba.
+`partitioner` chooses the same partitions for single records, and does not load numba.
 """
 
 from __future__ import annotations

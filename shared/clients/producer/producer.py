@@ -4,23 +4,24 @@
         delivery = await producer.send("clicks", b"{}", key=b"ann")
         metadata = await delivery
 
-`send` suspends only while the topic's metadata is missing and while the buffer is full. Most records go straight into
-an open batch of their partition. Every other record goes through `_enqueue_record`: checks, serializers, metadata,
-partition, memory, a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due,
+`send` waits only while the topic's metadata is missing, or while the buffer is full. Most records are appended directly
+to an open batch of their partition. Every other record goes through `_enqueue_record`: checks, serializers, metadata,
+partition, memory, a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due.
 batch_completion.py handles the response.
 
-Everything that a transactional producer sends between begin and commit becomes visible to `read_committed` at once,
-or never:
+The records and offsets that a transactional producer sends between begin and commit become visible to `read_committed`
+consumers all at once, or never:
 
     async with producer.transaction():
         await producer.send("out", b"...")
         await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
 
-An error of a record or of an offset makes the transaction abortable. So does a rejected or cancelled `send`: a commit
-would leave out its record silently. `transaction()` aborts on any exception and raises it again.
+After an error of a record or of an offset, a transaction can only be aborted. The same holds after a rejected or
+cancelled `send`, since a commit would leave out its record silently. `transaction()` aborts on any exception and raises
+it again.
 
-A record whose delivery has timed out may still be written if its request was in flight; `maybe_written` of the error
-is then True.
+If the delivery of a record times out while its request is in flight, the record may still be written. Then
+`maybe_written` of the error is True.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Producer:
     async def start(self) -> None:
         """Connect to the cluster.
 
-        Raises BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once.
+        Raises BrokerNotAvailable with the address after `request_timeout_ms`. Raises AuthenticationFailed at once.
         """
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
@@ -171,10 +172,10 @@ class Producer:
         log.info("producer open", client_id=self._connection.client_id)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Send what is buffered for up to `timeout_ms` (None: without a limit), then fail the rest with IllegalState.
+        """Send the buffered records for up to `timeout_ms` (None: no limit), then fail the rest with IllegalState.
 
-        An open transaction is aborted. Calls that wait for metadata or buffer memory end in IllegalState at once. A
-        second call waits for the first, and ends it early if its own `timeout_ms` passes first.
+        An open transaction is aborted. Calls that wait for metadata or buffer memory raise IllegalState at once. A
+        second call waits for the first one. If its own `timeout_ms` passes earlier, the first call ends then.
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
@@ -259,13 +260,17 @@ class Producer:
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Enqueue a record, given whole or as its fields; `timestamp` is in ms since the epoch, by default now.
+        """Enqueue a record, which is passed whole or as its fields. `timestamp` is in ms since the epoch, by default
+        now.
 
-        Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (invalid
-        partition number), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
-        (closed, no open transaction), TransactionAborted, ProducerFenced, TypeError (`on_delivery` cannot be called, or
-        is async). A transaction of which a record was rejected or cancelled can only be aborted.
-        `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop; never if this method raises.
+        These errors are raised before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp,
+        DataError (invalid partition number), UnknownTopicOrPartition (not known within `max_block_ms`),
+        BufferExhausted, IllegalState (closed, no open transaction), TransactionAborted, ProducerFenced, TypeError
+        (`on_delivery` cannot be called, or is async). If a record is rejected or cancelled, its transaction can only be
+        aborted.
+
+        `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop. It is never called
+        if this method raises.
         """
         # The hot path: one more call, property or object here lowers the throughput.
         try:
@@ -314,21 +319,23 @@ class Producer:
     ) -> RecordMetadata: ...
 
     async def send_and_wait(self, topic: Any, value: Any = NO_VALUE, **rest: Any) -> RecordMetadata:
-        """Enqueue a record as `send` does, and wait until it is acknowledged. Raises the errors of `send`, and those of
-        awaiting its delivery.
+        """Enqueue a record as `send` does, and wait until it is acknowledged. Raises the errors of `send` and of the
+        delivery.
 
-        In a loop each record waits for `linger_ms` and the broker. `send` and `send_many` do not wait.
+        In a loop each call waits for `linger_ms` and for the broker. Use `send` or `send_many` there.
         """
         return await (await self.send(topic, value, **rest))
 
     async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
-        """Enqueue many records in order; each partition keeps their order.
+        """Enqueue many records in order. The order is kept within each partition.
 
-        An error that `send` would raise for one record is that record's result instead, and makes a transaction
-        abortable. Once the buffer has stayed full for `max_block_ms`, all later records end in BufferExhausted at once.
-        A topic's unknown partitions are waited for once. Raises IllegalState if the producer is closed or has no open
-        transaction, and the transaction's error. Raises TypeError at an object that is no ProducerRecord. If it
-        raises, the records before are cancelled unless they are in a request.
+        An error that `send` would raise for a record becomes the result of that record, and makes a transaction
+        abortable. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The
+        call waits only once for a topic's unknown partitions.
+
+        Raises IllegalState if the producer is closed or has no open transaction. Raises the error of a transaction that
+        can only be aborted. Raises TypeError at an object that is not a ProducerRecord. After an error the earlier
+        records are cancelled, unless a request contains them.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -356,7 +363,7 @@ class Producer:
     def abort_pending(self) -> int:
         """Fail every batch that is not in a request with SendCancelled. Returns the number of batches.
 
-        A transaction that loses records in this way can only be aborted.
+        A transaction that loses records by this can only be aborted.
         """
         error = SendCancelled("abort_pending was called before the record was acknowledged")
         failed = self._sender.fail_all(error, out=False)
@@ -368,7 +375,8 @@ class Producer:
     async def partitions_for(self, topic: str) -> list[int]:
         """Return the topic's partitions, ascending.
 
-        Raises UnknownTopicOrPartition after `max_block_ms`, InvalidTopic at once, IllegalState once it is closed.
+        Raises UnknownTopicOrPartition after `max_block_ms`. Raises InvalidTopic at once, IllegalState if the producer
+        is closed.
         """
         self._check_usable()
         check_topic_name(topic)
@@ -378,8 +386,8 @@ class Producer:
     def metrics(self) -> dict[str, float]:
         """Return the metrics by the Java producer's names.
 
-        They are totals since the start, the current buffer and requests, and rates (per second), averages and maxima
-        (bytes, ms) over the last `metrics_num_samples` windows of `metrics_sample_window_ms`.
+        There are totals since the start, and the current state of the buffer and the requests. Rates (per second),
+        averages and maxima (bytes, ms) cover the last `metrics_num_samples` windows of `metrics_sample_window_ms`.
         """
         return {
             **self._metrics.figures(),
@@ -405,9 +413,9 @@ class Producer:
     async def begin_transaction(self) -> None:
         """Open a transaction.
 
-        If the last transaction's abort failed with a retriable error, it finishes that abort first, and raises the
-        errors of `abort_transaction`. Raises IllegalState if the producer is closed, a transaction is open or
-        `init_transactions` was not called, and the fatal error if one ended this producer.
+        If the abort of the last transaction failed with a retriable error, that abort is repeated first, and its errors
+        are raised. Raises IllegalState if the producer is closed, a transaction is open, or `init_transactions` was not
+        called. After a fatal error, raises that error.
         """
         self._check_usable()
         txn = self._require_transaction()
@@ -418,10 +426,10 @@ class Producer:
     async def commit_transaction(self) -> None:
         """Flush, which takes up to `delivery_timeout_ms`, then commit.
 
-        Raises TransactionAborted if a record or offset failed (abort, then repeat the transaction), ProducerFenced.
-        Raises KafkaTimeout `max_block_ms` after the flush: it is then unknown whether the transaction is committed, and
-        the call may be repeated. If it is cancelled during the flush, the transaction stays open, to be aborted or
-        committed.
+        Raises TransactionAborted if a record or offset failed: abort, then repeat the transaction. Raises
+        ProducerFenced. Raises KafkaTimeout if the commit takes longer than `max_block_ms` after the flush. It is then
+        unknown whether the transaction is committed, and the call may be repeated. If the call is cancelled during the
+        flush, the transaction stays open.
         """
         self._check_usable()
         await self._commit_transaction()
@@ -456,10 +464,10 @@ class Producer:
         txn.ended()
 
     async def abort_transaction(self) -> None:
-        """Drop the records that are not sent, then abort; their deliveries end in TransactionAborted.
+        """Drop the records that are not sent, then abort. The deliveries of these records end in TransactionAborted.
 
-        Raises ProducerFenced. Raises KafkaTimeout after `max_block_ms` for the batches in flight and as long for the
-        coordinator; the call may be repeated.
+        Raises ProducerFenced. Raises KafkaTimeout if the batches in flight or the coordinator take longer than
+        `max_block_ms` each; the call may be repeated.
         """
         txn = self._require_transaction()
         txn.move(TxnState.ABORTING)
@@ -498,11 +506,11 @@ class Producer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Begin a transaction; commit it at the end of the block, or abort it if the block raises.
+        """Begin a transaction. Commit it at the end of the block, or abort it if the block raises.
 
-        If the commit fails, the transaction is aborted before the error is raised. If the commit's outcome is unknown,
-        it is not aborted, and `close` requests the commit again. If the abort fails too, that is logged and added as a
-        note to the error; a fatal error of the abort is raised instead.
+        If the commit fails, the transaction is aborted before the error is raised. If the outcome of the commit is
+        unknown, it is not aborted, and `close` requests the commit again. If the abort fails too, its error is logged
+        and added to the first error as a note. A fatal error of the abort is raised instead.
         """
         await self.begin_transaction()
         txn = self._require_transaction()
@@ -524,10 +532,11 @@ class Producer:
     async def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
     ) -> None:
-        """Commit a consumer's offsets with the transaction, fenced by the group's generation and member (KIP-447).
+        """Commit a consumer's offsets with the transaction. The group's generation and member id fence old members
+        (KIP-447).
 
-        Raises IllegalGeneration, UnknownMember, FencedInstanceId, AuthorizationFailed (of the group): abort the
-        transaction, and the producer can go on. Raises ProducerFenced.
+        After IllegalGeneration, UnknownMember, FencedInstanceId or AuthorizationFailed (of the group), abort the
+        transaction; the producer can go on. Also raises ProducerFenced.
         """
         self._check_usable()
         txn = self._require_transaction()
@@ -601,9 +610,9 @@ class Producer:
             self._routes.slice_taken(known)
 
     async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
-        """Move a slice of columns into batches, one batch of each partition in turn.
+        """Move a slice of columns into batches, in turn one batch for each partition.
 
-        An error that ends a wait for memory becomes the result of every record that is left.
+        If the wait for memory fails, its error becomes the result of all records that are left.
         """
         groups = part.groups
         topic = bulk.columns.topic
@@ -651,7 +660,7 @@ class Producer:
         self._on_batch_opened()
 
     async def _take_bulk_record(self, bulk: Bulk, record: object) -> None:
-        """Take the next record of a bulk. An error that `send` would raise becomes the record's result."""
+        """Enqueue the next record of a bulk. An error that `send` would raise becomes the record's result."""
         if not isinstance(record, ProducerRecord):
             wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
             self._fail_transaction(wrong)
@@ -691,7 +700,8 @@ class Producer:
     async def _take_record(
         self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True
     ) -> Delivery:
-        """Take a record. Without `patient` it does not wait for metadata: an earlier record of the bulk has waited."""
+        """Enqueue a record. Without `patient` the call does not wait for metadata, since an earlier record of the
+        bulk already has."""
         is_observed = False
         try:
             self._check_open()

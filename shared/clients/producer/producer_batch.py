@@ -1,15 +1,15 @@
 """A batch: records of one partition that are sent, acknowledged, retried and given up together.
 
-The future belongs to the batch. A record keeps only its index; its own metadata is made when it is requested.
+The batch has the future. A record has only its index, and its metadata is made when it is requested.
 
     OPEN ──append full, linger, flush──▶ OUT ◀──retry──▶ QUEUED ──▶ DONE (an offset, or an error)
                                           └── too large for the broker ──▶ SPLIT (its parts are QUEUED)
 
-A record can be cancelled while the batch is open. The compiled builder cannot remove it, so the batch marks it and is
-encoded again without it when it is sealed.
+A record can be cancelled while the batch is open. The compiled builder cannot remove a record, so the batch marks it as
+removed. Before the batch is sent, it is encoded again without the marked records.
 
-`fate_unknown` is set once an attempt may have reached the log without an answer. It decides whether the sequence
-numbers of a batch that is given up can be used again.
+`fate_unknown` is set once an attempt may have put the batch into the log although it was not acknowledged. If such a
+batch is given up, its sequence numbers are not used again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ NO_STATE = ProducerState()
 
 
 class RecordCallback(NamedTuple):
-    """The callback of one record of a batch, with the fields of its metadata. `record_index` is its index there."""
+    """The callback of one record of a batch, with the fields of its metadata. `record_index` is its index in the
+    batch."""
 
     record_index: int
     timestamp: int
@@ -82,10 +83,10 @@ class RecordCallback(NamedTuple):
 
 
 class ProducerBatch:
-    """Records of one partition under way to the broker.
+    """Records of one partition on their way to the broker.
 
-    `append(index, timestamp, key, value, headers)` is the builder's own. It returns None if the record does not fit;
-    the first record always fits. The caller increments `count`.
+    `append(index, timestamp, key, value, headers)` is the builder's own method. It returns None if the record does not
+    fit; the first record always fits. The caller increments `count`.
     """
 
     __slots__ = (
@@ -178,7 +179,7 @@ class ProducerBatch:
 
     @property
     def sequenced(self) -> bool:
-        """Whether the batch has a sequence number. A retry keeps the number."""
+        """Whether the batch has a sequence number. The number stays the same in a retry."""
         return self.producer_state.producer_id >= 0
 
     def size(self) -> int:
@@ -188,7 +189,8 @@ class ProducerBatch:
     def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
         """Append the records `rows[first:]` of the columns (EncodableColumns), as many as fit.
 
-        Returns the index in `rows` of the first record that did not fit. A batch of single records takes none.
+        Returns the index in `rows` of the first record that was not appended. A batch built from single records takes
+        no columns.
         """
         if not self.takes_columns:
             return first
@@ -197,9 +199,10 @@ class ProducerBatch:
         return stop
 
     def remove(self, index: int) -> bool:
-        """Cancel a record. Returns False if the batch is no longer open, or the record was cancelled before.
+        """Mark a record as cancelled. Returns False if the batch is no longer open, or if the record was cancelled
+        before.
 
-        The caller then calls `cancelled_records` once, after it has removed all its records.
+        After it has removed all its records, the caller calls `cancelled_records` once.
         """
         if self.state is not BatchState.OPEN or index in self.removed:
             return False
@@ -238,9 +241,9 @@ class ProducerBatch:
         return index - bisect_left(self.removed, index) if self.removed else index
 
     def locate(self, index: int) -> tuple[ProducerBatch, int]:
-        """Return the batch that holds a record now, and the record's position there, through every split.
+        """Return the batch that now contains a record, after any splits, and the record's index in that batch.
 
-        The position is -1 if the record was cancelled.
+        The index is -1 if the record was cancelled.
         """
         batch = self
         while True:
@@ -272,7 +275,7 @@ class ProducerBatch:
         return self._data
 
     def split(self) -> list[ProducerBatch]:
-        """Return two batches with half of the bytes each. They keep this one's age, callbacks and memory."""
+        """Return two batches, each with about half of the bytes. They keep this batch's age, callbacks and memory."""
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"
         records = read_batch_records(self._data)
@@ -316,7 +319,8 @@ class ProducerBatch:
         return parts
 
     def complete(self, base_offset: int, log_append_time: int) -> None:
-        """Complete the batch. `base_offset` is the offset of its first record, -1 if unknown."""
+        """Complete the batch. `base_offset` is the offset of its first record, or -1 if the broker did not return
+        it."""
         self._mark_done()
         self.base_offset = base_offset
         self.log_append_time = log_append_time

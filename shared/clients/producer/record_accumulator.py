@@ -1,11 +1,11 @@
 """The record accumulator: a queue of batches for each partition, and the decision which batches are due.
 
-A partition's first batch is due when it is full (a second one is behind it), has lingered, must be flushed, or when a
-send waits for buffer memory. A retried batch is due after its backoff. It is sent alone: no other batch of its
-partition is in flight, so that the broker's response is about this batch. A partition that waits delays no other
-partition.
+The first batch of a partition is due in one of these cases: it is full (a second batch is behind it), `linger_ms` has
+passed, it must be flushed, or a send waits for buffer memory. A retried batch is due after its backoff. It is sent
+while no other batch of its partition is in flight, so that the response shows the fate of this batch alone. A partition
+that waits does not delay other partitions.
 
-Time comes in as `now_ms` of a monotonic clock.
+Times are `now_ms` of a monotonic clock, which the caller passes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ HELD_UP_MS = 100
 class PartitionQueue:
     """One partition's batches.
 
-    `queued` is in the order of the records, `open` is the last queued batch if it takes records, `out` are the batches
-    in a request. `held` are the bytes of buffer memory of all of them. `batches` counts all batches since the start,
-    `batches_at_ack` those at the last acknowledgement.
+    `queued` is in the order of the records. `open` is the last queued batch, if it still takes records. `out` are the
+    batches in a request. `held` is the buffer memory of all of them in bytes. `batches` is the number of all batches
+    since the start, and `batches_at_ack` that number at the last acknowledgement.
     """
 
     __slots__ = (
@@ -144,9 +144,9 @@ class RecordAccumulator:
     def open_batch(
         self, queue: PartitionQueue, memory: int, now_ms: int, new_builder: Callable[..., Any] | None = None
     ) -> ProducerBatch:
-        """Open a new batch at the end of a queue; it holds `memory` bytes of the buffer. The caller fills it.
+        """Open a new batch at the end of a queue. The batch holds `memory` bytes of the buffer. The caller fills it.
 
-        For columns `new_builder` is ColumnBatchBuilder. The batch that was open takes no more records.
+        For columns `new_builder` is ColumnBatchBuilder. The previously open batch takes no more records.
         """
         # The caller may have waited for memory, and `drop` may have removed the queue in the meantime.
         queue = self.queue(queue.tp)
@@ -189,11 +189,11 @@ class RecordAccumulator:
         may_send: Callable[[PartitionQueue], bool],
         hurry: bool,
     ) -> Drained:
-        """Take due batches, one of each partition, grouped into one request for each node.
+        """Take due batches, one of each partition, and group them into one request for each node.
 
-        `usable` tells which nodes take another request, `reachable` which nodes are reachable, `may_send` which
-        partitions may send. One node's batches share a request up to `max_request_size`. Partitions take turns to be
-        first, so that this limit starves none. The returned batches are marked as out.
+        `usable` returns whether a node takes another request, `reachable` whether it can be reached, `may_send` whether
+        a partition may send. A request has at most `max_request_size` bytes. Partitions take turns to be first, so that
+        the limit does not starve any. The returned batches are moved to `out`.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
@@ -282,7 +282,7 @@ class RecordAccumulator:
             batch.forget_state()
 
     def expire(self, now_ms: int) -> list[ProducerBatch]:
-        """Return the batches whose `delivery_timeout_ms` has passed, also those in a request.
+        """Return the batches whose `delivery_timeout_ms` has passed, including those in a request.
 
         They are removed from the queues.
         """
@@ -324,9 +324,9 @@ class RecordAccumulator:
         return taken
 
     def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
-        """Return the ms until time alone makes a batch due or expire. Returns None if time alone changes nothing.
+        """Return the ms until a batch becomes due or expires merely because time passes. Returns None if there is none.
 
-        `waiting` tells whether a partition waits for something other than time.
+        `waiting` returns whether a partition waits for something other than time.
         """
         delays: list[float] = []
         if self.incomplete:

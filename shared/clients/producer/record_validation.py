@@ -24,7 +24,7 @@ NO_VALUE: Any = object()
 def record_of(
     topic: str | ProducerRecord, value: Any, key: Any, headers: AnyHeaders, partition: int | None, timestamp: int | None
 ) -> ProducerRecord:
-    """Return the record that `send` was called with, whole or as fields. Raises TypeError if it is neither, or both.
+    """Return the record that `send` was called with, whole or as fields. Raises TypeError for neither or both.
 
     >>> record_of("clicks", b"{}", b"ann", (), None, None)
     ProducerRecord(topic='clicks', value=b'{}', key=b'ann', headers=(), partition=None, timestamp=None)
@@ -46,7 +46,7 @@ def checked_timestamp(topic: str, timestamp: object) -> None:
 
 
 def checked_partition(topic: str, partition: Any) -> None:
-    """Raise DataError unless `partition` is None or a possible partition number. It does not check that it exists."""
+    """Raise DataError unless `partition` is None or a possible number of a partition. The partition need not exist."""
     # `index` also takes the integers of numpy, which partitioners compute with.
     try:
         fits = partition is None or 0 <= index(partition) < PARTITION_END
@@ -57,7 +57,7 @@ def checked_partition(topic: str, partition: Any) -> None:
 
 
 def checked_headers(topic: str, headers: Any) -> HeaderList:
-    """Return the headers as a list. Raises SerializationError unless they are pairs of str and bytes or None.
+    """Return the headers as a list. Raises SerializationError unless each header is a str with bytes or None.
 
     >>> checked_headers("clicks", (("trace", b"1"), ("empty", None)))
     [('trace', b'1'), ('empty', None)]
@@ -87,7 +87,7 @@ def serialized(topic: str, what: str, serializer: Serializer, value: Any) -> byt
     """Return the key or value as bytes.
 
     Raises SerializationError if the serializer raises, or returns neither bytes nor None. Penstock's own errors are
-    raised as they are.
+    raised unchanged.
 
     >>> serialized("clicks", "key", lambda topic, value: value["id"], {})
     Traceback (most recent call last):
@@ -124,7 +124,8 @@ def checked_callback(on_delivery: object) -> None:
 def checked_size(
     topic: str, key: bytes | None, value: bytes | None, headers: HeaderList, settings: ProducerSettings
 ) -> int:
-    """Return the bytes of a batch with this record alone. Raises RecordTooLarge, which names the exceeded setting."""
+    """Return the size in bytes of a batch with this record alone. Raises RecordTooLarge, which names the exceeded
+    setting."""
     size = record_size(key, value, headers)
     limits = {"max_request_size": settings.max_request_size, "buffer_memory": settings.buffer_memory}
     limit = min(limits, key=lambda name: limits[name])

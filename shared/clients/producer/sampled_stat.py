@@ -20,8 +20,8 @@ class _Window:
 class SampledStat:
     """Recent values of a metric: their rate, average and maximum.
 
-    Time is cut into windows of `window_ms`. The newest `windows` are kept, and the oldest is dropped as a whole. With
-    two windows of 30 s a figure covers the last 30 to 60 s:
+    Time is divided into windows of `window_ms`. The newest `windows` of them are kept; an older one is dropped as a
+    whole. With two windows of 30 s the results cover the last 30 to 60 s:
 
     >>> sizes = SampledStat(window_ms=30_000, windows=2)
     >>> for now_ms, size in ((0, 100), (20_000, 300), (40_000, 500)):

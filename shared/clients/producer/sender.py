@@ -1,11 +1,12 @@
 """The sender sends due batches to their leaders.
 
-One turn is `run_once(now_ms)`: expire, settle, prepare (producer id, partitions of the transaction), then drain and
-send until nothing more is due or no node takes more. It returns how long time alone changes nothing. Every other event
-(a full batch, a response, a flush) calls `wake`. batch_completion.py decides how to handle a response.
+`run_once(now_ms)` is one turn: expire, settle, prepare (the producer id, the partitions of the transaction). Then it
+drains and sends until no batch is due or no node takes another request. It returns the ms until the next turn is due
+merely because time passes. Every other event (a full batch, a response, a flush) calls `wake`. batch_completion.py
+handles the responses.
 
-A batch leaves its queue only if its node is connected. So an unreachable node neither costs a batch an attempt nor
-makes its fate unknown.
+A batch leaves its queue only if its node is connected. An unreachable node therefore does not cost the batch an
+attempt, and leaves no doubt whether the batch is in the log.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Sender:
         return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.completion.ledger!r}>"
 
     def start(self, on_broken: Callable[[Exception], None]) -> None:
-        """Start taking turns. `on_broken` is called with an error that ends them."""
+        """Start taking turns. If an error ends the turns, `on_broken` is called with it."""
         self._loop = asyncio.get_running_loop()
         self._on_broken = on_broken
 
@@ -133,7 +134,7 @@ class Sender:
             self._timer = self._loop.call_later(delay_ms / 1000, self._run_turn)
 
     def run_once(self, now_ms: int) -> float | None:
-        """Take one turn. Returns the ms until the next turn is due, None if only `wake` makes one due."""
+        """Take one turn. Returns the ms until the next turn is due, or None if only `wake` can make one due."""
         # 1. Expire before draining: a batch that is over its time must not be sent once more.
         self.completion.expire(now_ms)
         # 2. Settle before a number is assigned: an expired batch may have left a gap.
@@ -289,7 +290,7 @@ class Sender:
         return wait_ms
 
     def _is_ready_to_drain(self) -> bool:
-        """Whether batches may be drained. Starts the missing preparation."""
+        """Return whether batches may be drained. If a preparation is missing, start it."""
         ledger = self.completion.ledger
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):

@@ -109,7 +109,8 @@ class ProducerSettings(Section):
 
 
 def with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> ProducerSettings:
-    """Return the settings, with a default `delivery_timeout_ms` raised to linger_ms + request_timeout_ms if needed.
+    """Return the settings. If the default `delivery_timeout_ms` is too short, it is raised to linger_ms +
+    request_timeout_ms.
 
     Raises ConfigError if it was set explicitly and is too short.
     """

@@ -178,7 +178,7 @@ class SequenceLedger:
             known.gap = True
 
     def may_assign(self, tp: TopicPartition) -> bool:
-        """Whether a new number may be assigned. A troubled partition must be settled first."""
+        """Whether the partition's next batch may get a number. A troubled partition must be settled first."""
         if not self.ready or tp in self._troubled:
             return False
         known = self._partitions.get(tp)
@@ -357,7 +357,8 @@ class Transaction:
 
 
 class TransactionRequests:
-    """Sends the requests of one transactional id. Without one, it fetches a producer id for idempotence."""
+    """Sends the requests of one transactional id. Without a transactional id, it fetches a producer id for
+    idempotence."""
 
     def __init__(self, connection: Connection, settings: ProducerSettings, ledger: SequenceLedger) -> None:
         self._connection = connection
@@ -370,10 +371,10 @@ class TransactionRequests:
         return self._settings.transactional_id
 
     async def init_producer_id(self, *, bump: bool = False) -> None:
-        """Fetch producer id and epoch; with a transactional id this fences every older producer that has it.
+        """Fetch a producer id and epoch. With a transactional id this fences every older producer that uses it.
 
-        `bump` requests the next epoch of the current id (KIP-360). The coordinator rejects it if a newer producer has
-        the id.
+        `bump` requests the next epoch of the current producer id (KIP-360). The coordinator rejects that if a newer
+        producer has the id.
         """
         ledger = self._ledger
         transactional_id = self._settings.transactional_id
@@ -405,7 +406,8 @@ class TransactionRequests:
         await self._retry_request(request_producer_id, where)
 
     async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool = False) -> None:
-        """Add partitions to the transaction at the coordinator. `first` means that this opens the transaction there."""
+        """Add partitions to the transaction at its coordinator. `first` means that this request begins the
+        transaction there."""
         where = f"transactional id {self._transactional_id}"
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
@@ -437,9 +439,10 @@ class TransactionRequests:
         known: bool,
         first: bool = False,
     ) -> None:
-        """Make a group's offsets part of the transaction, under the group's generation and member.
+        """Add a group's offsets to the transaction, under the group's generation and member id.
 
-        `known` means that the coordinator already knows the group, `first` that this opens the transaction there.
+        `known` means that the coordinator already has the group in the transaction. `first` means that this begins the
+        transaction there.
         """
         member = f"member {group.member_id}, generation {group.generation_id}"
         where = f"transactional id {self._transactional_id}, group {group.group_id} ({member})"

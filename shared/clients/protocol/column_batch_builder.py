@@ -1,7 +1,7 @@
-"""Encodes records in columns to record batches (magic 2) by a kernel, without a Python object for each record.
+"""Encodes records in columns as record batches (magic 2) by a kernel, without a Python object for each record.
 
 The result equals that of aiokafka's builder byte for byte, and a batch is full at the same record. The clients load
-this module only if numba is installed and columns are sent; see record_batches.py for aiokafka's builder.
+this module only if numba is installed and columns are sent. record_batches.py has aiokafka's builder.
 
 >>> keys, values = PackedBytes.of([b"ann", None]), PackedBytes.of([b"1", b"22"])
 >>> columns = EncodableColumns.of(keys, values, np.array([1_000, 1_001]))
@@ -66,11 +66,12 @@ def encode_records(
     first: Any,
     stop: Any,
 ) -> Any:
-    """Write the records `rows[first:stop]` of the columns behind those in `out`, as many as fit.
+    """Append the records `rows[first:stop]` of the columns to those in `out`, as many as fit.
 
-    Returns the index in `rows` of the first record that was not written. A record fits if the batch stays below
-    `batch_size`. A batch's first record always fits if the buffer has room for it. `state` is kept from call to call. A
-    record's headers begin with their number. A record has none if their length is 0 or less, or no record has any.
+    Returns the index in `rows` of the first record that was not appended. A record fits if the batch stays below
+    `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call to
+    call. The header bytes of a record begin with the number of headers. A length of 0 or less, or an empty column,
+    means no headers.
     """
     position = state[POSITION]
     count = state[COUNT]
@@ -155,12 +156,12 @@ class EncodableColumns(NamedTuple):
     def of(
         cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array, headers: PackedBytes = NO_HEADERS
     ) -> EncodableColumns:
-        """Return the columns, which have one length. `headers` are as in `PackedHeaders`, or NO_HEADERS."""
+        """Return the columns, which must have the same length. `headers` are as in `PackedHeaders`, or NO_HEADERS."""
         return cls(*keys.arrays, *values.arrays, *headers.arrays, read_only(timestamps, np.int64))
 
 
 class ColumnBatchBuilder:
-    """Builds one record batch from columns. It is sealed in the same way as the batch of aiokafka's builder."""
+    """Builds one record batch from columns. `seal_batch` seals it like a batch of aiokafka's builder."""
 
     __slots__ = ("_batch_size", "_buffer", "_producer_state", "_state", "_transactional")
 
@@ -187,7 +188,7 @@ class ColumnBatchBuilder:
     def extend(self, columns: EncodableColumns, rows: Int64Array, first: int, stop: int) -> int:
         """Add the records `rows[first:stop]` of the columns.
 
-        Returns the index of the first that does not fit, or `stop`.
+        Returns the index of the first record that does not fit, or `stop`.
         """
         return int(encode_records(self._buffer, self._state, self._batch_size, *columns, rows, first, stop))
 

@@ -1,14 +1,14 @@
 """The record batches of one partition from a fetch response, decoded into columns on demand (Java: `CompletedFetch`).
 
-The headers of the batches show at once where the completed fetch ends, so that the next one can be requested while this
-one waits. A batch is decoded when its records are requested: checksum first, then decompression, then records. Control
-batches are left out; under `read_committed` so are the batches of aborted transactions. A batch that cannot be read
-ends the completed fetch: the records before it are returned, then CorruptRecord is raised with topic, partition and
-offset.
+The headers of the batches show at once where the completed fetch ends. So the next fetch can be sent before this one is
+decoded. A batch is decoded when its records are requested: the checksum first, then decompression, then the records.
+Control batches are left out; under `read_committed` the batches of aborted transactions are left out too. A batch that
+cannot be read ends the completed fetch. The records before it are returned, then CorruptRecord is raised with topic,
+partition and offset.
 
-With numba installed the records become positions in the received bytes (`decoding_kernel`). Without it they become
-lists of bytes made by aiokafka's compiled reader. That reader also decodes what the kernel leaves out: old formats, and
-batches in which anything is unusual. So both accept and reject the same batches.
+With numba installed the records become positions in the received bytes (`decoding_kernel`). Without numba aiokafka's
+compiled reader makes lists of bytes. That reader also decodes the batches that the kernel does not: old formats, and
+batches with anything unusual. So both ways accept and reject the same batches.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class CompletedFetch:
     """The fetched batches of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
 
     `position` is the offset of the next record to return, `epoch` the leader epoch of the last decoded batch.
-    `end_offset` is the offset to fetch next, `end_epoch` the leader epoch of the batch before it (-1 if unknown).
-    `packed` columns are positions in `data`, and keep it in memory.
+    `end_offset` is the offset to fetch next, `end_epoch` the leader epoch of the batch before it (-1 if unknown). With
+    `packed` the columns are positions in `data`, and keep `data` in memory.
     """
 
     __slots__ = (
@@ -198,7 +198,8 @@ class CompletedFetch:
     def read(self, max_records: int | None) -> Columns | None:
         """Return the next records, at most `max_records`, and advance the position. Returns None if there are no more.
 
-        Raises CorruptRecord at a batch that cannot be read, ConfigError if its decompressor is not installed.
+        Raises CorruptRecord at a batch that cannot be read. Raises ConfigError if the decompressor of a batch is not
+        installed.
         """
         columns = self._columns
         if columns is None:
@@ -252,7 +253,7 @@ class CompletedFetch:
             self._torn = f"no whole batch in {size} bytes"
 
     def _decode(self, max_records: int | None) -> Columns | None:
-        """Return the records of the next batches, as many as are wanted. Returns None if none is left."""
+        """Return the records of the next batches, until there are `max_records`. Returns None if there are no more."""
         into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
         # Without a limit, a bound that only highly compressed batches exceed: the next call returns the rest.
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
@@ -370,7 +371,8 @@ class _Lists:
         """Skip a batch without visible records."""
 
     def add(self, batch: _FetchedBatch) -> None:
-        """Add the records of a batch from the start offset on. Adds none if one of them cannot be read."""
+        """Add the records of a batch from the start offset on. If one of them cannot be read, none is added and the
+        error is raised."""
         view = memoryview(self._data)[batch.start : batch.stop]
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
         before = len(self.keys)
@@ -409,7 +411,8 @@ class _Lists:
                 self._headers.append(own)
 
     def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
-        """Return all records, or None if there are none. `add` has raised for a batch that cannot be read."""
+        """Return all records, or None if there are none. The second value, the first broken batch, is always None:
+        `add` raises for it."""
         if not self.keys:
             return None, None
         stamps = np.array(self._stamps, np.int64)
@@ -429,7 +432,7 @@ class _Part(NamedTuple):
 
 
 class _Packed:
-    """Records as positions in a buffer, by the kernel. Consecutive batches are decoded by one call."""
+    """Records as positions in a buffer, decoded by the kernel. One call decodes consecutive batches."""
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
         self._data = data
@@ -487,7 +490,7 @@ class _Packed:
         return run
 
     def _decode(self, run: Sequence[_FetchedBatch], parts: list[_Part]) -> int:
-        """Add the records of these batches, up to the first that the kernel leaves.
+        """Add the records of these batches, up to the first batch that the kernel does not decode.
 
         Returns the number of batches added.
         """
@@ -538,7 +541,7 @@ class _PlanRow(NamedTuple):
 
 
 def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow | None:
-    """Return a fetched batch's row in the kernel's plan.
+    """Return the row of a fetched batch in the kernel's plan.
 
     Returns None if the batch is too short for the number of records in its header.
     """
@@ -553,9 +556,9 @@ def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow |
 def _decompress_fetched(
     data: bytes | memoryview, run: Sequence[_FetchedBatch]
 ) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
-    """Return the records of a completed fetch's compressed batches in one buffer, and each batch's start and end in it.
+    """Decompress batches into one buffer. Returns the buffer, and the start and end of each batch's records in it.
 
-    It stops at the first batch that cannot be decompressed.
+    Stops at the first batch that cannot be decompressed.
     """
     view = memoryview(data)
     texts: list[bytes] = []

@@ -1,8 +1,9 @@
-"""The messages between a group's consumers (Java: `ConsumerProtocol`): subscriptions to the leader, assignments back.
+"""The messages between the consumers of a group (Java: `ConsumerProtocol`). Members send subscriptions to the leader,
+which sends assignments back.
 
-The coordinator forwards these bytes unread. They are Kafka's ConsumerProtocolSubscription and
-ConsumerProtocolAssignment, versions 0 to 3, encoded as the Java consumer does, so that members of both kinds can share
-a group. A version only adds fields at the end. A newer version is read as the newest known one.
+The coordinator forwards these bytes without decoding them. They are Kafka's ConsumerProtocolSubscription and
+ConsumerProtocolAssignment, versions 0 to 3, encoded as by the Java consumer. So consumers of both kinds can share a
+group. A new version only adds fields at the end, so that a newer version is read as the newest known one.
 
     Subscription => version topics user_data owned_partitions(1+) generation_id(2+) rack_id(3+)
     Assignment   => version assigned_partitions user_data
@@ -84,7 +85,7 @@ def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> 
 
 
 def decode_assignment(data: bytes | None) -> Assignment:
-    """Decode an assignment; no bytes are an empty one. Raises SerializationError if the bytes are invalid."""
+    """Decode an assignment. Empty bytes are an empty assignment. Raises SerializationError if the bytes are invalid."""
     if not data:
         return Assignment(())
     read = PrimitiveReader(data, "assignment")

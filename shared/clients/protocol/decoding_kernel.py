@@ -1,7 +1,7 @@
-"""Decodes record batches (version 2) into columns of positions in the received bytes, by a compiled kernel.
+"""Decodes record batches (magic 2) into columns of positions in the received bytes, by a compiled kernel.
 
-The kernel decodes the batches of every ordinary producer. A batch with anything unusual (a length that does not fit,
-an attribute, a header name beyond ASCII) is left to aiokafka's reader, which decodes it or raises its error.
+The kernel decodes the batches of ordinary producers. A batch with anything unusual (a wrong length, record attributes,
+a header name beyond ASCII) is left to aiokafka's reader, which decodes it or raises an error.
 
 >>> from penstock.shared.clients.protocol.record_batches import new_batch_builder, seal_batch
 >>> builder = new_batch_builder(1_000, False)
@@ -63,9 +63,9 @@ def _after_headers(data, at, stop):
 
 @compiled
 def decode_batches(data, plan, decoded):
-    """Decode the batches of a plan, one record after the other. Returns the number of decoded batches.
+    """Decode the batches of a plan, one after another. Returns the number of decoded batches.
 
-    `decoded` has room for the records of all batches.
+    `decoded` must have room for the records of all batches.
     """
     n = 0
     for b in range(len(plan)):

@@ -158,9 +158,9 @@ def error_for_code(code: int, where: str, detail: str | None = None) -> e.Pensto
 
 
 def translate(error: BaseException, where: str) -> e.PenstockError:
-    """Return Penstock's error for an exception of aiokafka or its socket.
+    """Return Penstock's error for an exception of aiokafka or of its socket.
 
-    Penstock's own errors are returned as they are.
+    Penstock's own errors are returned unchanged.
     """
     if isinstance(error, e.PenstockError):
         return error

@@ -1,7 +1,7 @@
-"""Fetch, version 12, written and read by hand: every record arrives in its response.
+"""Fetch version 12, encoded and decoded by hand, since every record arrives in a fetch response.
 
-The records of a partition stay in the received buffer and are copied only when they are decoded. Kafka 2.8 and later
-support version 12. The request opens no fetch session (KIP-227), so each one names all partitions that it wants.
+The records of a partition stay in the received buffer, and are copied only when they are decoded. Kafka 2.8 and later
+support version 12. No fetch session is opened (KIP-227), so each request names all partitions to fetch.
 
 >>> request = FetchRequest(500, 1, 1 << 20, True, [("clicks", [(0, 7, NO_EPOCH, 65_536)])])
 >>> request.prepare({1: (4, 17)})
@@ -94,7 +94,7 @@ class FetchResponse:
 
     @classmethod
     def decode_frame(cls, frame: bytearray) -> FetchResponse:
-        """Decode a whole frame. The response owns the frame from now on."""
+        """Decode a whole frame. The response keeps the frame, which must not be changed afterwards."""
         reader = FlexibleReader(memoryview(frame), CORRELATION_BYTES)
         reader.tagged_fields()
         return cls._read(reader)
@@ -157,10 +157,10 @@ class _FetchStruct(FlexibleStruct):
 
 
 class FetchRequest:
-    """A request for records of these partitions from these offsets on, in order of preference.
+    """A request for the records of partitions from given offsets on, in order of preference.
 
-    The broker answers once it has `min_bytes`, or after `max_wait_ms`. It sends at most `max_bytes`, but at least one
-    batch if there is one. `prepare` raises UnsupportedVersion.
+    The broker answers when it has `min_bytes`, or after `max_wait_ms`. It sends at most `max_bytes`, but at least one
+    batch if there is any. `prepare` raises UnsupportedVersion.
     """
 
     __slots__ = ("_max_bytes", "_max_wait_ms", "_min_bytes", "_read_committed", "_topics")

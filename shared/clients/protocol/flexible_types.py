@@ -1,7 +1,7 @@
-"""Kafka's types of flexible versions (KIP-482), for requests that are written and read by hand.
+"""Kafka's types of flexible versions (KIP-482), for requests that are encoded and decoded by hand.
 
 They are compact strings and bytes, unsigned varints, and tagged fields. A compact length is a varint of the length plus
-one; 0 stands for null. Tagged fields end every struct.
+one; 0 means null. Every struct ends with its tagged fields.
 
 >>> encode_compact_string("ab"), encode_compact_string(None), encode_unsigned_varint(300)
 (b'\\x03ab', b'\\x00', b'\\xac\\x02')
@@ -24,7 +24,7 @@ _node = struct.Struct(">i")
 
 
 class FlexibleReader:
-    """Reads a response of a flexible version. Raises IndexError or struct.error if it ends within a field."""
+    """Reads a response of a flexible version. Raises IndexError or struct.error if the bytes end within a field."""
 
     __slots__ = ("_at", "_data")
 
@@ -89,7 +89,7 @@ class FlexibleStruct:
 
 
 def leader_in(tags: Mapping[int, memoryview], tag: int) -> int | None:
-    """Return the leader that a tagged field names (KIP-951). Returns None if there is none."""
+    """Return the leader that a tagged field contains (KIP-951). Returns None if there is none."""
     if (tagged := tags.get(tag)) is None:
         return None
     node: int = _leader.unpack_from(tagged)[0]

@@ -46,9 +46,10 @@ def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, siz
 
 
 class PackedHeaders(Sequence[Headers]):
-    """A sequence of headers. Each block has a record's headers after their number; an empty block or a null has none.
+    """A sequence with the headers of each record, as blocks of bytes.
 
-    The headers of a record are decoded when they are requested.
+    A block has the number of a record's headers, then the headers. An empty block or a null means no headers. The
+    headers of a record are decoded when they are requested.
     """
 
     __slots__ = ("blocks",)

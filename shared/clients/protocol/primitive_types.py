@@ -1,6 +1,6 @@
-"""Kafka's primitive types before flexible versions, for the messages that the members of a group write to each other.
+"""Kafka's primitive types before flexible versions, for the messages that the members of a group exchange.
 
-A string has a length of 16 bits, bytes and arrays have one of 32 bits; -1 stands for null.
+The length of a string has 16 bits, that of bytes or an array has 32 bits; -1 means null.
 
 >>> read = PrimitiveReader(encode_string("ab") + encode_bytes(None), "a message")
 >>> read.string(), read.blob(), read.at_end
@@ -37,7 +37,7 @@ def encode_array(items: Iterable[bytes]) -> bytes:
 
 
 class PrimitiveReader:
-    """Reads fields from the front. Raises SerializationError with the position if a field is invalid."""
+    """Reads one field after another. Raises SerializationError with the position if a field is invalid."""
 
     def __init__(self, data: bytes, description: str) -> None:
         """`description` names the message in errors."""

@@ -1,7 +1,7 @@
-"""Produce, versions 9 and 10, written and read by hand: its cost counts for every record.
+"""Produce, versions 9 and 10, encoded and decoded by hand for speed: every record goes through it.
 
-Version 10 answers a rejected batch with the partition's new leader and its address (KIP-951). Versions 8 and later name
-the record of a batch that was rejected (KIP-467). Kafka 2.8 and later support version 9.
+In version 10 the answer to a rejected batch has the partition's new leader and its address (KIP-951). From version 8 on
+the answer names the records because of which a batch was rejected (KIP-467). Kafka 2.8 and later support version 9.
 """
 
 from __future__ import annotations
@@ -126,11 +126,12 @@ class Produce(ProduceRequest):  # type: ignore[misc]
     """The request in the newest version that the broker supports. `prepare` raises UnsupportedVersion if that is below
     9.
 
-    It derives from aiokafka's ProduceRequest, since aiokafka's client expects no response to one with acks=0.
+    It is a subclass of aiokafka's ProduceRequest, because aiokafka's client then expects no response under acks=0.
     """
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
-        """Encode the request in the newest Produce version that both support. Raises UnsupportedVersion."""
+        """Encode the request in the newest version that the broker and this client support. Raises
+        UnsupportedVersion."""
         low, high = versions.get(API_KEY, (0, -1))
         version = min(high, VERSION_MAX)
         if version < max(low, VERSION_MIN):

@@ -1,7 +1,7 @@
-"""Record batches: building and sealing over aiokafka's compiled builder, reading, compression and the checksum.
+"""Record batches: built, sealed and read with aiokafka's compiled code. Also compression and the checksum.
 
-The builder gets no compression, since it supports no levels. A batch is compressed when it is sealed, unless that would
-make it larger.
+The builder does not compress, since it does not support compression levels. A batch is compressed when it is sealed,
+unless compression makes it larger.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ NO_COMPRESSION = Compression(DefaultRecordBatch.CODEC_NONE)
 
 
 def new_batch_builder(batch_size: int, transactional: bool) -> Any:
-    """Return aiokafka's builder of one record batch. It takes records until `batch_size` bytes are full."""
+    """Return aiokafka's builder of one record batch. It takes records until the batch has `batch_size` bytes."""
     codec = DefaultRecordBatch.CODEC_NONE
     return DefaultRecordBatchBuilder(
         MAGIC, codec, int(transactional), NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, batch_size

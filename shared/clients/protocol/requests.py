@@ -1,8 +1,8 @@
-"""The requests that aiokafka lacks, or has only in versions with fewer fields, each pinned to one version.
+"""The requests that aiokafka lacks, or has only in versions with fewer fields. Each one has one fixed version.
 
-Brokers from Kafka 2.8 to 4.x support every version here, except those marked `optional`. Fields are in wire order
-(Kafka's `common/message/*.json`). A flexible version ends every struct with its tagged fields, given as `{}`. Fetch and
-Produce are written by hand: see fetch.py and produce.py.
+Brokers from Kafka 2.8 to 4.x support all of these versions, except those marked as `optional`. Fields are in the order
+of the bytes (Kafka's `common/message/*.json`). In a flexible version every struct ends with its tagged fields, here
+`{}`. Fetch and Produce are encoded by hand: see fetch.py and produce.py.
 """
 
 from __future__ import annotations
