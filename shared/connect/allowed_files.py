@@ -39,7 +39,7 @@ class LocalPath(NamedTuple):
 
 
 class AllowedFiles:
-    """The folders and URLs that are allowed. Each method raises ConfigError for any other path or URL."""
+    """The folders and URLs that are allowed. Each method raises ConfigError for a path or URL outside them."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self.allowed: tuple[str, ...] = tuple(allowed)
@@ -48,7 +48,8 @@ class AllowedFiles:
         return f"AllowedFiles({', '.join(self.allowed) or 'none'})"
 
     def resolved(self, setting: str, given: str) -> str:
-        """Return a connector's path or URL in the form to use: an absolute path without links, or the unchanged URL.
+        """Return the form in which to use a connector's path or URL: an absolute path without links, or the unchanged
+        URL.
 
         The ConfigError names the connector's `setting`.
         """
@@ -68,7 +69,7 @@ class AllowedFiles:
                 self.resolved(name, given)
 
     def open(self, setting: str, given: str, mode: str) -> IO[Any]:
-        """Opens a file of this machine: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
+        """Opens a local file: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
         flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
         path = self._allowed_local_file(setting, given)
         folder = _open_folder(path.folder, path.below[:-1], make=False)
@@ -173,7 +174,7 @@ def _url_is_below(url: str, allowed: str) -> bool:
 def _parts_to_compare(url: str) -> tuple[str, str]:
     """Return the parts of a URL that are compared with those of an allowed one: the scheme, and the host with the path.
 
-    They lack credentials, parameters and a trailing slash.
+    Credentials, parameters and a trailing slash are removed.
     """
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")

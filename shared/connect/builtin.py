@@ -1,6 +1,6 @@
-"""The plugins that ship: the modules of their classes, and the public module that configurations name.
+"""The plugins that ship with Penstock: the modules of their classes, and the public modules that configurations name.
 
-A class is imported on first use: most processes need few of them, and some need an extra.
+A class is imported on first use. Most processes need few of them, and some classes need an extra.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ EXTRAS = {"connectors.delta": ("streams",), "connectors.files": ("files",)}
 def builtin(public: str, name: str) -> type:
     """Return the class of that name in a public module.
 
-    Raises AttributeError, as a module does, if there is none. Raises MissingExtra if its module needs a package that is
-    not installed.
+    Raises AttributeError for an unknown name, as a module does. Raises MissingExtra if the class needs a package that
+    is not installed.
     """
     module = BUILTIN[public].get(name)
     if module is None:

@@ -1,4 +1,5 @@
-"""Definitions of settings: names, types, validators, and the form in which REST shows both (Kafka's ConfigDef).
+"""Definitions of settings (Kafka's ConfigDef): names, types and validators. Also the form in which the REST API returns
+definitions and values.
 
 >>> definition = ConfigDef().define("tasks.max", Type.INT, 1, Importance.HIGH, "How many.", at_least(1))
 >>> definition.parse({"tasks.max": "4"})
@@ -89,7 +90,7 @@ def invalid(name: str, value: Any, why: str | None = None) -> ConfigError:
 
 
 def parse(name: str, kind: Type, value: Any, resolve: ClassResolver | None = None) -> Any:
-    """Return the value of a setting from its text, or from a value of its type. Raises ConfigError if invalid."""
+    """Return the value of a setting from its text, or from a value of its type. Raises ConfigError if it is invalid."""
     if value is None:
         return None
     if isinstance(value, str) and kind is not Type.PASSWORD:
@@ -222,7 +223,7 @@ class Recommender:
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One setting. `order` is its position in its group, or -1 if it has none."""
+    """One setting. `order` is its position in its group, or -1 if it has no position."""
 
     name: str
     type: Type

@@ -1,13 +1,13 @@
-"""Secrets and other values from outside of a configuration: `${env:NAME}`, `${file:PATH:KEY}`, `${dir:PATH:FILE}`.
+"""Secrets and other values from outside a configuration: `${env:NAME}`, `${file:PATH:KEY}`, `${dir:PATH:FILE}`.
 
-The worker stores and shows a configuration with its `${…}`. It resolves them when it starts a connector or task. It
-puts them back into the task configurations that a connector returns, so that no secret reaches the config topic. A
-variable of an unknown provider stays unchanged.
+The worker stores and shows a configuration with its variables (`${…}`). When it starts a connector or task, it replaces
+them by their values. In the task configurations that a connector returns, it replaces the values by the variables
+again, so that no secret reaches the config topic. A variable of an unknown provider stays unchanged.
 
 `config.providers` names a worker's providers. As in Kafka Connect, the default is none: otherwise, a client that may
 create connectors could read the worker's environment and files.
 
-An error message may quote a value. `masking` returns a function that replaces the value by its variable.
+An error message may contain a value. `masking` returns a function that replaces the value by its variable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class ConfigProvider(ABC):
-    """Returns values by path and key. Raises ConfigError if it cannot."""
+    """Returns values by path and key. Raises ConfigError if it cannot read them."""
 
     def configure(self, params: Mapping[str, str]) -> None:
         """Takes the provider's settings, `config.providers.<name>.param.*`."""
@@ -41,7 +41,8 @@ class ConfigProvider(ABC):
 
 
 class EnvVarConfigProvider(ConfigProvider):
-    """The process's environment: all variables, or those that `allowlist.pattern` matches. The path is not used."""
+    """The process's environment: all variables, or those that `allowlist.pattern` matches. The path of a variable is
+    ignored."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
@@ -117,8 +118,10 @@ class ConfigTransformer:
 
     @classmethod
     def of_worker(cls, names: Sequence[str], props: Mapping[str, str]) -> ConfigTransformer:
-        """Makes the providers that `config.providers` names. `config.providers.<name>.class` is a provider's class; the
-        default is ours."""
+        """Makes the providers that `config.providers` names.
+
+        `config.providers.<name>.class` is a provider's class. By default it is the built-in class of that name.
+        """
         providers = {}
         for name in names:
             path = props.get(f"config.providers.{name}.class", name)
@@ -143,10 +146,10 @@ class ConfigTransformer:
         }
 
     def masking(self, raw: Mapping[str, str]) -> Mask:
-        """Return a mask for the values of this configuration's variables, and for its other secrets.
+        """Return a function that masks the values of this configuration's variables, and its other secrets.
 
-        If the mask gets a setting's name, the text is about that setting. The values of a provider that fails are not
-        masked.
+        The function takes a text, and optionally the name of the setting that the text is about. Then that setting's
+        short secrets are masked too. The values of a provider that fails are not masked.
         """
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():

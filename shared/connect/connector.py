@@ -1,7 +1,7 @@
 """The base classes of connectors. A connector divides its work into tasks.
 
-A connector does no work on records. It checks its configuration and divides the work into at most `tasks.max` task
-configurations. It may watch its system, and ask the worker to reconfigure its tasks.
+A connector does not process records. It checks its configuration and returns at most `tasks.max` task configurations.
+It may watch the external system, and ask the worker to reconfigure its tasks.
 
 `start`, `stop`, `task_configs` and `alter_offsets` are `async def` or `def`. The worker awaits an `async def` method on
 its event loop. It calls a `def` method in a thread of the connector's own, as in Java, so that it may block.
@@ -38,7 +38,7 @@ class ConnectorContext(Protocol):
         ...
 
     def raise_error(self, error: Exception) -> None:
-        """Fails the connector. For use from a background task of its own."""
+        """Fails the connector. Call it from a background task of the connector."""
         ...
 
 
@@ -86,7 +86,8 @@ class Connector(ABC):
         """Return the connector's own settings, without those that every connector has."""
 
     def validate(self, props: Props) -> list[ConfigValue]:
-        """Return the errors of the settings together. By default each setting is checked by its definition alone."""
+        """Return the errors of the settings taken together. By default each setting is checked by its definition
+        alone."""
         return self.config().validate_values(props)
 
 
@@ -104,10 +105,9 @@ class SourceConnector(Connector):
         return False
 
     def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> Awaitable[bool] | bool:
-        """Checks or stores offsets that a user alters. Returns True if it handled them, False if it does not support
-        this.
+        """Checks or stores offsets that a user alters. Returns False if the connector does neither.
 
-        An error that it raises rejects the offsets. The default accepts all offsets without a check.
+        An error that it raises rejects the offsets. The default returns False, and accepts all offsets without a check.
         """
         return False
 

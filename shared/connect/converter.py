@@ -1,7 +1,8 @@
-"""Converters between bytes in Kafka and values with schemas: the bases of those that ship and of a user's own.
+"""Converters between bytes in Kafka and values with schemas: the base classes of the built-in and of a user's
+converters.
 
-A converter never waits. If it needs a registry, it raises `MoreNeeded` with a function that fetches the missing data.
-The task awaits that function and converts again.
+A converter never waits. If it needs data of a schema registry, it raises `MoreNeeded` with a function that fetches the
+data. The task awaits that function, then converts again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Converter(ABC):
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
         """Converts many values that share one schema.
 
-        Returns None if their schemas differ or one of them fails; the caller then converts them one by one.
+        Returns None if their schemas differ, or if one value cannot be converted. The caller then converts them one by
+        one.
         """
         return None
 

@@ -1,8 +1,9 @@
 """The errors of connectors and of the Connect runtime.
 
-If `put` or `poll` raises RetriableError, the worker calls it again with the same records. Every other error fails the
-task. DataError reports an invalid record: under `errors.tolerance=all` it is skipped or becomes a dead letter.
-ConfigError names a setting. These three are Penstock's own base classes, so a client's error means the same here.
+If `put` or `poll` raises RetriableError, the worker calls the method again, `put` with the same records. Every other
+error fails the task. DataError reports an invalid record, which is skipped or becomes a dead letter under
+`errors.tolerance=all`. ConfigError names a setting. These three are Penstock's own base classes, so they have the same
+meaning when a Kafka client raises them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ConnectorNotFound(ConnectError):
 
 
 class FailedThere(PenstockError):
-    """An error raised in another process. `kind` is its class there, and `trace` its traceback."""
+    """An error raised in a connector's process. `kind` is the name of its class, and `trace` its traceback."""
 
     def __init__(self, message: str, kind: str, trace: str) -> None:
         super().__init__(message)
@@ -69,7 +70,7 @@ class ToleranceExceeded(ConnectError):
 
 
 class MoreNeeded(ConnectError):
-    """The converter must fetch data first, such as a schema. The caller awaits `fetch()` and converts again."""
+    """The converter needs data first, such as a schema. The caller awaits `fetch()` and converts again."""
 
     def __init__(self, subject: str, fetch: Callable[[], Awaitable[None]]) -> None:
         super().__init__(subject)

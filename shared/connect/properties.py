@@ -20,7 +20,8 @@ _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parses properties; the last value of a name counts. Raises ConfigError if an escape is invalid."""
+    """Parses properties. If a name occurs several times, its last value counts. Raises ConfigError for an invalid
+    escape."""
     found = {}
     for line in _logical_lines(text):
         match = _SEPARATOR.search(line)
@@ -61,9 +62,9 @@ def _unescape_java_text(text: str) -> str:
 
 
 def properties_from_json(body: Any, subject: str) -> dict[str, str]:
-    """Return a JSON object as properties. Numbers and booleans keep their JSON form, and null values are left out.
+    """Return a JSON object as properties. Numbers and booleans keep their JSON form. Null values are left out.
 
-    Raises BadRequest, which names the `subject`, if it is not an object or has another value.
+    Raises BadRequest, which names the `subject`, if it is not an object or if a value has another type.
 
     >>> properties_from_json({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
     {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}

@@ -21,7 +21,7 @@ Offset = Mapping[str, Any]
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """One header. A name may occur more than once."""
+    """One header. A record may have several headers with the same name."""
 
     name: str
     value: Any
@@ -29,7 +29,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
-    """The base of source and sink records. `timestamp` is ms since the epoch or None; `kafka_partition` None is any."""
+    """The base of source and sink records. `timestamp` is ms since the epoch or None. `kafka_partition` None stands
+    for any."""
 
     topic: str
     kafka_partition: int | None
@@ -56,10 +57,10 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
-    """A record read from Kafka, as a sink task gets it.
+    """A record read from Kafka, as a sink task receives it.
 
-    `original_topic`, `original_partition` and `kafka_offset` are its coordinates in Kafka, even if a transform
-    changes the topic. `pre_commit` names offsets by them.
+    `original_topic`, `original_partition` and `kafka_offset` are its coordinates in Kafka, even if a transform has
+    changed the topic. `pre_commit` refers to offsets by these coordinates.
     """
 
     timestamp: int | None = None

@@ -1,9 +1,9 @@
-"""Redaction: a config, a log line or an error shows `[hidden]` for each secret.
+"""Redaction: configs, log lines and errors show `[hidden]` in place of each secret.
 
-A setting is secret by its type, or by its name if the connector does not define it. A URL is shown without its
-password. A variable such as `${env:TOKEN}` is not a secret.
+The type of a setting decides whether the setting is secret. If the connector does not define the setting, its name
+decides. A URL is shown without its password. A variable such as `${env:TOKEN}` is not a secret.
 
-A client that reads a config over REST, changes it and writes it back sends `[hidden]` for each secret. The stored value
+A client may read a config over REST, change it and write it back. Then `[hidden]` stands for the stored secret, which
 stays in force.
 
 >>> hidden("connection.password", "s3cret"), hidden("tasks.max", "1")
@@ -47,7 +47,8 @@ class Mask(Protocol):
     """Redacts a text: takes the secrets of a configuration out of it."""
 
     def __call__(self, text: str, name: str = "") -> str:
-        """Return the text without secrets. `name` is the setting that the text is about, if any."""
+        """Return the text with each secret masked. `name` is the setting that the text is about, or "" if there is
+        none."""
         ...
 
 
@@ -69,7 +70,7 @@ def hidden(name: str, value: Any) -> Any:
 
 
 def without_passwords(text: str) -> str:
-    """Return the text without the passwords in its URLs. The name of a variable is not a password.
+    """Return the text without the passwords in its URLs. A variable in place of a password is kept.
 
     >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
     'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
@@ -115,7 +116,7 @@ def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
 
 
 def is_secret(name: str, plugin: type | None) -> bool:
-    """Return whether a connector's setting is secret. `plugin` is its class, or None if it is not known."""
+    """Return whether a connector's setting is secret. `plugin` is the connector's class, or None if it is not known."""
     kind = None if plugin is None else _config_types_of_plugin(plugin).get(name)
     return is_secret_name(name) if kind is None else kind is Type.PASSWORD
 
@@ -134,7 +135,7 @@ def _redact_config_value(name: str, value: str, plugin: type | None) -> str:
 def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
     """Return the config with each `[hidden]` replaced by the stored value of `before`.
 
-    Raises BadRequest if `before` has no value for it.
+    Raises BadRequest if `before` has no such value, or if the URL around a hidden password was changed.
     """
     found = {}
     for name, value in config.items():

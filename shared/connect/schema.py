@@ -1,10 +1,10 @@
-"""Kafka Connect's schemas, over plain Python values.
+"""Kafka Connect's schemas, for plain Python values.
 
-A STRUCT and a MAP are a `dict`, an ARRAY a `list`, BYTES are `bytes`. The logical types are Decimal
+A STRUCT or MAP is a `dict`, an ARRAY a `list`, and BYTES are `bytes`. The logical types are Decimal
 (`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
-zone). Functions convert them to the bytes or the number that carries them.
+zone). Functions convert them to the bytes or number of the underlying type.
 
-A value may also have no schema (JSON without an envelope); it is then passed on unchanged.
+A value may also have no schema (JSON without an envelope). It is then passed on unchanged.
 
 >>> user = Schema.struct("User", Field("id", INT64), Field("name", OPTIONAL_STRING))
 >>> user.validate({"id": 7, "name": None})
@@ -27,7 +27,7 @@ from penstock.shared.common.errors import DataError
 
 
 class SchemaType(Enum):
-    """Kafka Connect's types. The value is the name that JSON and Avro envelopes use."""
+    """Kafka Connect's types. The value is the type's name in JSON envelopes and in Avro."""
 
     INT8 = "int8"
     INT16 = "int16"
@@ -236,7 +236,7 @@ def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
 
 
 def scale_of(schema: Schema) -> int:
-    """Return the scale of a Decimal schema. Raises DataError if it lacks one."""
+    """Return the scale of a Decimal schema. Raises DataError if the schema lacks the scale."""
     try:
         return int(schema.parameter("scale") or "")
     except ValueError:

@@ -1,13 +1,13 @@
 """The base classes of tasks, and the contexts that the worker passes to them.
 
-A method may be `async def` or `def`. The worker awaits an `async def` method on its event loop, so it must not block.
-It calls a `def` method in the task's own thread, as Kafka Connect does, so it may block without delaying other tasks.
-All `def` methods of a task are called from the same thread. From there, `context.wait_for` waits for an awaitable, such
-as `context.offset_storage_reader.offset(partition)`.
+A method may be `async def` or `def`. The worker awaits an `async def` method on its event loop, so the method must not
+block. A `def` method runs in the task's own thread, as in Kafka Connect, so it may block without a delay for other
+tasks. All `def` methods of a task run in the same thread. In that thread, `context.wait_for` waits for an awaitable,
+such as `context.offset_storage_reader.offset(partition)`.
 
-The worker makes one call at a time for each task. The exception is a source task whose `poll` is `async def`: `commit`
-and `commit_record` may be called while it waits. The semantics are those of
-org.apache.kafka.connect.source.SourceTask and sink.SinkTask.
+The worker makes one call at a time for each task, with one exception. While an `async def poll` of a source task waits,
+`commit` and `commit_record` may be called. The semantics are those of org.apache.kafka.connect.source.SourceTask and
+sink.SinkTask.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class SourceTaskContext(Protocol):
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Awaits this on the worker's event loop and returns its result.
+        """Awaits an awaitable on the worker's event loop and returns its result.
 
-        For `def` methods only: elsewhere it raises IllegalState.
+        Only for `def` methods; elsewhere it raises IllegalState.
         """
         ...
 
@@ -93,9 +93,10 @@ class ErrantRecordReporter(Protocol):
     """Takes records that a sink task cannot write."""
 
     def report(self, record: SinkRecord, error: Exception) -> Awaitable[None]:
-        """Handles the record as an error under `errors.tolerance`. The result is done when the dead letter is stored.
+        """Handles a record that could not be processed, by `errors.tolerance`. The result is done when the dead letter
+        is stored.
 
-        Raises ConnectError if the error is not tolerated. The record's offset is not committed before the dead letter
+        Raises ConnectError if the error is not tolerated. The record's offset is committed only after the dead letter
         is stored.
         """
         ...
@@ -122,11 +123,11 @@ class SinkTaskContext(Protocol):
         ...
 
     def offset(self, tp: TopicPartition, offset: int) -> None:
-        """Continues reading from this offset at the next poll. For a sink that stores its offsets itself."""
+        """Continues reading from this offset at the next poll. For a sink that stores its offsets in its own system."""
         ...
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Delivers no records of these until `resume`. The worker resumes its own pauses without a call."""
+        """Delivers no records of these partitions until `resume`. A pause by the worker itself needs no `resume`."""
         ...
 
     def resume(self, *partitions: TopicPartition) -> None: ...
@@ -140,9 +141,9 @@ class SinkTaskContext(Protocol):
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Awaits this on the worker's event loop and returns its result.
+        """Awaits an awaitable on the worker's event loop and returns its result.
 
-        For `def` methods only: elsewhere it raises IllegalState.
+        Only for `def` methods; elsewhere it raises IllegalState.
         """
         ...
 
@@ -163,7 +164,7 @@ class Task(ABC):
 
     @abstractmethod
     def stop(self) -> Awaitable[None] | None:
-        """Releases everything. Called once, after all other calls, also if `start` failed."""
+        """Releases all resources. Called once, after all other calls, even if `start` failed."""
 
 
 class SourceTask(Task):
@@ -177,10 +178,12 @@ class SourceTask(Task):
 
     @abstractmethod
     def poll(self) -> Awaitable[Sequence[SourceRecord] | None] | Sequence[SourceRecord] | None:
-        """Return the next records, or None or an empty list if there are none yet. It may wait, ideally less than 1 s.
+        """Return the next records, or None or an empty list if there are none yet. The call may wait, but not much
+        longer than 1 s.
 
         If it raises RetriableError, the worker polls again later. If the task is to stop, an `async def poll` is
-        cancelled. The result of a `def poll` is dropped, and read again from the committed offsets.
+        cancelled. A `def poll` cannot be cancelled. Its result is dropped, and the records are read again from the
+        committed offsets.
         """
 
     def commit(self) -> Awaitable[None] | None:
@@ -188,7 +191,8 @@ class SourceTask(Task):
         return NOTHING
 
     def commit_record(self, record: SourceRecord, metadata: RecordMetadata | None) -> Awaitable[None] | None:
-        """Called when Kafka has the record. `metadata` is None if it was filtered out or skipped as an error."""
+        """Called when the record is in Kafka. `metadata` is None if a transform dropped the record, or if its error
+        was tolerated."""
         return NOTHING
 
 
@@ -202,12 +206,12 @@ class SinkTask(Task):
         self.context = context
 
     def open(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """Takes new partitions. Called before any of their records is delivered."""
+        """Prepares for new partitions. Called before any of their records is delivered."""
         return NOTHING
 
     @abstractmethod
     def put(self, records: list[SinkRecord]) -> Awaitable[None] | None:
-        """Writes the records, or keeps them until `flush`. The list is empty if there was nothing to read.
+        """Writes the records, or keeps them until `flush`. The list is empty if there is nothing to write.
 
         If it raises RetriableError, the same records are delivered again after `context.timeout` ms, before any others.
         """
@@ -219,14 +223,14 @@ class SinkTask(Task):
     def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
         """Return the offsets that may be committed. The default flushes and returns all of them.
 
-        The offset of a partition that is left out is not committed. After an error, the task reads again from the
-        offsets last committed.
+        No offset is committed for a partition that is left out. After an error, the task reads again from the last
+        committed offsets.
         """
         flushed = self.flush(offsets)
         return offsets if flushed is None else _offsets_after_flush(flushed, offsets)
 
     def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """Gives these partitions up. Called after their last `pre_commit`."""
+        """Releases the resources of these partitions. Called after their last `pre_commit`."""
         return NOTHING
 
 

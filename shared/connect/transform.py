@@ -12,7 +12,7 @@ from penstock.shared.connect.version import CONNECT_VERSION
 
 
 class Transformation(ABC):
-    """Returns one record for one record, or drops it. It never waits. Raises DataError."""
+    """Returns one record for each record, or None to drop it. It never waits. Raises DataError."""
 
     kafka_class: ClassVar[str | None] = None
 
@@ -28,7 +28,7 @@ class Transformation(ABC):
         """Return the transformed record, or None to drop it."""
 
     def close(self) -> None:
-        """Releases everything. No record follows."""
+        """Releases all resources. No record follows."""
 
     @classmethod
     @abstractmethod
@@ -52,7 +52,7 @@ class Predicate(ABC):
         """Return whether the predicate is true of the record."""
 
     def close(self) -> None:
-        """Releases everything. No record follows."""
+        """Releases all resources. No record follows."""
 
     @classmethod
     @abstractmethod

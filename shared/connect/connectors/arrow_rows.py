@@ -1,4 +1,4 @@
-"""Converts records to Arrow tables for columnar sinks. Types come from the records' schema, or from the values."""
+"""Converts records to Arrow tables for columnar sinks. Types come from the records' schema, or else from the values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def row_of(record: SinkRecord) -> dict[str, Any]:
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """Return an Arrow table of consecutive records. Columns with only nulls are left out."""
+    """Return an Arrow table of consecutive records. Columns that have only nulls are left out."""
     rows = [row_of(record) for record in records]
     schema = records[0].value_schema
     try:

@@ -1,12 +1,13 @@
-"""The Delta sink. It writes each record once, because each commit records the offsets that it brings the table to.
+"""The Delta sink. It writes each record once, because each commit to the table also stores the offsets of its records.
 
-Records are buffered until there are `flush.size` of them or offsets are committed. Then one append writes them to the
-table. A task starts at the table's offset, and ignores the group's committed offset. A record with a lower offset, or
-with one below the previous record's without a failure in between, comes from a topic that was created again. It fails
-the task.
+Records are buffered until there are `flush.size` of them or offsets are committed. One append then writes them to the
+table. A task starts at the offset in the table, and ignores the group's committed offset.
 
-After a temporary error the task reads the records again. Any other error would repeat forever, so it is kept and the
-next `put` raises it, which fails the task.
+A record with a lower offset than the table's fails the task, because its topic was deleted and created again. The same
+holds for an offset below that of the previous record, unless a failure came in between.
+
+After a temporary error the task reads the records again. Any other error would be repeated forever, so the next `put`
+raises it, which fails the task.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ class DeltaSinkTask(SinkTask):
                 self.context.offset(tp, found[name])
 
     def _allowed_table_uri(self) -> str:
-        """Return the table's resolved location. Raises ConfigError if it, or its log, has become a link elsewhere."""
+        """Return the table's resolved location. Raises ConfigError if the table or its log is not below an allowed
+        path.
+
+        Checked again before each use, since the table or its log may have become a link.
+        """
         files = self.context.files
         uri = files.resolved("table.uri", self._uri)
         if local_path("table.uri", self._uri) is not None:
@@ -102,9 +107,10 @@ class DeltaSinkTask(SinkTask):
         await reporter.report(record, error)
 
     async def flush(self, offsets: Offsets) -> None:
-        """Append these partitions' records at once. After a temporary error they are read again, and none was written.
+        """Append the records of these partitions at once. After a temporary error none was written, and they are read
+        again.
 
-        Records of other partitions stay buffered, since their offsets are not committed now.
+        Records of other partitions stay in the buffer, since their offsets are not committed now.
         """
         mine = [record for record in self._buffer if _original_partition_and_offset(record)[0] in offsets]
         self._buffer = [record for record in self._buffer if _original_partition_and_offset(record)[0] not in offsets]
@@ -124,7 +130,8 @@ class DeltaSinkTask(SinkTask):
             raise
 
     async def _append_to_delta_table(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
-        """Append records and bring their partitions to these offsets. Records that do not fit are reported."""
+        """Append records, and store these offsets of their partitions. Records that do not fit the table are
+        reported as errors."""
         if not records:
             return
         moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}

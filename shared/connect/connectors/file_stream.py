@@ -1,8 +1,8 @@
 """FileStreamSource and FileStreamSink: lines of a file to a topic, and records to lines of a file.
 
-They match Kafka Connect's connectors in names, settings, behaviour and source offsets. The record of a line has the
-string schema and no key. Its offset is the byte after the line's end. A line without an end is not a record yet. A
-source whose file does not exist waits for it.
+They match Kafka Connect's connectors in names, settings, behaviour and source offsets. The record of a line has a
+string schema and no key. Its source offset is the position in the file after the line's end. A line becomes a record
+only when it has an end. A source whose file does not exist waits for it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FileStreamSourceTask(SourceTask):
         return True
 
     def _take_complete_lines(self) -> list[tuple[bytes, int]]:
-        """Complete lines of the buffer, each with its size in the file. \\n, \\r\\n or \\r ends a line."""
+        """Return the complete lines of the buffer, each with its size in the file. \\n, \\r\\n or \\r ends a line."""
         found: list[tuple[bytes, int]] = []
         lines = self._buffer.splitlines(keepends=True) if self._buffer else []
         used = 0

@@ -1,9 +1,9 @@
-"""Files on a local disk or an object store: Parquet or JSON lines, each of `flush.size` records.
+"""The files sink: Parquet or JSON lines on a local disk or an object store, with `flush.size` records in each file.
 
-A file is named by its first record's offset and is written as a whole. A task that starts again writes the same files
-again with the same content, so each record is in the files once. Only offsets of records in files are committed.
-`rotate.interval.ms` closes files earlier by time, for fresher data at a cost: after a crash two files can overlap. A
-record that cannot be written is reported, and its file has fewer records.
+A file has the offset of its first record in its name, and is written as a whole. A restarted task writes the same files
+with the same content again, so each record is in the files once. Offsets are committed only when their records are in
+files. `rotate.interval.ms` closes files after a time, for fresher data. The price is that two files can overlap after a
+crash. A record that cannot be written is reported as an error, and its file has fewer records.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 
 
 def file_system_of(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
-    """Return the file system that the files sink writes to, and the path in it, for a URL.
+    """Return the file system for a URL, and the path in it.
 
-    It is pyarrow's, or fsspec's if there are options or pyarrow has none for the URL.
+    For `s3`, `gs` and `hdfs` without options it is pyarrow's. Otherwise it is fsspec's.
     """
     scheme = url.partition("://")[0]
     if not options and scheme in ("s3", "gs", "hdfs"):
@@ -146,7 +146,8 @@ class FilesSinkTask(SinkTask):
         self._written[tp] = last + 1
 
     async def _encode_valid_records(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
-        """A file of the valid records; every other record is reported once. None if no record is valid."""
+        """Return the bytes of a file with the valid records, or None if no record is valid. Each invalid record is
+        reported once."""
         rejected = self._rejected.setdefault(tp, set())
         while fit := [record for record in records if record.original[2] not in rejected]:
             try:

@@ -1,8 +1,8 @@
 """The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
-The sink retries temporary errors (no connection, 408, 425, 429, 5xx), after `Retry-After` if that is longer than its
-own backoff. Any other status is an error of the records. The source requests one page after another. `${offset}` in its
-URL is replaced by the offset of the last record that it has read.
+The sink retries temporary errors (no connection, 408, 425, 429, 5xx) after its backoff, or after `Retry-After` if that
+is longer. Any other status is an error of the records. The source sends one request after another. In its URL,
+`${offset}` is replaced by the offset of the last record read.
 """
 
 from __future__ import annotations
@@ -334,7 +334,8 @@ class HttpSourceTask(SourceTask):
         return records
 
     def _advance_offset(self, item: Any, offset: Any) -> bool:
-        """Move to a record's offset. Returns False if an earlier response had this record, at the requested offset."""
+        """Move to a record's offset. Returns False for a duplicate: an earlier response had this record at the same
+        offset."""
         is_same = str(offset) == str(self._offset)
         digest = hashlib.sha256(msgspec.json.encode(item)).digest()
         if not is_same:

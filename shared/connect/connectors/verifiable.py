@@ -1,7 +1,7 @@
-"""VerifiableSource/Sink and MockSource/Sink: connectors for tests, with the names of Kafka's tools.
+"""VerifiableSource/Sink and MockSource/Sink: connectors for tests, under the names of Kafka's tools.
 
-The verifiable source writes a rising number at a rate of up to `throughput`, and prints one JSON line a record. The
-sink prints a line for each record it receives. The mocks run until `mock_mode` makes them fail.
+The verifiable source writes rising numbers, at most `throughput` in a second, and prints one JSON line for each record.
+The sink prints a line for each record that it receives. The mocks run until `mock_mode` makes them fail.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _now_ms() -> int:
 
 
 class _PropsConnector:
-    """Keeps its configuration. Each task gets a copy with its number as `id`."""
+    """A connector whose tasks get its own configuration, each with its number as `id`."""
 
     _props: dict[str, str]
 

@@ -1,8 +1,8 @@
 """AvroConverter: values in Avro, with their schemas in a schema registry.
 
-fastavro reads and writes the values. Its values are the same as Connect's, except for unions and for maps whose keys
-are not strings. A schema with one of these gets a conversion function when it is first used. Values of other schemas
-are not converted.
+fastavro reads and writes the values. Connect has the same values, except for unions and for maps whose keys are not
+strings. A schema with one of these gets a conversion function when it is first used. Values of other schemas need no
+conversion.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _AvroSchemaCodec:
 
 
 class AvroConverter(Converter):
-    """Avro in the registry's wire format. A value to write needs a schema, unless it is a plain scalar."""
+    """Avro in the registry's wire format. A value to write must have a schema, unless it is a plain scalar."""
 
     kafka_class = "io.confluent.connect.avro.AvroConverter"
 

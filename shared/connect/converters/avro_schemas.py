@@ -198,7 +198,7 @@ def default_from_json(schema: Schema, json: Any) -> Any:
 
 
 def from_avro(avro: Any, named: Mapping[str, Any] | None = None) -> Schema:
-    """Return an Avro schema as Connect's. `named` has the schemas it refers to.
+    """Return an Avro schema as a Connect schema. `named` has the named schemas that it refers to.
 
     Raises DataError if Connect cannot represent it.
     """
@@ -333,7 +333,7 @@ def _restore_connect_properties(schema: Schema, avro: dict[str, Any]) -> Schema:
 
 
 def without_other_logical_types(avro: Any) -> Any:
-    """Return an Avro schema without the logical types that Connect lacks. Their values stay of the underlying type."""
+    """Return an Avro schema without the logical types that Connect lacks. Their values keep the underlying type."""
     if isinstance(avro, list):
         return [without_other_logical_types(branch) for branch in avro]
     if not isinstance(avro, dict):

@@ -1,6 +1,6 @@
-"""JsonConverter: values as JSON, with their schemas (`schemas.enable`, the default) or without.
+"""JsonConverter: values as JSON, with a schema (`schemas.enable`, the default) or without.
 
-With its schema, a value is in an envelope: `{"schema": …, "payload": …}`.
+A value with a schema is in an envelope: `{"schema": …, "payload": …}`.
 
 >>> schema = schema_from_json({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
 >>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})
@@ -63,7 +63,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonConverter(Converter, HeaderConverter):
-    """JSON. With an envelope the value has a schema; without one it is plain JSON."""
+    """JSON with or without an envelope. A value in an envelope has a schema."""
 
     kafka_class = "org.apache.kafka.connect.json.JsonConverter"
 
@@ -191,7 +191,7 @@ class JsonConverter(Converter, HeaderConverter):
 
 
 def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
-    """Return the schema of JsonConverter's envelope; None for null. Raises DataError if it is invalid."""
+    """Return the schema in JsonConverter's envelope; None for null. Raises DataError if it is invalid."""
     if json is None:
         return None
     if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
@@ -276,9 +276,9 @@ def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dic
 
 
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
-    """Return a value in JSON, as in JsonConverter's envelope. Raises DataError if it does not match its schema.
+    """Return a value as JSON, as in JsonConverter's envelope. Raises DataError if it does not match its schema.
 
-    `numeric_decimals` keeps decimals as numbers.
+    With `numeric_decimals` decimals become JSON numbers.
     """
     if schema is None:
         return _schemaless_to_json(value)
@@ -314,7 +314,7 @@ def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replac
 
 
 def _schemaless_to_json(value: Any) -> Any:
-    """Return a value that has no schema in JSON. Raises DataError for a type that JsonConverter does not write."""
+    """Return a value without a schema as JSON. Raises DataError for a type that JsonConverter does not write."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
@@ -329,7 +329,7 @@ def _schemaless_to_json(value: Any) -> Any:
 
 
 def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True) -> Any:
-    """Return the value of JsonConverter's envelope. Raises DataError if it does not match its schema."""
+    """Return the value in JsonConverter's envelope. Raises DataError if it does not match its schema."""
     if schema is None:
         return json
     if json is None:

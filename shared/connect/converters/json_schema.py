@@ -1,8 +1,8 @@
 """JsonSchemaConverter: values in JSON, with their JSON Schemas in a schema registry.
 
-Connect's schemas are converted to JSON Schemas and back, in the form of Confluent's converter. Properties that JSON
-Schema lacks are stored in properties that begin with `connect.`. An optional type is `oneOf` with null. In a foreign
-schema, a property that is not required is optional too.
+Connect's schemas are converted to JSON Schemas and back, in the form of Confluent's converter. Properties of a schema
+that JSON Schema lacks are stored under names that begin with `connect.`. An optional type is `oneOf` with null. In a
+schema of another program, a property that is not required is optional too.
 
 >>> to_json_schema(Schema(SchemaType.INT32, optional=True))
 {'oneOf': [{'type': 'null'}, {'type': 'integer', 'connect.type': 'int32'}]}
@@ -61,7 +61,7 @@ PLAIN = {
 
 
 class JsonSchemaConverter(Converter):
-    """JSON in the registry's wire format. A value to write needs a schema, unless it is a plain scalar."""
+    """JSON in the registry's wire format. A value to write must have a schema, unless it is a plain scalar."""
 
     kafka_class = "io.confluent.connect.json.JsonSchemaConverter"
 
@@ -184,7 +184,7 @@ def _has_text_keys(schema: Schema) -> bool:
 
 
 def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
-    """Return a JSON Schema as Connect's; None for an empty one, whose values have no schema.
+    """Return a JSON Schema as a Connect schema. Returns None for an empty JSON Schema, whose values have no schema.
 
     Raises DataError if Connect cannot represent it: recursion, or a union other than with null.
     """
@@ -311,15 +311,16 @@ def _property_index(json: Any) -> int:
 
 
 def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
-    """Return a value in the JSON that its JSON Schema describes.
+    """Return a value as the JSON that its JSON Schema describes.
 
-    It is the JSON of JsonConverter, except that a map's entries are objects with `key` and `value`.
+    The result is that of JsonConverter, but the entries of a map are objects with `key` and `value`.
     """
     return _convert_maps_in_value(schema, value, lambda one, item: value_to_json(one, item, numeric), _map_to_entries)
 
 
 def from_json(schema: Schema | None, json: Any) -> Any:
-    """Return the value of the JSON that a JSON Schema describes. Raises DataError if it does not match its schema."""
+    """Return the value of JSON that a JSON Schema describes. Raises DataError if the value does not match its
+    schema."""
     return _convert_maps_in_value(schema, json, value_from_json, _entries_to_map)
 
 
@@ -343,9 +344,9 @@ def _convert_maps_in_value(
     leaf: Callable[[Schema | None, Any], Any],
     entries: Callable[[Schema, Any, Callable[[Schema | None, Any], Any]], Any],
 ) -> Any:
-    """Convert the maps in a value that have entries in JSON, with `entries`, and all other values with `leaf`.
+    """Convert the maps with entries in a value by `entries`, and everything else by `leaf`.
 
-    A map has entries if its keys are not strings. A value without such maps is converted as a whole.
+    A map has entries in JSON if its keys are not strings. A value without such maps is converted as a whole.
     """
     if schema is None or value is None or not _has_entries(schema):
         return leaf(schema, value)

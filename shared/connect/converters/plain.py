@@ -46,7 +46,7 @@ def _validate_encoding(name: str, value: Any) -> None:
 
 
 class StringConverter(_Both):
-    """Text. Other values are written as their text form; invalid bytes are read with replacement characters."""
+    """Text. Values of other types are written as their text form. Invalid bytes are read as replacement characters."""
 
     kafka_class = "org.apache.kafka.connect.storage.StringConverter"
 

@@ -1,8 +1,8 @@
-"""The client of a schema registry's REST API: schemas by id, ids by schema.
+"""The client of a schema registry's REST API: schemas by id, and ids by schema.
 
-Results are cached, so requests are rare, and each has its own connection. If a registry cannot be reached, or fails,
-the request is repeated, then sent to its other addresses. After that RetriableError is raised. If the registry rejects
-a request, DataError is raised with the registry's message.
+Converters cache the results, so requests are rare, and each has its own connection. If a registry does not answer, or
+answers with a server error, the request is repeated, then sent to the other addresses. After that RetriableError is
+raised. If the registry rejects a request, DataError is raised with its message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REFERENCES_MAX = 1_000
 
 @dataclass(frozen=True)
 class RegistryAccess:
-    """The registry's addresses and the credentials. `user` is user:password, empty for none."""
+    """The registry's addresses and credentials. `user` is user:password, or empty without credentials."""
 
     urls: tuple[str, ...]
     user: str = field(default="", repr=False)
@@ -63,7 +63,8 @@ class RegistryClient:
         return int(found["id"]), await self._schema_with_references(found)
 
     async def register(self, subject: str, kind: str, text: str) -> int:
-        """The id of a schema in a subject. If the subject lacks the schema, it is registered as a new version."""
+        """Return the id of a schema in a subject. If the subject lacks the schema, the schema is registered as a new
+        version."""
         return await self._post_for_schema_id(f"/subjects/{quote(subject, safe='')}/versions", kind, text)
 
     async def lookup(self, subject: str, kind: str, text: str) -> int:

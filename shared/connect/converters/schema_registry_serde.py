@@ -1,8 +1,8 @@
 """The common code of converters with a schema registry: the wire format, subjects, and known schemas by id.
 
-A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. Ids come from the
-registry and never change their meaning, so each is requested once. A schema to write is registered once under its
-subject. If a schema or id is not yet known, `MoreNeeded` is raised, and `RegistryClient` fetches it.
+A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. The schema of an id
+never changes, so each id is requested from the registry once. A schema to write is registered once under its subject.
+If a schema or id is not known yet, `MoreNeeded` is raised, and `RegistryClient` fetches it.
 
 >>> framed(7, b"value"), unframed(framed(7, b"value"))
 (b'\\x00\\x00\\x00\\x00\\x07value', (7, b'value'))
@@ -127,7 +127,8 @@ class Registry:
         )
 
     def schema(self, id: int) -> RegistrySchema:
-        """Return the schema with that id. Raises MoreNeeded if it is not known yet, DataError for another type."""
+        """Return the schema with that id. Raises MoreNeeded if it is not known yet, DataError if it is of another
+        type."""
         found = self._by_id.get(id)
         if found is None:
 
@@ -140,7 +141,8 @@ class Registry:
         return found
 
     def to_write(self, topic: str, text: str, record_name: str | None) -> tuple[int, RegistrySchema | None]:
-        """Return the id to write a schema under, and the subject's latest schema if that is used.
+        """Return the id under which to write a value of this schema. With `use_latest` also return the subject's latest
+        schema.
 
         Raises MoreNeeded if they are not fetched yet.
         """
@@ -172,7 +174,7 @@ class Registry:
 
 
 def parse_registered_schema(schema: RegistrySchema) -> Any:
-    """Return the JSON of a schema from the schema registry, parsed. Raises DataError if it is not JSON."""
+    """Parse the JSON of a schema from the schema registry. Raises DataError if it is not JSON."""
     try:
         return json.loads(schema.text)
     except ValueError as e:

@@ -39,7 +39,7 @@ INTEGERS = ((8, INT8), (16, INT16), (32, INT32), (64, INT64))
 
 
 class SimpleHeaderConverter(HeaderConverter):
-    """Text without a schema. A whole number gets the smallest type that holds it."""
+    """Text without a schema. A whole number gets the smallest type that can hold it."""
 
     kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 

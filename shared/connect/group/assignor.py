@@ -1,12 +1,12 @@
 """The leader's assignment of connectors and tasks to workers, by the incremental cooperative rule (KIP-415).
 
-Workers keep their work through a rebalance. The leader assigns new work and revokes surplus work. A worker that gave
-work up requests the next rebalance at once, and the leader assigns the revoked work there. So no work ever runs twice,
-and a rebalance interrupts only the work that moves.
+Workers keep their work through a rebalance. The leader assigns new work, and revokes surplus work. A worker whose work
+was revoked stops it and requests the next rebalance at once. In that rebalance the leader assigns the revoked work. So
+no work runs twice, and a rebalance interrupts only the work that moves.
 
-If a worker leaves, its work is lost. For `scheduled.rebalance.max.delay.ms` the leader reserves lost work for a worker
-that returns (a restart, a roll-out). After the delay it assigns that work to the workers with the least work, such as a
-worker that returned empty. During the delay, no work is revoked for balance.
+If a worker leaves, its work is lost. For `scheduled.rebalance.max.delay.ms` the leader keeps lost work for a worker
+that returns (a restart, a roll-out). After the delay it assigns the lost work to the workers with the least work, such
+as a worker that returned without work. During the delay, no work is revoked for balance.
 
 Connectors and tasks are balanced separately. Two workers' numbers of connectors, or of tasks, differ by at most one.
 
@@ -34,9 +34,9 @@ T = TypeVar("T", str, ConnectorTaskId)
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """The additional work and the revoked work of each member. `complete` is all work that it then runs.
+    """The additional work and the revoked work of each member. `complete` is all work that a member then runs.
 
-    All members join again after `delay_ms`; 0 means that no such rebalance is due.
+    If `delay_ms` is not 0, all members join again after that time.
     """
 
     assigned: Mapping[str, ConnectorsAndTasks]
@@ -67,7 +67,8 @@ class IncrementalAssignor:
         generation: int,
         completed: int,
     ) -> AssignmentPlan:
-        """Plans one rebalance. `held` is each member's current work, `completed` the last completed generation."""
+        """Plans one rebalance. `held` is each member's current work, `completed` the last generation that was
+        completed."""
         # The sets of IncrementalCooperativeAssignor.performTaskAssignment, step by step:
         # 1. The work that members hold, and the work of the last assignment. If that is not the last completed
         #    generation, it may never have arrived.
@@ -131,7 +132,7 @@ def _work_with_two_owners(works: Iterable[ConnectorsAndTasks]) -> ConnectorsAndT
 
 
 def _give_out(complete: Mapping[str, ConnectorsAndTasks], more: ConnectorsAndTasks) -> dict[str, ConnectorsAndTasks]:
-    """Return each member's work with its share of `more`. Each item goes to the member with the least of its kind."""
+    """Divide `more` among the members. Each connector or task goes to the member with the fewest of its kind."""
     connectors = _deal_to_least_loaded(
         {member: work.connectors for member, work in complete.items()}, sorted(more.connectors)
     )

@@ -1,15 +1,18 @@
-"""The messages between the workers of a Connect group: their states to the leader, and its assignments to them.
+"""The messages between the workers of a Connect group: workers send their states to the leader, which sends
+assignments.
 
 These are the bytes of Kafka Connect's protocols `eager` (version 0), `compatible` (1) and `sessioned` (2). Kafka's
-tools can therefore read our groups, and workers of both kinds understand each other. All three have the protocol type
-`connect`. A member offers the versions that it knows, newest first. The coordinator picks one that all members offer.
+tools can therefore read Penstock's groups, and Java and Penstock workers can share a group. All three have the protocol
+type `connect`. A member offers the versions that it supports, newest first. The coordinator picks one that all members
+offer.
 
     State      => version url config_offset allocation(1+)      allocation: an Assignment, or nothing
     Assignment => version error leader leader_url config_offset assignment revoked(1+) delay(1+)
     assignment, revoked => [connector [task]]                   task -1: the connector itself
 
 An assignment of version 0 contains all work of the worker. From version 1 on, it contains the additional work and the
-revoked work. In the state's allocation, the field `assignment` contains all work that the worker runs.
+revoked work. The allocation in a worker's state has the same format. There the field `assignment` contains all work
+that the worker runs.
 
 >>> held = ConnectorsAndTasks({"orders"}, {ConnectorTaskId("orders", 0)})
 >>> state = decode_state(encode_state(WorkerState("http://a:8083/", 7, held), SESSIONED))
@@ -81,7 +84,8 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedAssignment:
-    """The leader's message to a worker. The module explains `work`. The worker joins again after `delay_ms`."""
+    """The leader's message to a worker. The meaning of `work` depends on the version (see the module). The worker
+    joins again after `delay_ms`."""
 
     leader: str
     leader_url: str
@@ -99,7 +103,7 @@ class ExtendedAssignment:
 
 
 def encode_state(state: WorkerState, version: int, last: ExtendedAssignment | None = None) -> bytes:
-    """Return the bytes of a worker's state for the leader. `last` is the assignment from which its work came."""
+    """Return the bytes of a worker's state for the leader. `last` is the last assignment that the worker received."""
     data = struct.pack(">h", version) + encode_string(state.url) + struct.pack(">q", state.config_offset)
     # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:

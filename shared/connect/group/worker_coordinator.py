@@ -1,8 +1,8 @@
-"""The edge under `WorkerMember`: executes each of its steps and reports the outcome.
+"""The I/O of `WorkerMember`: executes each of its steps and reports the outcome.
 
-The herder drives it: `ensure_active` executes steps until the worker is an active member, and calls the herder back on
-the way. Heartbeats run beside it, also while the herder starts and stops work. A second task checks whether the group
-has given the worker up. The worker's work is then stopped at once, even if the herder is busy.
+The herder calls `ensure_active`, which executes steps until the worker is an active member. On the way it calls the
+herder's callbacks. Heartbeats are sent in parallel, also while the herder starts and stops work. A second task checks
+whether the group has removed the worker. If so, the worker's work is stopped at once, even if the herder is busy.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ class WorkerRebalanceListener(Protocol):
     """The callbacks of the worker's coordinator in a rebalance. The herder implements them."""
 
     async def on_revoked(self, work: ConnectorsAndTasks, *, lost: bool) -> None:
-        """Stops this work. Others may have it when this returns; if it is lost, they may have it already."""
+        """Stops this work. When this returns, other workers may run the work; if it is `lost`, they may run it
+        already."""
 
     def on_assigned(self, assignment: ExtendedAssignment, generation: int) -> None:
         """Takes all work that this worker is to run, in `assignment.work`."""
 
     async def read_configs(self, offset: int, timeout_ms: int) -> tuple[ConnectorsAndTasks, int]:
-        """Reads the configs up to `offset` within `timeout_ms`, since this worker leads the rebalance.
+        """Reads the configs up to `offset` within `timeout_ms`. Called when this worker leads the rebalance.
 
-        Returns all configured work and the offset reached.
+        Returns all configured work, and the offset up to which the configs were read.
         """
 
 
@@ -73,7 +74,7 @@ class WorkerCoordinator:
         return f"<WorkerCoordinator {self.member}>"
 
     async def ensure_active(self) -> None:
-        """Return when the worker is an active member of the group. Raises an error that excludes it for good."""
+        """Return when the worker is an active member of the group. Raises an error that keeps it out for good."""
         if not self._beside:
             self._beside = [
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),
@@ -88,14 +89,14 @@ class WorkerCoordinator:
         await self._requests.execute(step, self._execute_step(step))
 
     async def step_out(self) -> None:
-        """Gives up all work and leaves the group. `ensure_active` joins again."""
+        """Stops all work and leaves the group. `ensure_active` joins again."""
         held = self.member.held
         await self._rebalances.on_revoked(held, lost=False)
         self.member.on_given_up(held)
         await self._requests.leave(self.member.leave())
 
     async def close(self) -> None:
-        """Leaves the group. The caller must have stopped the worker's work."""
+        """Leaves the group. The caller must have stopped the worker's work before."""
         beside = [*self._beside, *([self._losing] if self._losing else [])]
         self._beside = []
         for task in beside:
@@ -144,7 +145,8 @@ class WorkerCoordinator:
             self._begin_stop_of_lost_work()
 
     def _begin_stop_of_lost_work(self) -> asyncio.Task[None]:
-        """Starts to stop all held work, since others may run it. Repeated calls return the same asyncio task."""
+        """Starts to stop all held work, since other workers may run it. Calls in the meantime return the same
+        asyncio task."""
         if self._losing is None or self._losing.done():
             self._losing = asyncio.create_task(self._stop_lost_work(), name="work that is lost")
             self._losing.add_done_callback(self._lost_work_stopped)

@@ -1,16 +1,16 @@
-"""A worker's membership in its group: its next step, and its reaction to every answer.
+"""A worker's membership in its group: decides its next step, and handles every answer.
 
 Nothing here waits or sends. `next_step` returns the next step. The caller executes it, reports the outcome (`on_join`,
-`on_led`, `on_sync`, …) and requests the next one. Heartbeats run beside it. The class is a `Member` as in every group
-(`penstock.shared.clients.group`). It differs from a consumer in the messages between members, and in that a worker
-keeps its work (`held`) through a rebalance.
+`on_led`, `on_sync`, …) and requests the next one. Heartbeats are sent in parallel. The class is a subclass of `Member`,
+as for every group (`penstock.shared.clients.group`). It differs from a consumer in two ways: the messages between
+members, and that a worker keeps its work (`held`) through a rebalance.
 
 `held` is given up in three cases:
 
 1. A new assignment revokes some of it.
-2. The worker joins under the protocol `eager`: it gives up everything first.
-3. The group must have given the worker up: everything is lost. The worker was not heard for a session timeout, or it
-   did not join in time.
+2. The worker joins under the protocol `eager`, and gives up everything first.
+3. The group has probably removed the worker, so everything is lost. No heartbeat was answered for a session timeout, or
+   the worker did not join in time.
 
 The caller must check case 3 (`is_given_up`) also between two steps.
 """
@@ -55,7 +55,7 @@ class Stable:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpWork:
-    """Stop this work, then call `on_given_up`. If `lost`, the group no longer counts it as ours."""
+    """Stop this work, then call `on_given_up`. If `lost`, the group may already have assigned the work to others."""
 
     work: ConnectorsAndTasks
     lost: bool
@@ -119,7 +119,7 @@ class WorkerMember(Member):
     # --- next step ---
 
     def next_step(self, now_ms: int) -> Step:
-        """Return the next step. Raises an error that excludes the worker for good."""
+        """Return the next step. Raises an error that keeps the worker out of the group for good."""
         if self.error is not None:
             error = self.error
             self.error = None
@@ -253,10 +253,10 @@ class WorkerMember(Member):
         self._change_state(MemberState.COMPLETING)
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """Takes the answer to a heartbeat, as every member does.
+        """Handles the answer to a heartbeat, as every member does.
 
-        If the group requested a rebalance, and this member did not join and is now unknown, the group has continued
-        without it.
+        If the group requested a rebalance, this worker did not join, and the group does not know it any more, the
+        worker has missed the rebalance.
         """
         rejoin_requested = self._rejoin
         generation = self.generation
@@ -265,11 +265,11 @@ class WorkerMember(Member):
             self._missed = True
 
     def on_session_over(self) -> None:
-        """Joins again. The held work is stopped first."""
+        """Requests to join again. The held work is stopped before that."""
         self.rejoin("no heartbeat was answered for a session timeout")
 
     def leave(self) -> str:
-        """Leaves for good. Returns the member id for the leave request, or "" if there is none."""
+        """Leaves the group. Returns the member id for LeaveGroup, or "" if there is none."""
         member_id = self.member_id
         self._forget_generation(member=True)
         self.rejoin("left the group")

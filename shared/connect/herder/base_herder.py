@@ -1,7 +1,7 @@
 """The common base of both herders: reads, validation, and calls of plugins.
 
 Reads are answered from the configs and statuses that this worker has read. They neither wait for a rebalance nor need
-the leader. Each herder implements the changes itself.
+the leader. Each herder implements the changes in its own way.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stores:
 
 
 class BaseHerder(ABC):
-    """Reads, validation, offsets. `generation` is the group's."""
+    """Reads, validation and offsets. `generation` is that of the worker's group."""
 
     generation = 0
     _runner: WorkRunner
@@ -131,12 +131,12 @@ class BaseHerder(ABC):
         return self.snapshot().connectors()
 
     def connector_info(self, name: str) -> Json:
-        """See `views.connector_info`. Secrets are hidden."""
+        """Return a connector as `views.connector_info` does, with secrets hidden."""
         info = views.connector_info(self.snapshot(), self.plugins, name)
         return {**info, "config": self.shown_config(name)}
 
     def connector_config(self, name: str) -> Config:
-        """Return a connector's stored config, with its `${…}` unresolved. Raises ConnectorNotFound."""
+        """Return a connector's stored config, with unresolved variables (`${…}`). Raises ConnectorNotFound."""
         return views.config_of(self.snapshot(), name)
 
     def shown_config(self, name: str) -> dict[str, str]:
@@ -152,7 +152,7 @@ class BaseHerder(ABC):
         return redaction.restored(config, self.snapshot().configs.get(name, {}), self._connector_plugin(config))
 
     def task_infos(self, name: str) -> list[Json]:
-        """See `views.task_infos`. Secrets are hidden."""
+        """Return a connector's tasks as `views.task_infos` does, with secrets hidden."""
         plugin = self._connector_plugin(self.connector_config(name))
         return [
             {**info, "config": redaction.redacted(info["config"], plugin)}
@@ -174,7 +174,7 @@ class BaseHerder(ABC):
         return views.active_topics(self._stores.statuses.cache, name)
 
     def reset_active_topics(self, name: str) -> None:
-        """Empties that list. Raises Forbidden if the settings do not allow it."""
+        """Empties the list of topics that a connector has used. Raises Forbidden if the settings do not allow it."""
         if not self.worker.config["topic.tracking.enable"]:
             raise Forbidden("Topic tracking is disabled.")
         if not self.worker.config["topic.tracking.allow.reset"]:
@@ -186,7 +186,7 @@ class BaseHerder(ABC):
         return self.plugins.listed(connectors_only=connectors_only)
 
     def plugin_config(self, name: str) -> list[Json]:
-        """Return a plugin's settings. Raises ConnectorNotFound."""
+        """Return the definitions of a plugin's settings. Raises ConnectorNotFound if there is no such plugin."""
         return plugin_definitions(*self.plugins.config_of(name))
 
     async def connector_offsets(self, name: str) -> Json:
@@ -198,9 +198,10 @@ class BaseHerder(ABC):
     # --- validation ---
 
     async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
-        """Return the errors of a config, setting by setting. The secrets of its variables are not shown.
+        """Return the errors of a config, setting by setting. The values of its variables are masked.
 
-        `plugin` is the class that the request is about. Raises ConfigError if there is no such class.
+        `plugin` is the class in the request's path. Raises BadRequest if the config names another class. Raises
+        ConfigError if there is no such class.
         """
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._names_same_plugin(plugin, given):
@@ -253,10 +254,10 @@ class BaseHerder(ABC):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Creates a connector, or with `replace` changes it. Returns whether it is new, and what REST shows of it.
+        """Creates a connector, or changes it with `replace`. Returns whether it is new, and its form in REST.
 
-        Raises BadRequest, AlreadyExists, and StaleConfig if the config to change is no longer `instead_of`. The
-        validation does not delay other requests.
+        Raises BadRequest or AlreadyExists. Raises StaleConfig if the current config is not `instead_of`. Other requests
+        need not wait for the validation.
         """
 
     @abstractmethod
@@ -264,10 +265,10 @@ class BaseHerder(ABC):
         """Runs a change as a command of the herder's loop, which makes all changes."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
-        """Changes some settings of a connector; None removes one. Raises as `put_connector` does, and
-        ConnectorNotFound.
+        """Changes some settings of a connector; None removes one. Raises ConnectorNotFound, and the errors of
+        `put_connector`.
 
-        If the config changes while the merged one is validated, it is merged and validated again.
+        If the config changes while the merged config is validated, the patch is merged and validated again.
         """
 
         async def current_config() -> Config:
@@ -284,7 +285,7 @@ class BaseHerder(ABC):
                 log.info("a patch is merged again with the changed config", connector=name, reason=str(e))
 
     def _check_config_precondition(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
-        """Return whether the connector exists. Raises AlreadyExists, StaleConfig."""
+        """Return whether the connector exists. Raises AlreadyExists or StaleConfig as `put_connector` does."""
         config = self.snapshot().configs.get(name)
         if config is not None and not replace:
             raise AlreadyExists(f"Connector {name} already exists")
@@ -313,7 +314,8 @@ class BaseHerder(ABC):
         return config
 
     async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Alters a connector's offsets. The connector is called beside the loop, for at most a request's timeout."""
+        """Alters a connector's offsets. The connector checks them outside the herder's loop, within a request's
+        timeout."""
         config, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
@@ -337,7 +339,8 @@ class BaseHerder(ABC):
         return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
 
     async def _check_offsets_fenced(self, name: str) -> Config:
-        """Return the config of a connector after its tasks are fenced. Raises BadRequest if it is not stopped."""
+        """Check that a connector is stopped, and fence the tasks of a source. Returns its config. Raises BadRequest
+        if it is not stopped."""
         config = self._check_stopped(name)
         if views.kind_of_connector(self.plugins, config) == "source":
             await self._fence_for_offsets(name)

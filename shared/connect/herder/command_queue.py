@@ -1,9 +1,9 @@
-"""The requests to a herder, executed one after another in its own loop.
+"""The requests to a herder, executed one after another in its loop.
 
-A caller awaits the answer. The loop runs the commands that are due, in the order in which they became due. A command
-may be delayed (`delay_ms`), for a retry.
+A caller awaits the result of its command. The loop runs the commands that are due, in the order in which they became
+due. A command may be delayed (`delay_ms`), for a retry.
 
-The queue is closed with the herder. Commands that wait then, and later ones, end in IllegalState.
+The queue is closed with the herder. Then waiting and later commands raise IllegalState.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Command:
 
 
 class CommandQueue:
-    """The waiting commands. `wake` is called when one arrives."""
+    """The waiting commands. `wake` is called when a command arrives."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock = clock
@@ -55,7 +55,8 @@ class CommandQueue:
         return len(self._heap)
 
     async def execute(self, run: Callable[[], Awaitable[T]], timeout_ms: int = REQUEST_TIMEOUT_MS) -> T:
-        """Lets the loop run a command, and returns its result. Raises RequestTimedOut, IllegalState when closed."""
+        """Runs a command in the loop and returns its result. Raises RequestTimedOut, or IllegalState if the queue is
+        closed or full."""
         done = self.put(run)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -77,9 +78,9 @@ class CommandQueue:
         return True
 
     def put(self, run: Callable[[], Awaitable[T]], delay_ms: int = 0) -> asyncio.Future[T]:
-        """Adds a command that the loop runs after `delay_ms`. Returns a future of its result.
+        """Adds a command, which the loop runs after `delay_ms`. Returns a future of its result.
 
-        The future ends in IllegalState if the queue is closed or full.
+        The future raises IllegalState if the queue is closed or full.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         # The limit bounds the memory if the loop is busy for long, for example with a rebalance.
@@ -98,7 +99,7 @@ class CommandQueue:
         return max(0, self._heap[0].due_ms - self._clock.monotonic_ms()) if self._heap else None
 
     async def run_due(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Runs all commands that are due. Stops early if `until` returns True after one of them."""
+        """Runs all commands that are due. Stops after a command if `until` then returns True."""
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)

@@ -1,8 +1,9 @@
-"""Reading, altering and resetting a connector's offsets: a source's in the store, a sink's in its group.
+"""Reads, alters and resets a connector's offsets. Those of a source are in the offset store, those of a sink in its
+group.
 
 Offsets are changed only while the connector is STOPPED, which the herder checks. A source's tasks that may still write
-are fenced first. The connector itself then checks the offsets before they are stored. A group that still has members is
-an error.
+are fenced first. Then the connector itself checks the offsets, and after that they are stored. If a sink's group still
+has members, an error is raised.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class ConnectorOffsets:
         return {"offsets": rows}
 
     async def wanted(self, name: str, config: Config, rows: Sequence[Row] | None, *, is_sink: bool) -> Wanted:
-        """Return the offsets that the connector checks. If `rows` is None, all stored offsets are to be removed."""
+        """Return the offsets that the connector is to check. If `rows` is None, each stored offset is to be removed
+        (None)."""
         if is_sink:
             if rows is not None:
                 return sink_offsets(rows)
@@ -130,7 +132,8 @@ class ConnectorOffsets:
     async def keep(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, altered: bool
     ) -> str:
-        """Stores the offsets. Returns REST's message. `altered` is the result of the connector's `alter_offsets`."""
+        """Stores the offsets. Returns the message for REST. `altered` is the result of the connector's
+        `alter_offsets`."""
         if isinstance(wanted, dict):
             await self._alter_or_delete_sink_group_offsets(name, config, rows, wanted)
         else:
@@ -165,11 +168,10 @@ class ConnectorOffsets:
     async def _change_empty_group(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
         """Change a group whose members have left.
 
-        While it has no members but the broker does not count it as empty yet, the change is retried for about five
-        seconds. Raises GroupNotEmpty or UnknownMember if it still has members, or afterwards.
-
-        A group's first rebalance is delayed (`group.initial.rebalance.delay.ms`). If the last member leaves during the
-        delay, the broker counts the group as empty only at its end.
+        If the last member leaves during the delay before a group's first rebalance
+        (`group.initial.rebalance.delay.ms`), the broker counts the group as empty only at the end of the delay. So the
+        change is retried for about five seconds while the group has no members. Raises GroupNotEmpty or UnknownMember
+        if the group has members, or after that time.
         """
         for _ in range(SETTLE_TRIES):
             try:

@@ -1,11 +1,11 @@
-"""One worker of a distributed cluster: joins rebalances, runs its assigned work, follows the configs.
+"""One worker of a distributed cluster: takes part in rebalances, runs its assigned work, and applies new configs.
 
 Everything that changes state runs in one loop, one step after another. `run_once` first joins the group if needed, then
-applies new configs, then runs the REST requests that wait in the command queue. Slow work, such as starting a connector
-or a request to the leader, runs beside the loop and comes back as a command.
+applies new configs, then runs the REST requests in the command queue. Slow work runs outside the loop, such as the
+start of a connector or a request to the leader. Its result comes back as a command.
 
 Only the leader writes configs. Another worker raises NotHere with the leader's address, and the REST layer forwards the
-request there. While the group must rebalance, requests that change something are rejected (RebalanceNeeded).
+request there. While a rebalance is pending, requests that change something are rejected (RebalanceNeeded).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class DistributedHerder(BaseHerder):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Reads the three topics. Raises ConfigError if one of them is misconfigured."""
+        """Reads the three internal topics. Raises ConfigError if one of them is misconfigured."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stores.configs.start())
             tasks.create_task(self._stores.statuses.start())
@@ -168,7 +168,7 @@ class DistributedHerder(BaseHerder):
         self.member.config_offset = self.snapshot().offset
 
     async def main_loop(self) -> None:
-        """Runs until cancelled. It retries after retriable errors, such as a Kafka that does not answer."""
+        """Runs until cancelled. Continues after retriable errors, for example if Kafka does not answer."""
         while True:
             try:
                 await self.run_once()
@@ -192,13 +192,13 @@ class DistributedHerder(BaseHerder):
         await self._leader_client.close()
 
     async def run_once(self) -> None:
-        """Runs one turn, in the order of `DistributedHerder.tick`. Then it waits for work.
+        """Runs one turn, in the order of Kafka Connect's `DistributedHerder.tick`. Then it waits for work.
 
-        1. Join the group, if a rebalance is due, and start the assigned work.
-        2. On the leader: replace an expired session key.
-        3. Request the rebalance at the end of `scheduled.rebalance.max.delay.ms`.
-        4. Apply new configs. They may require a rebalance, which the next turn does.
-        5. Run the requests that wait.
+        1. Join the group if a rebalance is due, and start the assigned work.
+        2. On the leader, replace an expired session key.
+        3. Request a rebalance at the end of `scheduled.rebalance.max.delay.ms`.
+        4. Apply new configs. If they require a rebalance, the next turn joins it.
+        5. Run the requests in the command queue.
         """
         self.member.config_offset = self.snapshot().offset
         await self._join_group()
@@ -269,7 +269,8 @@ class DistributedHerder(BaseHerder):
         return configured_work(snapshot), snapshot.offset
 
     async def _rebalance_completed(self) -> bool:
-        """Starts the assigned work, once per assignment. Returns False if the group must be joined again first."""
+        """Starts the assigned work, once for each assignment. Returns False if the worker must first join the group
+        again."""
         assignment = self.member.assignment
         if self._resolved or assignment is None:
             return True
@@ -398,9 +399,10 @@ class DistributedHerder(BaseHerder):
         return await self._execute_command(run_if_leader)
 
     async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run a command in the loop. If a rebalance is pending at the call, it waits at most REBALANCE_WAIT_MS.
+        """Run a command in the loop. If a rebalance is pending at the call, the command waits at most
+        REBALANCE_WAIT_MS.
 
-        Raises RebalanceNeeded if one is pending when the time is up, else RequestTimedOut.
+        After the timeout, raises RebalanceNeeded if a rebalance is pending, else RequestTimedOut.
         """
         try:
             return await self._commands.execute(
@@ -425,7 +427,7 @@ class DistributedHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """As in every herder. Also raises NotHere, RebalanceNeeded."""
+        """Creates or changes a connector, as every herder does. Also raises NotHere and RebalanceNeeded."""
         await self._check_config(name, self._with_stored_secrets(name, config))
         self._check_group(name, config)
 
@@ -455,7 +457,7 @@ class DistributedHerder(BaseHerder):
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Starts, pauses or stops a connector. Raises ConnectorNotFound.
 
-        Only the leader stops one, since that removes its tasks.
+        Only the leader can stop a connector, because that also removes its task configs.
         """
 
         async def put_target_state() -> None:
@@ -476,7 +478,8 @@ class DistributedHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restarts a connector without its tasks, on its worker. Raises ConnectorNotFound, NotHere."""
+        """Restarts a connector without its tasks, on the worker that runs it. Raises ConnectorNotFound. Raises
+        NotHere on any other worker."""
 
         async def restart_assigned_connector() -> asyncio.Task[None]:
             self._require_no_pending_rebalance()
@@ -491,7 +494,7 @@ class DistributedHerder(BaseHerder):
         await self._await_connector_restart(await self._execute_command(restart_assigned_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restarts a task, on its worker. Raises ConnectorNotFound, NotHere."""
+        """Restarts a task, on the worker that runs it. Raises ConnectorNotFound. Raises NotHere on any other worker."""
 
         async def restart_assigned_task() -> None:
             self._require_no_pending_rebalance()
@@ -513,7 +516,8 @@ class DistributedHerder(BaseHerder):
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Lets all workers restart their parts of a connector. Returns its status, with the pending restarts."""
+        """Requests all workers to restart a connector and its tasks. Returns the status, in which these are
+        RESTARTING."""
 
         async def put_restart_request() -> Json:
             name = request.connector
@@ -551,7 +555,8 @@ class DistributedHerder(BaseHerder):
     # --- offsets and loggers ---
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Stores a stopped connector's offsets, or removes all (None). Raises BadRequest if it is not stopped."""
+        """Stores a stopped connector's offsets, or removes all of them (None). Raises BadRequest if it is not
+        stopped."""
         return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
@@ -655,8 +660,8 @@ class DistributedHerder(BaseHerder):
     async def put_task_configs(
         self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
     ) -> None:
-        """Stores the tasks of a connector that another worker runs. Raises Forbidden, BadRequest if the signature is
-        bad."""
+        """Stores the task configs of a connector that another worker runs. Raises Forbidden or BadRequest for an
+        invalid signature."""
         self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._put_tasks(name, configs))
 
@@ -706,9 +711,9 @@ def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
 
 @dataclass(slots=True)
 class ConfigChanges:
-    """Changes that the herder handles together.
+    """Changes of the configs that the herder handles together.
 
-    Connectors to restart, tasks to replace, target states to follow, requested restarts, logger levels.
+    They are connectors to restart, tasks to replace, target states to apply, requested restarts, and logger levels.
     """
 
     connectors: set[str] = field(default_factory=set)
@@ -722,9 +727,9 @@ class ConfigChanges:
 
 
 class PendingChanges:
-    """Changes of the config topic that the herder has not handled yet.
+    """Changes in the config topic that the herder has not handled yet.
 
-    Changes arrive one by one, also during a rebalance. The herder takes them together. `rejoin` is the reason for a
+    They arrive one by one, also during a rebalance. The herder takes all of them at once. `rejoin` is the reason for a
     rebalance, or None.
 
     >>> pending = PendingChanges()
@@ -746,9 +751,9 @@ class PendingChanges:
         return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
 
     def add(self, change: ConfigChange, offset: int, known: Collection[str]) -> None:
-        """Adds a change for the herder to handle, from the config topic's record at `offset`.
+        """Adds a change, which the config topic's record at `offset` has made.
 
-        `known` are the connectors that existed before it.
+        `known` are the connectors that existed before the change.
         """
         match change:
             # As in DistributedHerder: a changed config restarts the connector where it runs. A new or removed
@@ -781,12 +786,13 @@ class PendingChanges:
         self._rejoin_offset = offset
 
     def assigned(self, offset: int) -> None:
-        """Reports the herder's assignment by the configs up to `offset`. Earlier changes need no further rebalance."""
+        """Records that the worker's assignment is based on the configs up to `offset`. Changes up to there need no
+        further rebalance."""
         if self._rejoin_offset <= offset:
             self.rejoin = None
 
     def take(self) -> ConfigChanges:
-        """Returns all changes for the herder, once. `take_rejoin` returns the reason for a rebalance."""
+        """Return and remove all pending changes. `take_rejoin` returns the reason for a rebalance."""
         changes = self._changes
         self._changes = ConfigChanges()
         return changes

@@ -1,4 +1,4 @@
-"""The errors of a herder's requests. Each has its own HTTP status.
+"""The errors of a herder's requests. Each class has its own HTTP status.
 
 ConnectorNotFound (404), BadRequest (400) and ConfigError (400) are in `penstock.shared.connect.errors`.
 """
@@ -13,17 +13,17 @@ class AlreadyExists(ConnectError):
 
 
 class RebalanceNeeded(ConnectError):
-    """The group is about to rebalance. The client retries when that is done (409)."""
+    """A rebalance of the group is pending. The client may retry when it has ended (409)."""
 
 
 class StaleConfig(ConnectError):
-    """The configs changed during the request. The client retries (409)."""
+    """The config was changed during the request. The client may retry (409)."""
 
 
 class NotHere(ConnectError):
-    """Another worker must handle the request: the leader, or the one that runs the connector or task.
+    """Another worker must handle the request: the leader, or the worker that runs the connector or task.
 
-    `url` is that worker's, or None if it is not known.
+    `url` is the address of that worker, or None if it is not known.
     """
 
     def __init__(self, message: str, url: str | None) -> None:

@@ -1,6 +1,7 @@
-"""The client with which a worker sends its own requests to the cluster's leader: to store task configs, to fence tasks.
+"""The client with which a worker sends requests of its own to the cluster's leader: to store task configs, and to fence
+tasks.
 
-The leader's REST API has routes for them that only workers use. The session key signs the requests (KIP-507).
+The leader's REST API has routes for these requests that only workers use. The session key signs them (KIP-507).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class LeaderRejected(ConnectError):
 
 
 class LeaderNotReached(RetriableError, ConnectError):
-    """The leader did not answer, or cannot answer now. The request may be retried."""
+    """The leader did not answer, or cannot handle the request now. The request may be retried."""
 
 
 class LeaderClient:

@@ -1,8 +1,8 @@
-"""The loggers' levels, which can be read and set while the worker runs: Kafka Connect's `/admin/loggers`.
+"""The levels of loggers, which can be read and set while the worker runs (Kafka Connect's `/admin/loggers`).
 
-Names are Python's (dots between parts). Java's are accepted as well: `org.apache.kafka.connect` stands for the runtime,
-which here is `penstock.shared.connect`. A level set for a name also applies to everything below it, even to loggers
-with a level of their own. `root` stands for all loggers.
+Names are Python's, with dots between the parts. `org.apache.kafka.connect` is accepted as well, and stands for the
+runtime `penstock.shared.connect`. If a level is set for a name, it also applies to every logger below that name, even
+to one that has a level of its own. `root` stands for all loggers.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Loggers:
         return found | {name: self._shown_logger(name, named[name]) for name in sorted(named)}
 
     def level(self, name: str) -> dict[str, Any]:
-        """Return one logger's level in force. Raises ConnectorNotFound if there is no logger of that name."""
+        """Return the level in force of one logger. Raises ConnectorNotFound if there is no logger of that name."""
         known = _python_logger_name(name)
         if name != ROOT and known not in logging.Logger.manager.loggerDict:
             raise ConnectorNotFound(f"Logger {name} not found.")
         return self._shown_logger(name, _python_logger(name))
 
     def set_level(self, name: str, level: str) -> list[str]:
-        """Sets a level by Log4j's name for it. Returns the names of the loggers that it applies to, sorted."""
+        """Sets a level by its name in Log4j. Returns the sorted names of all loggers to which it applies."""
         number = level_number(level)
         known = _python_logger_name(name)
         _python_logger(name).setLevel(number)
@@ -81,7 +81,7 @@ class Loggers:
 
 
 def level_number(level: str) -> int:
-    """Return Python's number of a logger's level in Log4j's words. Raises ConfigError if there is no such level."""
+    """Return Python's number for the name of a level in Log4j. Raises ConfigError if there is no such level."""
     number = LEVELS.get(level.upper())
     if number is None:
         raise ConfigError(f"invalid log level '{level}'.")

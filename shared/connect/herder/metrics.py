@@ -1,8 +1,8 @@
-"""The worker's metrics under Kafka Connect's names, by Prometheus' naming rules.
+"""The worker's metrics under Kafka Connect's names, changed to follow Prometheus' naming rules.
 
 The attribute `sink-record-send-total` of the JMX name `kafka.connect:type=sink-task-metrics,connector=…,task=…` is
-`kafka_connect_sink_task_metrics_sink_record_send_total{connector="…",task="…"}`. A name that breaks one of Prometheus'
-rules is changed by a rule of its own, see `in_prometheus`. Metrics are computed when they are read.
+`kafka_connect_sink_task_metrics_sink_record_send_total{connector="…",task="…"}`. If that name would break a rule of
+Prometheus, `in_prometheus` changes it further. Metrics are computed when they are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The effect of a restart request, decided from the statuses alone, so that every worker gets the same result.
+"""The connectors and tasks that a restart request restarts. The plan depends on the statuses alone, so every worker
+makes the same plan.
 
-The leader writes RESTARTING for everything in the plan as soon as it takes a request. The workers that then make their
-plans treat RESTARTING as FAILED.
+When the leader takes a request, it first writes the status RESTARTING for everything in the plan. The workers make
+their plans after that, and treat RESTARTING as FAILED.
 
 >>> connector = ConnectorStatus("orders", State.RUNNING, "a:8083", 1)
 >>> states = (State.FAILED, State.RUNNING)

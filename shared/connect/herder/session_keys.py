@@ -1,7 +1,8 @@
 """Signed requests between the workers of a group, with a key that they share through the config topic.
 
-The leader creates the key, and a new one every `inter.worker.key.ttl.ms`. A worker signs the body of a request to the
-leader with it (HMAC). The leader verifies the signature with its own key. Header names are Kafka Connect's.
+The leader creates the key, and replaces it every `inter.worker.key.ttl.ms`. A worker signs the body of a request to the
+leader with the key (HMAC). The leader computes the signature itself and compares. The names of the headers are Kafka
+Connect's.
 
 >>> key = SessionKey(b"k" * 32, "HmacSHA256", 0)
 >>> headers = sign(key, b"[]")
@@ -46,7 +47,7 @@ def sign(key: SessionKey, body: bytes) -> dict[str, str]:
 
 
 def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Sequence[str]) -> bool:
-    """Return whether the headers are from a worker with the key. Raises ValueError if they are malformed."""
+    """Return whether a worker with the key has signed the body. Raises ValueError if the headers are malformed."""
     given = {name.lower(): value for name, value in headers.items()}
     algorithm = given.get(ALGORITHM_HEADER.lower())
     signature = given.get(SIGNATURE_HEADER.lower())

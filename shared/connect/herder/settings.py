@@ -84,7 +84,7 @@ def standalone_config() -> ConfigDef:
 
 
 class DistributedConfig(WorkerConfig):
-    """A distributed worker's settings. A ConfigError names each invalid one."""
+    """A distributed worker's settings. A ConfigError names every invalid one."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
         """If `resolve` is given, it finds a class by name, and the converters must exist."""
@@ -129,7 +129,8 @@ class DistributedConfig(WorkerConfig):
         )
 
     def source_transactional_id(self, connector: str, task: int) -> str:
-        """Return a source task's transactional id. It is Kafka Connect's, so either fences the other's producer."""
+        """Return a source task's transactional id. It is Kafka Connect's, so that Java and Penstock workers fence
+        each other's producers."""
         return f"{self['group.id']}-{connector}-{task}"
 
     @property
@@ -139,7 +140,7 @@ class DistributedConfig(WorkerConfig):
 
 
 class StandaloneConfig(WorkerConfig):
-    """A standalone worker's settings. A ConfigError names each invalid one."""
+    """A standalone worker's settings. A ConfigError names every invalid one."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
         """If `resolve` is given, it finds a class by name, and the converters must exist."""

@@ -1,6 +1,6 @@
 """The herder of a standalone worker: configs in memory, offsets in a file, no group.
 
-Requests run in one loop, as in a group. This worker runs all work and is the leader.
+As in a distributed worker, requests run in one loop. This worker runs all work, and counts as the leader.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class StandaloneHerder(BaseHerder):
         await self._execute_command(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Restarts a connector and its tasks as requested. Returns its status, with the pending restarts."""
+        """Restarts a connector and its tasks as requested. Returns the status, in which these are RESTARTING."""
 
         async def restart_connector_and_tasks() -> Json:
             name = request.connector
@@ -199,14 +199,15 @@ class StandaloneHerder(BaseHerder):
     # --- offsets, loggers, requests between workers ---
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Stores a stopped connector's offsets, or removes all (None). Raises BadRequest if it is not stopped."""
+        """Stores a stopped connector's offsets, or removes all of them (None). Raises BadRequest if it is not
+        stopped."""
         return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
         """Does nothing: a standalone worker's tasks write without transactions."""
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
-        """Sets a logger's level. The cluster is this worker."""
+        """Sets a logger's level in the whole cluster, which is this worker."""
         self.loggers.set_level(logger, level)
 
     async def put_task_configs(

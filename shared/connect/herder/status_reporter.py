@@ -1,7 +1,7 @@
-"""Writes a worker's reports on its connectors and tasks as statuses (the herder's StatusListener).
+"""Writes a worker's reports on its connectors and tasks as statuses. It is the StatusListener of a herder.
 
-A task's end or failure is written only if no worker has reported on the task in a later generation. The task may run on
-another worker by then.
+The end or failure of a connector or task is not written if another worker has reported on it in a later generation.
+That worker may be its new owner.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.shared.connect.storage.status_store import StatusStore
 
 
 class StatusReporter:
-    """Reports for one worker. `generation` returns the group's current one, `version` the version of a connector's
-    plugin."""
+    """Reports for one worker. `generation` returns the group's current one. `version` returns the version of a
+    connector's plugin."""
 
     def __init__(
         self,
@@ -69,7 +69,8 @@ class StatusReporter:
             self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
 
     def announce_restart(self, tasks: Iterable[ConnectorTaskId], connector: str | None) -> None:
-        """Announces the restart of these, on any worker. Their statuses keep the worker that they are on."""
+        """Announces the restart of a connector or of tasks on any worker. Their statuses become RESTARTING and keep
+        their worker."""
         cache = self._statuses.cache
         found = [cache.task(task) for task in tasks] + [None if connector is None else cache.connector(connector)]
         for status in found:

@@ -57,7 +57,7 @@ def connector_status(
 ) -> Json:
     """Return the states of a connector and its tasks. Raises ConnectorNotFound if no status is known.
 
-    The connector and tasks in `restarting` have the state RESTARTING.
+    Those in the plan `restarting` have the state RESTARTING.
     """
     status = statuses.connector(name)
     if status is None or name not in snapshot.configs:

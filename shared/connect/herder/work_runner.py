@@ -1,8 +1,8 @@
 """Starts and stops a worker's connectors and tasks to match its assignment.
 
-A connector's start may take any time: it runs beside the herder, and `on_started` is called at its end. Tasks start at
-once and initialize in the background. When a call to stop returns, the work is stopped. Work that is revoked during its
-restart is not started again.
+The start of a connector may take any time, so it runs outside the herder's loop, and `on_started` is called at its end.
+Tasks start at once and initialize in the background. A call to stop returns when the work is stopped. Work that is
+revoked during its restart is not started again.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ class WorkRunner:
         return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
-        """Return the running tasks whose current configs differ from those that they run with.
+        """Return the tasks among these that run here with configs that are no longer current.
 
-        With `whole_sets`, all of them are outdated: the producers of a set of tasks are fenced together.
+        With `whole_sets` all of them that run here are outdated, because the producers of a connector's tasks are
+        fenced together.
         """
         snapshot = self._snapshot()
         here = self.running().tasks
@@ -79,7 +80,7 @@ class WorkRunner:
         )
 
     def beside(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Runs a coroutine beside the herder. Its errors are logged."""
+        """Runs a coroutine outside the herder's loop. Its errors are logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._log_failed_work)
@@ -102,7 +103,8 @@ class WorkRunner:
                 await self.start_task(task)
 
     async def stop(self, work: ConnectorsAndTasks) -> None:
-        """Stops work, tasks first, since a connector may serve its tasks. Work in a restart stays stopped."""
+        """Stops work. Tasks are stopped first, since a connector may serve its tasks. Work in a restart is not
+        started again."""
         self._given_up.update([*work.connectors, *work.tasks])
         await self._stop_work(work)
 
@@ -150,10 +152,11 @@ class WorkRunner:
             self._on_started(name)
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
-        """Stops and starts a connector. If `announced`, RESTARTING is reported in between. Returns when it runs or has
-        failed.
+        """Stops and starts a connector. If `announced`, RESTARTING is reported in between. Returns when the start has
+        ended.
 
-        That takes as long as its start: await it beside the herder. One restart waits for an earlier one's stop.
+        Call it outside the herder's loop, since a start may take long. A restart first waits for the stop of an earlier
+        one.
         """
         before = self._given_up[name]
         while name in self._ending:
@@ -172,7 +175,7 @@ class WorkRunner:
         await self._start_connector(name)
 
     async def start_task(self, task: ConnectorTaskId) -> None:
-        """Starts a task as configured. If `before_task` is set, the task starts only if that returns True."""
+        """Starts a task with its current config. If `before_task` is set, the task starts only if that returns True."""
         if self._before_task is None:
             await self._start_task(task)
         elif task not in self._preparing:

@@ -1,9 +1,10 @@
-"""A connector's process: a worker for one connector and its tasks, which another worker commands.
+"""A connector's process: a worker for one connector and its tasks, controlled by the parent worker.
 
-It has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. The worker starts
-it as `python -m MODULE FD`, where FD is its end of a socket pair. When the worker closes the other end or ends, the
-process stops its tasks and its connector, and ends. If that takes too long, it is killed: by the worker, or by its
-guard (`child_guard`) if the worker has ended. The process ignores SIGINT and SIGTERM: the worker handles them.
+The process has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. The
+parent worker starts it as `python -m MODULE FD`, where FD is the child's end of a socket pair. When the other end is
+closed, or the parent worker ends, the process stops its tasks and its connector, and exits. If that takes too long, the
+process is killed: by the parent worker, or by its guard (`child_guard`) if the parent has ended. The process ignores
+SIGINT and SIGTERM, which the parent worker handles.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class WorkerLink:
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Sends a message. Does nothing if the worker has ended."""
+        """Sends a message to the parent worker. Does nothing if that worker has ended."""
         line = pack(message)
         try:
             with self._lock:
@@ -82,7 +83,8 @@ class WorkerLink:
 
 
 class StatusEventSender:
-    """A status listener that sends each event to the worker. It collects the topics for the next metrics."""
+    """A status listener that sends each event to the parent worker. Used topics are collected and sent with the next
+    metrics."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
@@ -97,9 +99,9 @@ class StatusEventSender:
 
 
 class ChildOffsetStore:
-    """The `OffsetBackingStore` of a child process: the worker's offset topic, with clients of the process' own.
+    """The `OffsetBackingStore` of a connector's process: the worker's offset topic, with clients of the process' own.
 
-    The clients are opened when a task first needs offsets. Sinks never do.
+    The clients are opened when a task first reads or writes offsets, so never for a sink.
     """
 
     def __init__(self, config: DistributedConfig) -> None:
@@ -143,7 +145,7 @@ class ChildOffsetStore:
 
 
 class Commands:
-    """Runs the commands for one connector on this process' worker. `send` sends messages to the parent's worker."""
+    """Runs the parent worker's commands for one connector. `send` sends messages to the parent worker."""
 
     def __init__(self, connector: str, worker: Worker, loggers: Loggers, send: Callable[[Message], None]) -> None:
         self._connector = connector
@@ -157,13 +159,13 @@ class Commands:
         return f"<Commands for {self._connector}, {len(self._running)} running>"
 
     def on_command(self, command: Message) -> None:
-        """Runs a command beside others. Each begins in the order in which it was sent."""
+        """Starts a command. Commands run in parallel, and begin in the order in which they were sent."""
         running = asyncio.create_task(self._run_command(command))
         self._running[running] = command["do"]
         running.add_done_callback(self._running.pop)
 
     async def close(self) -> None:
-        """Stops all work. A stop that is in progress ends first."""
+        """Stops all work. First waits for the end of a stop in progress."""
         # `shutdown` would not wait for tasks that a stop has removed already.
         stops = [running for running, do in self._running.items() if do == "stop"]
         if stops:

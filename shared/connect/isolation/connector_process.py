@@ -1,8 +1,8 @@
-"""The worker's end of a connector's process: it starts the process, commands it, and closes or kills it.
+"""The worker's end of a connector's process: starts the process, sends commands, and closes or kills it.
 
-The process is a `ChildProcess` with one end of a socket pair. It ends when the other end is closed, and so with the
-worker too. A process that ends unexpectedly (killed, out of memory, a crash of the interpreter) is an error with its
-exit status.
+The process is a `ChildProcess` with one end of a socket pair. It exits when the worker closes the other end, or ends.
+If a process exits unexpectedly (killed, out of memory, a crash of the interpreter), its exit status is reported as an
+error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class ConnectorProcess:
         on_event: Callable[[Message], None] = lambda _event: None,
         on_end: Callable[[ConnectorProcessEnded], None] = lambda _error: None,
     ) -> None:
-        """`first` is its first message. `on_end` is called with the error if the process ends before `close`.
+        """`first` is the first message to the process. `on_end` is called with the error if the process exits before
+        `close`.
 
         `orphan_limit_ms` is how long the process may take to end after this worker has ended.
         """
@@ -76,7 +77,7 @@ class ConnectorProcess:
             self._writer.write(pack(command))
 
     async def request(self, command: Mapping[str, Any]) -> Any:
-        """Sends a command and returns its value. Raises the error of the other side, or ConnectorProcessEnded."""
+        """Sends a command and returns its result. Raises the error of the command, or ConnectorProcessEnded."""
         if self._error is not None:
             raise self._error
         self._number += 1
@@ -89,7 +90,7 @@ class ConnectorProcess:
             del self._pending[number]
 
     async def close(self) -> None:
-        """Closes the link and waits for the end. A process that takes longer than END_MS is killed."""
+        """Closes the socket and waits for the process to exit. After END_MS the process is killed."""
         self._is_closed = True
         self._end_pending(ConnectorProcessEnded(f"the process of connector {self._connector} was stopped"))
         if self._writer is not None:

@@ -1,17 +1,17 @@
-"""One connector and its tasks on this worker, in a process of their own.
+"""One connector and its tasks on this worker, in a separate process.
 
-The process runs the connector, if it is assigned here, and those of its tasks that are assigned here. It starts with
-the first of them and ends with the last. This module holds only their states and last metrics, as the events of the
-process report them.
+The process runs the parts of the connector that are assigned to this worker: the connector itself, and tasks. It is
+started for the first part and ends with the last one. This module has only the states and last metrics of the parts, as
+the process reports them.
 
 A process ends in one of three ways:
 
-1. Everything in it was stopped: its link is closed.
-2. Something in it does not stop within the graceful time: it is killed.
-3. It ends unexpectedly, by a crash or a signal.
+1. Everything in it was stopped: its socket is closed.
+2. A part does not stop within the graceful time: the process is killed.
+3. It exits unexpectedly, by a crash or a signal.
 
-In cases 2 and 3 the rest of its work has failed. It is started again in a new process: after the backoff of failed
-tasks, or at once if another part of the connector is started.
+In cases 2 and 3 all other parts have failed. They are started again in a new process. This happens after the backoff
+for failed tasks, or at once if another part of the connector is started.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IsolatedPart:
 
 
 class IsolatedConnector:
-    """One connector and its tasks on this worker, in a process. `first` returns the first message of a process."""
+    """One connector and its tasks on this worker, in a process. `first` makes the first message to a new process."""
 
     def __init__(
         self, name: str, first: Callable[[str], Message], restarts: WorkerRestarts, stop_ms: int, clock: Clock
@@ -90,7 +90,8 @@ class IsolatedConnector:
         self._add_part(spec.id, command, target, listener).send({**command, "target": target.value})
 
     async def stop(self, ids: Iterable[Id]) -> None:
-        """Stops these parts of the connector. Kills the process if they take too long. Ends it with the last part."""
+        """Stops these parts of the connector. If they take too long, the process is killed. The process ends with
+        the last part."""
         async with self._stopping:
             ids = [id for id in ids if self.parts.pop(id, None) is not None]
             if self._process is not None and ids:
@@ -120,7 +121,7 @@ class IsolatedConnector:
                 await self._process.request({"do": "target", "target": target.value})
 
     async def task_configs(self, config: Props) -> list[dict[str, str]]:
-        """Return the isolated connector's task configurations, as `Worker.connector_task_configs`.
+        """Return the connector's task configurations, as `Worker.connector_task_configs` does.
 
         Also raises ConnectorProcessEnded.
         """
@@ -135,9 +136,9 @@ class IsolatedConnector:
             self._process.send(command)
 
     def stalled_ms(self, id: Id, now_ms: int) -> int:
-        """Return how long a part has been inside one call of the connector's code, as `Worker.stalled_ms`.
+        """Return how long a part has been inside one call of the connector's code, as `Worker.stalled_ms` does.
 
-        If no metrics arrive, one task blocks the event loop of the process, and so all tasks.
+        If no metrics arrive, one call blocks the event loop of the process, and so all parts.
         """
         if self._process is None:
             return 0
@@ -155,7 +156,7 @@ class IsolatedConnector:
                 yield id, part.state, {**part.metrics, **beyond}
 
     def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> ConnectorProcess:
-        """Adds a part. Returns the process that is to start it."""
+        """Adds a part. Returns the process that must start it."""
         self._target = target
         self._listener = listener
         process = self._running_process()
@@ -163,7 +164,7 @@ class IsolatedConnector:
         return process
 
     def _running_process(self) -> ConnectorProcess:
-        """Return the process. If there is none, start one, with all parts that the last one ran."""
+        """Return the process. If there is none, start one and restart all parts in it."""
         if self._process is None:
             self._cancel_restart()
             self._heard_ms = self._clock.monotonic_ms()

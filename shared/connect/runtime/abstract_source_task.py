@@ -1,10 +1,11 @@
 """The common base of at-least-once and exactly-once source tasks: poll, transform, convert, send.
 
-A batch that `poll` returned is sent record by record, in order. If sending fails with a retriable error, the task waits
-briefly and continues from the record that failed. The producer reports later results through callbacks.
+The records of a `poll` are sent one by one, in order. If the producer does not take a record because of a retriable
+error, the task waits briefly and continues with that record. After it has taken a record, the producer reports the
+outcome through a callback.
 
-A watch runs beside this loop. It knows the destinations of the records that are not in Kafka yet. It fails the task if
-one of these topics does not exist, whatever the loop does meanwhile.
+A second asyncio task watches the destinations of the records that are not in Kafka yet. It fails the task if one of
+these topics does not exist, even while a send waits.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
-        """Called before a record is sent. The result is passed to the callback that reports the record's outcome."""
+        """Called before a record is sent. The result is passed to the callback with the record's outcome."""
 
     @abstractmethod
     def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
@@ -141,7 +142,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     def _record_not_sent(self, token: object) -> None:
-        """Called when the record could not be handed to the producer. It is sent again, or the task fails."""
+        """Called when the producer did not take the record. The record is sent again, or the task fails."""
 
     @abstractmethod
     async def _batch_sent(self) -> None:
@@ -153,7 +154,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _commit_last_offsets(self, *, failed: bool) -> None:
-        """Called when no more records will be polled or sent. `failed` is True after an error."""
+        """Called at the end, when no more records are polled or sent. `failed` is True after an error."""
 
     async def _start_task(self) -> None:
         await self.parts.reporters.start()
@@ -261,10 +262,11 @@ class AbstractWorkerSourceTask(WorkerTask):
         return records
 
     async def _send_polled(self) -> bool:
-        """Sends the polled records. Returns False if the rest must be sent later.
+        """Sends the polled records. Returns False if some of them must be sent later.
 
-        The producer takes a record only when it knows its topic and has room for it, however long that takes. A task
-        that is to stop or to pause takes such a record back: it was not sent, and is polled or sent again.
+        The producer takes a record only when it knows the topic and has room for the record, however long that takes.
+        If the task is to stop or pause meanwhile, the record is taken back. It is then not sent, and is polled or sent
+        again.
         """
         sending = asyncio.ensure_future(self._send_records())
         blocked_ms = 0
@@ -292,7 +294,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         return not sending.cancelled() and sending.result()
 
     async def _watch_topics(self) -> None:
-        """Looks up each destination whose pending records had no acknowledgement for `topic.wait.timeout.ms`.
+        """Looks up each destination that has had no acknowledgement of its pending records for `topic.wait.timeout.ms`.
 
         Raises ConnectError as `_fail_without_topic` does.
         """
@@ -326,9 +328,9 @@ class AbstractWorkerSourceTask(WorkerTask):
             del self._waiting[destination]
 
     async def _fail_without_topic(self, destination: Destination, waited: str) -> None:
-        """Raises ConnectError if Kafka answers that the topic, or the partition that the record names, does not exist.
+        """Raises ConnectError if the topic does not exist, or lacks the partition that a record names.
 
-        If no broker answers, neither is known. The task then continues to wait, as it does for a topic that exists.
+        If no broker answers, that is not known, and the task continues to wait.
         """
         topic, partition = destination
         # Four cases: 1. no answer, 2. all exists, 3. the partition is missing, 4. the topic is missing.
@@ -478,10 +480,10 @@ class AbstractWorkerSourceTask(WorkerTask):
             ) from self.send_error
 
     async def _have_topic(self, produced: ProducerRecord) -> None:
-        """Creates the record's topic if it does not exist and the connector configures topics.
+        """Creates the record's topic if it does not exist and the connector configures new topics.
 
-        Raises ConnectError if Kafka rejects the topic. A retriable error is tried again: `_watch_topics` limits how
-        long the record waits for its topic.
+        Raises ConnectError if Kafka rejects the topic. A retriable error is retried without a limit here;
+        `_watch_topics` limits the wait.
         """
         topic = produced.topic
         groups = self.parts.topic_groups
@@ -501,7 +503,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._known_topics.add(topic)
 
     async def _create_topic_if_missing(self, topic: NewTopic) -> bool:
-        """Return whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
+        """Return whether the topic exists now. If not, the caller can try again, and `_topic_error` is the reason."""
         try:
             # Looked up first, as in maybeCreateTopic: an existing topic then needs no right to create topics.
             if topic.name not in await self.parts.admin.list_topics(internal=True):

@@ -1,7 +1,7 @@
-"""Translates the Java clients' properties in worker and connector configurations to the settings of our clients.
+"""Translates the Java clients' properties in worker and connector configurations to the settings of Penstock's clients.
 
-`security.protocol` becomes `security_protocol`, and so on. `sasl.jaas.config` contains user and password. A truststore
-must be PEM. Properties without a counterpart are left out; their names are returned, and logged once.
+`security.protocol` becomes `security_protocol`, and so on. User and password are read from `sasl.jaas.config`. A
+truststore must be PEM. Properties without a counterpart are left out. Their names are returned, and logged once.
 
 >>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown
@@ -37,7 +37,8 @@ JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
 
 
 def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
-    """Return the connection settings, and the properties that it does not use. A ConfigError names the setting."""
+    """Return the connection settings, and the names of the properties not used. A ConfigError names the invalid
+    setting."""
     fields = {}
     if jaas := props.get("sasl.jaas.config"):
         given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}

@@ -1,8 +1,8 @@
 """Validation of a whole connector configuration, in Kafka Connect's form.
 
-It checks the common settings first, then the transforms, predicates and topic creation groups that the configuration
-names, then the connector's own settings. It starts nothing and connects to nothing, unless the connector's own
-`validate` does.
+First it checks the common settings. Then it checks the transforms, predicates and topic creation groups that the
+configuration names, and then the connector's own settings. Nothing is started, and no connection is made, except by a
+connector's own `validate`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WORKER_ONLY_TEXT = "{name} is a setting of the worker and has no effect here: s
 
 @dataclass
 class ConfigInfos:
-    """The result of a validation. `as_json()` returns REST's body."""
+    """The result of a validation. `as_json()` returns the body of the REST response."""
 
     name: str
     groups: list[str] = field(default_factory=list)
@@ -79,7 +79,8 @@ class ConfigInfos:
 
 
 def require_connector_class(props: Mapping[str, str]) -> str:
-    """Return the class of a configuration to validate. Raises ConfigError with the configuration if it names none."""
+    """Return the connector class that a configuration names. If it names none, raises ConfigError with the
+    configuration."""
     given = props.get("connector.class")
     if given is None:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
@@ -88,7 +89,7 @@ def require_connector_class(props: Mapping[str, str]) -> str:
 
 
 def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]) -> ConfigInfos:
-    """Validates a configuration with resolved `${…}`. `worker` contains the worker's own settings.
+    """Validates a configuration whose variables (`${…}`) are resolved. `worker` has the worker's own settings.
 
     Raises ConfigError if it names no connector class, or one that does not exist.
     """

@@ -230,7 +230,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
 
 
 def validate_unique_aliases(name: str, value: Any) -> None:
-    """Validates that a connector's aliases, of its transforms for example, are unique. Accepts null."""
+    """Validates that the aliases in a setting, such as `transforms`, are unique. Accepts null."""
     if value and len(set(value)) < len(value):
         raise invalid(name, value, "Duplicate alias provided.")
 
@@ -252,9 +252,9 @@ def _validate_regexes(name: str, value: Any) -> None:
 def connector_definition(
     plugin: type[Connector], plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]
 ) -> ConfigDef:
-    """Return the common settings of one connector's configuration.
+    """Return the definition of one connector's common settings, with those of its transforms and predicates.
 
-    Their defaults are the worker's converters. The settings of the transforms and predicates that it names are added.
+    The default converters are the worker's.
     """
     base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
     # Without the constructor, which may have side effects.

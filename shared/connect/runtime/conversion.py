@@ -1,7 +1,8 @@
-"""A connector's converters and transforms as one step, with the error handling around it.
+"""A connector's converters and transforms as one operation, with error handling.
 
-The fast path converts whole columns. It applies if every value has one schema, no record fails and there are no
-transforms. All other records take the slow path, stage by stage, which finds the record that failed.
+The fast path converts whole columns. It is used if there are no transforms and no headers, all values have one schema,
+and no record fails. Otherwise the slow path converts record by record and stage by stage, and so finds the record that
+failed.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Conversion:
     waits: RetryWaits
 
     async def sink_records(self, columns: Columns) -> list[SinkRecord]:
-        """Return the records of one partition for `put`, without those that failed and are tolerated.
+        """Return the records of one partition for `put`, without the records whose errors are tolerated.
 
-        Raises ToleranceExceeded, after reporting, if an error is not tolerated. Raises Interrupted if a wait was ended.
+        Raises ToleranceExceeded if an error is not tolerated, after the error was reported. Raises Interrupted if the
+        task ends a wait.
         """
         if (
             not self.chain
@@ -121,7 +123,7 @@ class Conversion:
         return transformed
 
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
-        """Return a source's record for Kafka, or None if a transform dropped it or its error is tolerated.
+        """Return a source's record for Kafka. Returns None if a transform dropped it, or if its error is tolerated.
 
         Raises as `sink_records` does.
         """
@@ -172,7 +174,8 @@ class Conversion:
         return current
 
     async def _run_stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
-        """Runs one operation. Repeats it after a wait if its error is retriable, and after a fetch if it needs one."""
+        """Runs one operation. After a retriable error it is repeated after a wait, and after MoreNeeded when the
+        data is fetched."""
         try:
             return operation()
         except Exception as e:  # any error of a user's converter or transform
@@ -200,7 +203,7 @@ class Conversion:
             self.waits.end()
 
     async def _wait_before_retry(self, failure: Failure, started_ms: int) -> None:
-        """Waits until the operation is tried again. Raises Failed if it is not."""
+        """Waits before the next attempt of the operation. Raises Failed if there is none."""
         now_ms = self.clock.monotonic_ms()
         wait_ms = self.operator.retry_after(failure.error, failure.attempt, started_ms, now_ms)
         if wait_ms is None:

@@ -1,11 +1,12 @@
 """The decision on an error: retry, tolerate, or fail the task (`errors.*`).
 
-Any error of a conversion or transform may be tolerated; elsewhere only RetriableError. A retriable operation is
-repeated until `errors.retry.timeout` has passed since its first attempt. The first delay is 300 ms, and each delay is
-twice the previous one, up to `errors.retry.delay.max.ms`. From there on the delay is random below that limit.
+In a conversion or transform any error may be tolerated, at other stages only RetriableError. An operation with a
+retriable error is repeated until `errors.retry.timeout` has passed since its first attempt. The first delay is 300 ms,
+and each delay is twice the previous one, up to `errors.retry.delay.max.ms`. After that each delay is a random time
+below this maximum.
 
-Any remaining error is an error of the record. Under `errors.tolerance=none` it ends the task. Under `all` the record is
-skipped, logged, and sent to the DLQ.
+If the retries fail, or the error is not retriable, the record has failed. Under `errors.tolerance=none` the task fails.
+Under `all` the record is skipped, logged, and sent to the DLQ.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class RetryWithToleranceOperator:
         return f"<RetryWithToleranceOperator {self.settings}, {self.total_failures} failures>"
 
     def retry_after(self, error: Exception, attempt: int, started_ms: int, now_ms: int) -> int | None:
-        """Return the delay in ms before the operation is tried again, or None if it has failed for good.
+        """Return the delay in ms before the next attempt of the operation, or None if there is none.
 
         `attempt` counts from 1. `started_ms` is the start of the first attempt.
         """
@@ -132,9 +133,10 @@ class RetryWithToleranceOperator:
         return delay_ms if timeout_ms == -1 else min(delay_ms, left_ms)
 
     def failed(self, failure: Failure, now_ms: int) -> None:
-        """Counts a record that has failed for good, and raises ToleranceExceeded if that is not tolerated.
+        """Counts a failed record. Raises ToleranceExceeded if the failure is not tolerated.
 
-        The caller makes the reports (log, dead letter) first. As in Kafka Connect, they are made in either case.
+        The caller must report the failure (log, dead letter) before. As in Kafka Connect, failures that are not
+        tolerated are reported too.
         """
         self.total_failures += 1
         self._metrics.set("last_error_timestamp", now_ms)
@@ -152,14 +154,14 @@ class RetryWithToleranceOperator:
 
 
 class Interrupted(Exception):  # not an error: it leaves a conversion
-    """The task is to stop or to pause. The current record counts as untouched."""
+    """The task is to stop or pause. The current record is not converted, and is read again later."""
 
 
 class RetryWaits:
-    """The waits of one task's conversions. The task ends a wait through `is_over`.
+    """The waits of one task's conversions. A wait ends early when `is_over` returns True.
 
-    With `errors.retry.timeout=-1` a conversion is retried for ever while a schema registry is down. The task stays
-    RUNNING. `since_ms` and a periodic log line report that it makes no progress.
+    With `errors.retry.timeout=-1` a conversion is retried forever while a schema registry is down, and the task stays
+    RUNNING. `since_ms` and a periodic log line report that the task makes no progress.
     """
 
     def __init__(self, task: str) -> None:
@@ -196,7 +198,8 @@ class RetryWaits:
             )
 
     async def wait_for(self, what: Awaitable[T]) -> T:
-        """Awaits something. Cancels it and raises Interrupted if the task is to stop or pause meanwhile."""
+        """Awaits an awaitable and returns its result. If the task is to stop or pause meanwhile, cancels it and
+        raises Interrupted."""
         doing = asyncio.ensure_future(what)
         try:
             while not doing.done():

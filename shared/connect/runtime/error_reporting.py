@@ -1,11 +1,11 @@
-"""The reports of a sink's and a source's errors: the log and the dead-letter topic, as Kafka Connect writes them.
+"""Reports the errors of sinks and sources to the log and the dead-letter topic, as Kafka Connect does.
 
 A dead letter is the record as it was read: key, value, headers and timestamp. If
-`errors.deadletterqueue.context.headers.enable` is set, ten headers follow that describe the failure. Their values are
-UTF-8 text. `RawRecords` keeps the records of a sink task as they were read until their offsets are committed.
+`errors.deadletterqueue.context.headers.enable` is set, ten headers that describe the failure follow. Their values are
+UTF-8 text. Until a sink task's offsets are committed, `RawRecords` keeps the records as they were read.
 
-Dead letters are sent beside the task's work. They are awaited before offsets are committed, so that none is lost with a
-worker. A dead letter that cannot be written fails the task.
+The task does not wait until a dead letter is stored. It waits before offsets are committed, so that no dead letter is
+lost if the worker ends. If a dead letter cannot be written, the task fails.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ErrorReporters:
         producer: Producer | None = None,
         admin: Admin | None = None,
     ) -> None:
-        """`producer` and `admin` are for the dead-letter topic, if there is one. This closes both."""
+        """`producer` and `admin` are for the dead-letter topic, if there is one. Both are closed with this object."""
         self._id = id
         self._settings = settings
         self._metrics = metrics
@@ -96,7 +96,8 @@ class ErrorReporters:
         self._pending.append(future)
 
     async def send(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> asyncio.Future[object] | None:
-        """Logs the failure and sends the dead letter. Returns a future of its storage, or None if there is none."""
+        """Logs the failure and sends the dead letter. Returns a future that is done when it is stored, or None
+        without a dead letter."""
         if self._settings.log:
             self._metrics.add("total_errors_logged")
             log.error("record failed", **log_fields(record, failure, self._id, messages=self._settings.log_messages))
@@ -112,7 +113,8 @@ class ErrorReporters:
         return asyncio.ensure_future(_await_delivery(delivery))
 
     async def flush(self) -> None:
-        """Waits until every dead letter is stored. Raises ConnectError, also on every later call, if one cannot be."""
+        """Waits until every dead letter is stored. If one cannot be stored, this and every later call raises
+        ConnectError."""
         if self._failed is None and self._pending:
             self._failed = await self._wait_for_pending()
         if self._failed is not None:
@@ -156,7 +158,7 @@ class WorkerErrantRecordReporter:
         conversion: Conversion,
         thread: TaskThread,
     ) -> None:
-        """`raw` holds records as they were read. Records that it no longer holds are converted back."""
+        """`raw` has the records as they were read. A record that it no longer has is converted back to bytes."""
         self._reporters = reporters
         self._operator = operator
         self._raw = raw
@@ -240,7 +242,7 @@ def log_fields(
 ) -> dict[str, Any]:
     """Return the log fields that report a failure.
 
-    With `messages`, they identify the record, but never show its content.
+    With `messages` they also contain the record's coordinates. They never contain its key, value or headers.
     """
     fields: dict[str, Any] = {
         "task": str(id),
@@ -276,10 +278,10 @@ class _CachedBatch:
 
 
 class RawRecords:
-    """The records that one sink task has read and not yet committed, in columns, up to a limit of bytes.
+    """The records that a sink task has read and not committed yet, in columns, up to a limit of bytes.
 
-    A sink may report an errant record as late as `flush`, and its `SinkRecord` may have gone through transforms. The
-    dead letter is made of the record as it was read.
+    A sink may report an errant record as late as in `flush`, and transforms may have changed its `SinkRecord`. The dead
+    letter is made of the record as it was read.
     """
 
     def __init__(self, bytes_max: int = CACHED_BYTES_MAX) -> None:
@@ -292,7 +294,8 @@ class RawRecords:
         return f"<RawRecords of {len(self._cached)} partitions, {self._bytes} bytes>"
 
     def add(self, polled: Mapping[TopicPartition, Columns]) -> None:
-        """Adds the records of one poll, which are delivered next and may be reported. Drops earlier ones if needed."""
+        """Adds the records of one poll, which are delivered next. Above the limit of bytes, the oldest other records
+        are dropped."""
         self._polls += 1
         for tp, columns in polled.items():
             own = self._cached.setdefault(tp, deque())

@@ -1,11 +1,11 @@
 """A source task under exactly-once: its records and their offsets are in one transaction.
 
-The transactional id belongs to the task's number. A new instance therefore fences the old one before it reads its
-offsets. A transaction begins with its first record. Any error inside it fails the task, and the next instance begins
-again from the offsets of the last committed transaction.
+Each instance of a task has the same transactional id. A new instance therefore fences the old one before it reads the
+offsets. A transaction begins with its first record. Any error inside a transaction fails the task, and the next
+instance continues from the offsets of the last committed transaction.
 
-If the task aborts a transaction itself, its records are not written. Their offsets are written in a transaction of
-their own, so the records are not read again.
+If the connector's task aborts a transaction itself, the records are not written. Their offsets are still written, in a
+separate transaction, so that the records are not read again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FENCED_AT_ONCE_MAX = 10
 
 
 def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
-    """Return the transactional id of an exactly-once source task. Every instance of the task has it, for fencing."""
+    """Return the transactional id of an exactly-once source task. All instances of the task have the same id, for
+    fencing."""
     return f"{group_id}-{id.connector}-{id.task}"
 
 
@@ -144,7 +145,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
             await self._commit_transaction()
 
     async def _commit_transaction(self) -> None:
-        """Adds the offsets to the transaction and commits it. Does nothing if there is nothing to commit."""
+        """Adds the offsets to the transaction and commits it. Does nothing if no record was sent."""
         if not self._records:
             return
         await self._begin_transaction()
@@ -177,7 +178,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _commit_last_offsets(self, *, failed: bool) -> None:
-        """Ends the last transaction: commits it unless the task defines transactions itself. Then it is aborted."""
+        """Ends the last transaction as `TransactionBoundary.at_end` decides. If it is still open after that, it is
+        aborted."""
         if not failed and self.send_error is None:
             await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
         try:

@@ -1,4 +1,4 @@
-"""The offset backing store: a map from bytes to bytes with the source offsets, its encoding, and its reader for tasks.
+"""The offset backing store, a map from bytes to bytes: the encoding of source offsets, and the reader for tasks.
 
 A key is the JSON array of the connector's name and the source partition. A value is the JSON of the offset. Both have
 the form in which Kafka Connect writes them to its offset topic. A value of None removes the partition's offset.
@@ -26,11 +26,11 @@ OFFSET_BYTES_MAX = 900_000
 
 
 class OffsetBackingStore(Protocol):
-    """Stores the offsets of all connectors of a worker. The workers of a cluster share it."""
+    """Stores the offsets of all connectors. The workers of a cluster share the stored offsets."""
 
     @property
     def topic(self) -> str | None:
-        """The Kafka topic of the store. If None, it has none, and exactly-once sources are impossible."""
+        """The Kafka topic of the store, or None. Without a topic, exactly-once sources are impossible."""
         ...
 
     async def start(self) -> None: ...
@@ -38,11 +38,11 @@ class OffsetBackingStore(Protocol):
     async def stop(self) -> None: ...
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
-        """Return the stored values, which include every earlier `set` of any worker. A missing value is None."""
+        """Return the stored values, with None for a missing value. They include every earlier `set` of any worker."""
         ...
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        """Stores the values durably before it returns. Raises a PenstockError if that cannot be confirmed."""
+        """Returns when the values are stored durably. Raises a PenstockError if that cannot be confirmed."""
         ...
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
@@ -51,7 +51,7 @@ class OffsetBackingStore(Protocol):
 
 
 class StoredOffsetReader:
-    """Reads one connector's offsets from the offset backing store, for its tasks. An `OffsetStorageReader`."""
+    """The `OffsetStorageReader` for one connector's tasks. Reads from the offset backing store."""
 
     def __init__(self, store: OffsetBackingStore, connector: str) -> None:
         self._store = store

@@ -1,8 +1,9 @@
 """The connectors, converters, transforms and predicates of a worker, and their names.
 
-A plugin is found by any of four names: the path of its class, the name of the Kafka class that it replaces, the name of
-its entry point (group `penstock.connectors`), and the plain name of its class. A connector's plain name may omit
-`Connector` at its end. REST shows Kafka's name if there is one, so that clients of configurations keep working.
+A configuration may name a plugin in four ways: the path of its class, the Kafka class that it replaces, its entry point
+(group `penstock.connectors`), or the plain name of its class. For a connector, `Connector` at the end of the plain name
+may be left out. REST shows the name of the Kafka class if there is one, so that existing clients of the API keep
+working.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CONNECTOR_KINDS = ("sink", "source")
 
 @dataclass(frozen=True)
 class PluginDesc:
-    """One plugin as REST lists it. A class of two kinds is listed twice."""
+    """One plugin as REST lists it. A class of two kinds has one entry for each kind."""
 
     name: str
     kind: str
@@ -87,7 +88,7 @@ class Plugins:
         return cls([*_builtin_plugins(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
-        """Adds a plugin. If several plugins have a name in common, the first one has it."""
+        """Adds a plugin. If several plugins have the same name, the name refers to the first one."""
         for kind in kinds_of(plugin):
             # Without the constructor, which may have side effects.
             version = str(cast(Any, plugin).version(object.__new__(plugin)))
@@ -120,7 +121,7 @@ class Plugins:
         return self.find("converter", name) or self.find("header_converter", name)
 
     def connector_class(self, name: str) -> type[Connector]:
-        """Return a connector by name. Raises ConfigError with a list of the available ones."""
+        """Return a connector class by name. For an unknown name, raises ConfigError with a list of the known ones."""
         found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)
         if found is None:
             _check_extra(name)
@@ -132,7 +133,7 @@ class Plugins:
         return cast(type[Connector], found)
 
     def config_of(self, name: str) -> tuple[type, str]:
-        """Return a plugin with its first kind. Raises ConnectorNotFound in REST's words."""
+        """Return the class of a plugin, and the first of its kinds. Raises ConnectorNotFound, as REST reports it."""
         found = self.any_kind(name)
         if found is None:
             raise ConnectorNotFound(f"Unknown plugin {name}.")

@@ -1,8 +1,8 @@
 """The state of a sink task, and its decisions: when to commit, redeliver, pause and seek.
 
-A batch's offsets are *pending* while it is being delivered, *current* once `put` has returned, and *committed* once the
-commit has succeeded. Only offsets that the task's `pre_commit` returns are committed, and never beyond the current
-ones. A commit has a sequence number, and an answer to any but the newest commit is ignored.
+The offsets after a batch are *pending* while the batch is delivered, *current* when `put` has returned, and *committed*
+when the commit has succeeded. Only offsets that the task's `pre_commit` returns are committed, and never beyond the
+current ones. Each commit has a sequence number. An answer to any but the newest commit is ignored.
 
 >>> state = SinkTaskState(offset_flush_interval_ms=60_000, offset_flush_timeout_ms=5_000, now_ms=0)
 >>> tp = TopicPartition("t", 0)
@@ -44,7 +44,7 @@ COMMIT_BACKOFF_MAX_MS = 10_000
 
 
 class SinkTaskState:
-    """One sink task's state. Times are monotonic ms."""
+    """One sink task's state. Times are ms of a monotonic clock."""
 
     def __init__(self, offset_flush_interval_ms: int, offset_flush_timeout_ms: int, now_ms: int) -> None:
         self._interval_ms = offset_flush_interval_ms
@@ -80,9 +80,9 @@ class SinkTaskState:
         return not self.committing and (self.commit_requested or now_ms >= self._next_commit_ms)
 
     def commit_expired(self, now_ms: int) -> bool:
-        """Return whether the commit in progress has timed out. It then counts as failed, and another may begin.
+        """Return whether the commit in progress has timed out. It then counts as failed, and another commit may begin.
 
-        The answer to the newest commit counts whenever it comes.
+        A late answer to the newest commit is still applied.
         """
         if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
             return False
@@ -112,10 +112,10 @@ class SinkTaskState:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the new offsets of `pre_commit`'s result that may be committed: assigned partitions, delivered
-        records.
+        """Return those offsets of `pre_commit`'s result that may be committed and differ from the last committed ones.
 
-        An initial position counts as new, once. The group then has an offset of every partition, also without records.
+        The partition must be assigned, and the records below the offset delivered. The initial position of a partition
+        is committed once, so that the group has an offset of every partition, even without records.
         """
         found = {}
         for tp, offset in provided.items():
@@ -132,7 +132,8 @@ class SinkTaskState:
         return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
-        """Takes the answer to a commit. Returns its duration in ms, or None if a newer commit has begun since."""
+        """Applies the answer to a commit. Returns the duration of the commit in ms, or None if a newer commit has
+        begun since."""
         # A late answer to an earlier commit. Its offsets may be behind those of the newest one.
         if seqno != self.commit_seqno:
             return None
@@ -150,7 +151,8 @@ class SinkTaskState:
         return now_ms - self._commit_started_ms
 
     def pre_commit_failed(self) -> dict[TopicPartition, int]:
-        """Resets the state to the last commit after the task could not flush. Returns the offsets to seek to."""
+        """Called if the task could not flush. Resets the state to the last commit, and returns the offsets to seek
+        to."""
         self.current = dict(self.last_committed)
         self.pending.clear()
         self.batch.clear()
@@ -176,8 +178,8 @@ class SinkTaskState:
         return timeout_ms
 
     def take_rewinds(self) -> dict[TopicPartition, int]:
-        """Return the offsets that the task requested to continue from. They count as committed and current from now
-        on."""
+        """Return the offsets from which the task has requested to continue. From now on they count as committed and
+        current."""
         rewinds = {tp: offset for tp, offset in self.rewinds.items() if tp in self.assigned}
         self.rewinds.clear()
         for tp, offset in rewinds.items():
@@ -200,8 +202,8 @@ class SinkTaskState:
         return max(behind, default=0)
 
     def delivered(self) -> Partitions:
-        """Reports that `put` has returned. Returns the partitions to resume after a redelivery, except the task's
-        pauses."""
+        """Called when `put` has returned. After a redelivery, returns the partitions to resume, without those that
+        the task paused."""
         self.current.update({tp: offset for tp, offset in self.pending.items() if tp in self.assigned})
         self.pending.clear()
         self.batch.clear()
@@ -211,7 +213,8 @@ class SinkTaskState:
         return self.resumable()
 
     def delivery_failed(self) -> Partitions:
-        """Reports that `put` raised RetriableError. Returns all partitions, to pause. The batch is kept."""
+        """Called when `put` has raised RetriableError. Returns the partitions to pause, which are all. The batch is
+        kept."""
         self.paused_for_redelivery = True
         return frozenset(self.assigned)
 
@@ -232,7 +235,7 @@ class SinkTaskState:
         return self._assignments
 
     def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
-        """Takes new partitions at these positions. Returns the partitions to pause."""
+        """Adds partitions at these positions. Returns the partitions to pause."""
         self._assignments += 1
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments

@@ -6,7 +6,7 @@
     any ── restart ──> RESTARTING ── startup ──> RUNNING
     any ── shutdown ──> UNASSIGNED; any ── deletion ──> DESTROYED
 
-The names are those of Kafka Connect's status topic and REST. The target state is the requested state; the state is the
+The names are those of Kafka Connect's status topic and REST. A target state is the requested state. A state is the
 actual one.
 """
 
@@ -73,7 +73,7 @@ TRANSITIONS: dict[Event, tuple[tuple[State, ...], State]] = {
 
 
 def after(state: State, event: Event) -> State:
-    """Return the state that follows. Raises IllegalState if the event cannot happen.
+    """Return the state that follows after an event. Raises IllegalState if the event cannot happen in this state.
 
     >>> after(State.PAUSED, Event.RUNNING)
     <State.RUNNING: 'RUNNING'>

@@ -1,6 +1,6 @@
-"""The interface for a worker's reports on its connectors and tasks. A herder records them.
+"""The interface through which a worker reports on its connectors and tasks. A herder implements it.
 
-Every method is called on the worker's event loop and must not wait. Work that takes time is put in a queue.
+Every method is called on the worker's event loop and must not wait. An implementation must put slow work in a queue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ class StatusListener(Protocol):
     """Is called at each event of a connector or task."""
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """The event happened. The `trace` of a failure is the error with its traceback."""
+        """Called after the event. `trace` is the error of a failure with its traceback."""
         ...
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """The task read from or wrote to the topic. Called with every batch, so it must be cheap."""
+        """Called when the task has read from or written to the topic. It is called for every batch, so it must be
+        fast."""
         ...

@@ -73,7 +73,7 @@ class SubmittedRecord:
             self._owner.pending -= 1
 
     def drop(self) -> bool:
-        """Removes a record that was never sent. Returns False if it was removed or acknowledged before."""
+        """Removes a record that was never sent. Returns False if the record was removed or acknowledged before."""
         if self._settled:
             return False
         self._settled = True
@@ -105,7 +105,7 @@ class SubmittedRecords:
         return record
 
     def committable(self) -> Committable:
-        """Takes the offsets up to which all records are acknowledged. Offsets taken once are not returned again."""
+        """Return and remove the newest offset of each partition up to which all records are acknowledged."""
         result = Committable()
         for key, queue in list(self.queues.items()):
             last = None
@@ -121,7 +121,8 @@ class SubmittedRecords:
         return result
 
     def forget(self, record: SubmittedRecord) -> None:
-        """Removes a record. Only the record calls this. An unsent record is usually the last of its queue."""
+        """Removes a record from its queue. Only the record calls this. A record that was not sent is usually the
+        last one."""
         queue = self.queues[record.key]
         if queue[-1] is record:
             queue.pop()
@@ -143,7 +144,7 @@ class SubmittedRecords:
 def source_partition_key(partition: Mapping[str, Any]) -> Key:
     """Return the key of a source partition's queue of submitted records. Equal partitions have equal keys.
 
-    The order of a partition's names does not matter.
+    The order of the names in a partition does not matter.
     """
     try:
         key = tuple(sorted(partition.items()))

@@ -1,8 +1,9 @@
 """Makes a task from its configuration: its classes, converters, clients and limits.
 
-Converters are the connector's, or else the worker's. Each takes the settings under its own prefix. A client's settings
-have three layers. The worker's settings come first; `consumer.*`, `producer.*` or `admin.*` of the worker override
-them. The connector's overrides come last, as far as `connector.client.config.override.policy` allows them.
+The converters are the connector's, or else the worker's. Each converter gets the settings under its own prefix. The
+settings of a client have three layers: the worker's settings, then the worker's `consumer.*`, `producer.*` or
+`admin.*`, then the connector's overrides. A later layer overrides an earlier one.
+`connector.client.config.override.policy` limits the connector's overrides.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SINK_POLL_RECORDS = 2_000
 
 
 class TaskFactory:
-    """Makes tasks for one worker. The worker takes `factory(spec, listener)`."""
+    """Makes the tasks of one worker, which calls `factory(spec, listener)`."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class TaskFactory:
         group_id: str = "connect",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`group_id` is the cluster's. Transactional ids begin with it."""
+        """`group_id` is the group of the cluster. Transactional ids begin with it."""
         self._config = config
         self._plugins = plugins
         self._offsets = offsets
@@ -91,7 +92,7 @@ class TaskFactory:
         return made
 
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
-        """Return one client's properties. `kind` is consumer, producer or admin."""
+        """Return the properties of one client. `kind` is consumer, producer or admin."""
         overrides = with_prefix(connector, f"{kind}.override.")
         check_overrides(self._config["connector.client.config.override.policy"], kind, overrides)
         client_id = {"client.id": f"connector-{kind}-{id}"}

@@ -74,7 +74,7 @@ class TaskMetrics:
     """Counters, gauges and durations of one task. Totals count from its start."""
 
     def __init__(self, kind: str, now_ms: int = 0) -> None:
-        """`kind` is `sink` or `source`. The task is made at `now_ms`, monotonic."""
+        """`kind` is `sink` or `source`. `now_ms` is the time at which the task is made, by a monotonic clock."""
         self.kind = kind
         names = SINK_METRICS if kind == "sink" else SOURCE_METRICS
         self._values = dict.fromkeys((*TASK_METRICS, *names, *ERROR_METRICS), 0.0)

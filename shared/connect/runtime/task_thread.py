@@ -1,9 +1,9 @@
-"""The thread of one task or connector: its `def` methods run there, as all methods do in Kafka Connect.
+"""The thread of one task or connector. Its `def` methods run there, as all methods do in Kafka Connect.
 
-A blocking method then delays nothing else. `async def` methods run on the worker's event loop.
+A method that blocks therefore delays nothing else. `async def` methods run on the worker's event loop.
 
-It is a daemon thread. The interpreter joins the threads of a ThreadPoolExecutor at its end, and a call that never
-returns must not keep the process from ending.
+The thread is a daemon thread. The interpreter waits at its end for the threads of a ThreadPoolExecutor, and a call that
+never returns would keep the process from ending.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TaskThread:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a call has not returned yet. Its caller may have been cancelled."""
+        """Return whether a call in the thread has not returned yet, even if its caller was cancelled."""
         return self._submitted != self._ended
 
     async def call(
@@ -48,11 +48,12 @@ class TaskThread:
         """Call a method of the task and return its result.
 
         There are three cases:
+
         1. A default method does nothing: it is called at once.
         2. A `def` method runs in the thread. If its caller is cancelled, the call continues.
         3. An `async def` method runs on the event loop, when the calls in the thread have returned.
 
-        `like` is the method that decides which of these, if it is not `method` itself.
+        `like` is the method that decides between the cases, if that is not `method` itself.
         """
         self._loop = asyncio.get_running_loop()
         result: Any
@@ -85,7 +86,8 @@ class TaskThread:
         return asyncio.run_coroutine_threadsafe(call_on_loop(), self._loop).result()
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Awaits this on the event loop and returns its result. Raises IllegalState outside the task's thread."""
+        """Awaits an awaitable on the event loop and returns its result. Raises IllegalState outside the task's
+        thread."""
         if self._loop is None or threading.current_thread() is not self._thread:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
@@ -135,7 +137,7 @@ class TaskThread:
 
 
 def runs_in_thread(method: Callable[..., Any]) -> bool:
-    """Return whether a method runs in the task's thread. The default `pre_commit` runs where `flush` does."""
+    """Return whether a method runs in the task's thread. The default `pre_commit` does if `flush` does."""
     if _is_default_method(method):
         return False
     task = getattr(method, "__self__", None)

@@ -41,7 +41,8 @@ class TopicCreationGroup:
 
 
 class TopicCreationGroups:
-    """A connector's groups. The first group that matches a topic applies; the group default comes last."""
+    """A connector's groups. A topic gets the settings of the first group that matches it, or those of the default
+    group."""
 
     def __init__(self, groups: list[TopicCreationGroup]) -> None:
         self.groups = groups

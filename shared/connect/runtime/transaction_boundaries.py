@@ -32,7 +32,8 @@ class TransactionBoundary(Protocol):
         ...
 
     def at_end(self, *, is_whole: bool) -> Ending:
-        """Return the ending at a pause or stop. `is_whole` is True if no record of a poll is left to send."""
+        """Return how the transaction ends at a pause or stop. `is_whole` is True if all records of the last poll
+        were sent."""
         ...
 
 
@@ -70,7 +71,7 @@ class IntervalBoundary:
 
 
 class ConnectorBoundary:
-    """Ends transactions as the connector's task requests. It is also the context that takes the requests.
+    """Ends transactions where the connector's task requests it. It is also the context that the task calls for that.
 
     Records are compared by identity: pass the same object that `poll` returns.
     """

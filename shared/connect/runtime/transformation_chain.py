@@ -18,7 +18,8 @@ R = TypeVar("R", bound=ConnectRecord)
 
 @dataclass(frozen=True)
 class TransformationStage:
-    """One transform. With a predicate, it applies only to records that match (`negate`: that do not match)."""
+    """One transform. With a predicate it applies only to records that match, or with `negate` to those that do not
+    match."""
 
     transformation: Transformation
     predicate: Predicate | None = None
@@ -60,7 +61,8 @@ class TransformationChain:
 
     @classmethod
     def of(cls, plugins: Plugins, props: Mapping[str, str]) -> TransformationChain:
-        """Return the transforms that a connector's configuration names. Raises ConfigError."""
+        """Return the transforms that a connector's configuration names. Raises ConfigError if one of them is
+        invalid."""
         stages = []
         for alias in _parse_aliases(props, "transforms"):
             own = with_prefix(props, f"transforms.{alias}.")

@@ -1,7 +1,7 @@
-"""The worker: runs connectors and tasks, independently of how they are assigned to it.
+"""The worker: runs connectors and tasks, whatever assigns them to it.
 
-A herder starts and stops them. A StatusListener reports their outcomes to it. Connectors and tasks are isolated
-from each other: if one fails or hangs, it ends alone, and the worker continues.
+A herder starts and stops them. The worker reports outcomes to the herder through a StatusListener. Connectors and tasks
+are isolated from each other: if one fails or hangs, all others continue.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Worker:
         """Return each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
 
         Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code began.
-        `stalled` is 1 if that is at least `task.stall.timeout.ms`, else 0.
+        `stalled` is 1 if this time is at least `task.stall.timeout.ms`, else 0.
         """
         now_ms = self._clock.monotonic_ms()
         limit_ms = self.config["task.stall.timeout.ms"]
@@ -144,8 +144,8 @@ class Worker:
     ) -> State:
         """Starts a connector and brings it to its target state. Returns the state that it reached.
 
-        `config` is the stored one, with its `${…}`. An error is reported as the connector's failure and not raised.
-        `on_reconfiguration` is called when the connector requests a reconfiguration of its tasks.
+        `config` is the stored one, with unresolved variables (`${…}`). An error is not raised, but reported as the
+        connector's failure. `on_reconfiguration` is called when the connector requests a reconfiguration of its tasks.
         """
         if name in self._connectors:
             raise ConnectError(f"Connector with name {name} already exists")
@@ -168,14 +168,16 @@ class Worker:
         self._files.check(self.plugins.connector_class(props.get("connector.class", "")).file_settings, props)
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
-        """Return what the connector's `alter_offsets` returns. The connector is made for it and never started."""
+        """Return the result of the connector's `alter_offsets`. A connector is made for this call and is never
+        started."""
         connector: Any = self.plugins.connector_class(props["connector.class"])()
         return bool(await TaskThread.call_once("alter-offsets", connector.alter_offsets, props, offsets))
 
     async def validate(self, config: Props) -> ConfigInfos:
-        """Return the errors of a configuration, which may have `${…}`. Raises what the connector raises.
+        """Return the errors of a configuration, which may have variables (`${…}`). Raises any error that the connector
+        raises.
 
-        It is validated on a thread, since the connector may read from the system that it connects to.
+        The validation runs in a thread, since the connector may read from its external system.
         """
         return await TaskThread.call_once(
             "validate", lambda: validate_connector(self.plugins, self.resolve(config), self.config.values)
@@ -192,10 +194,11 @@ class Worker:
         await asyncio.gather(*(self.stop_connector(name) for name in names))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
-        """Return the task configurations of a running connector in the stored form, with `${…}` unresolved.
+        """Return the task configurations of a running connector in their stored form, with unresolved variables
+        (`${…}`).
 
-        Raises ConnectorNotFound, also if it is stopped meanwhile, ConnectError if there are more than tasks.max, and
-        what the connector raises.
+        Raises ConnectorNotFound if the connector does not run here, or is stopped meanwhile. Raises ConnectError if
+        there are more than tasks.max, and any error that the connector raises.
         """
         connector = self._connectors.get(name)
         if connector is None:
@@ -221,7 +224,7 @@ class Worker:
         return [self.transformer.unresolve({**task, **added}, config) for task in made]
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
-        """Starts a task. Returns False, and reports a failure, if it cannot be made.
+        """Starts a task. If the task cannot be made, reports its failure and returns False.
 
         A task that fails later is restarted after a backoff if `task.restart.enable` is set.
         """
@@ -260,7 +263,7 @@ class Worker:
             )
 
     async def _restart_after_failure(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
-        """Restarts a task that failed. Tries again with a backoff if it cannot be made."""
+        """Waits until a task has failed, then restarts it after a backoff. Tries again if the task cannot be made."""
         await asyncio.wait([running])
         id = task.id
         begun = task.state is not State.FAILED or task.stopping
@@ -273,7 +276,7 @@ class Worker:
             begun = self._begin_task(spec, listener, self._targets[id.connector])
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
-        """Stops tasks, all at once. Tasks that still run after the graceful timeout are cancelled and abandoned."""
+        """Stops tasks in parallel. Those that still run after the graceful timeout are cancelled and abandoned."""
         for id in (ids := tuple(ids)):
             self._specs.pop(id, None)
             self._restarts.forget(id)
@@ -299,7 +302,8 @@ class Worker:
             await connector.transition_to(target)
 
     def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
-        """Return a configuration with its `${…}` resolved, for validation only. It must not be stored."""
+        """Return a configuration with its variables (`${…}`) resolved, for validation only. The result must not be
+        stored."""
         return self.transformer.resolve(config)
 
     def masking(self, config: Mapping[str, str]) -> Mask:
@@ -312,7 +316,7 @@ class RestartSettings(Protocol):
 
 
 class WorkerRestarts:
-    """The restarts that a worker's `task.restart.*` settings allow, of each of its tasks and isolated connectors.
+    """The backoffs between the restarts of a worker's tasks and isolated connectors, by its `task.restart.*` settings.
 
     >>> backoff = {"task.restart.backoff.ms": 10, "task.restart.backoff.max.ms": 35}
     >>> restarts = WorkerRestarts({"task.restart.enable": True, **backoff})

@@ -1,7 +1,7 @@
-"""A connector as the worker runs it. An asyncio task of its own starts, pauses, resumes and stops it, one change at a
+"""A connector as the worker runs it. A separate asyncio task starts, pauses, resumes and stops it, one change at a
 time.
 
-Pausing and stopping both stop the connector itself, which then watches nothing. Only a resume starts it again.
+A pause stops the connector, as a stop does, so that it no longer watches its system. A resume starts it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENT_OF = {TargetState.PAUSED: Event.PAUSED, TargetState.STOPPED: Event.STOPPED
 
 
 class WorkerConnector:
-    """Runs one connector. It is also the connector's context."""
+    """Runs one connector. It is also the context that is passed to the connector."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class WorkerConnector:
         self._thread.on_loop(self._fail_connector, error)
 
     async def transition_to(self, target: TargetState) -> State:
-        """Brings the connector to the target state. Returns the state reached: FAILED if the connector raised."""
+        """Brings the connector to the target state. Returns the state that it reached: FAILED if the connector
+        raised."""
         return await self._request_target_state(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
@@ -77,7 +78,7 @@ class WorkerConnector:
         self._thread.close()
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
-        """Return the connector's task configurations. Raises what the connector raises."""
+        """Return the connector's task configurations. Raises any error that the connector raises."""
         return await self._thread.call(self.connector.task_configs, tasks_max)
 
     async def _request_target_state(self, target: TargetState | None) -> State:

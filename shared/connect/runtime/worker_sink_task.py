@@ -1,12 +1,13 @@
-"""A sink task as the worker runs it: Kafka to `put`, `pre_commit` to the group's offsets.
+"""A sink task as the worker runs it: passes records from Kafka to `put`, and commits the offsets that `pre_commit`
+returns.
 
-`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. A poll is cancelled for a commit or
-a pause, and a call of the rebalance listener then continues beside the loop. A lock therefore separates the loop and
-the listener; the loop never holds it while it polls.
+`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. For a commit or a pause a poll is
+cancelled, but a call of the rebalance listener then continues. A lock therefore keeps the loop and the listener from
+running at the same time. The loop never holds the lock while it polls.
 
-While a conversion waits for long, the loop polls with its partitions paused, so that the worker stays in the group. If
-a partition was revoked and assigned again meanwhile, its polled records are dropped and read again from the committed
-offset.
+While a conversion waits for long, the loop polls with all partitions paused, so that the task stays in its group. If a
+partition is revoked and assigned again meanwhile, its polled records are dropped. They are read again from the
+committed offset.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LEAVE_TIMEOUT_MS = 1_000
 
 
 class WorkerSinkTask(WorkerTask, RebalanceListener):
-    """Runs one sink task. It is also its consumer's rebalance listener."""
+    """Runs one sink task. It is also the rebalance listener of the task's consumer."""
 
     def __init__(
         self,
@@ -95,13 +96,13 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """Runs one turn: commits if it is due, ends a commit that takes too long, reads and delivers.
+        """Runs one turn.
 
-        It has three steps, in the order of `WorkerSinkTask.iteration` and `poll`:
+        It has three steps, in the order of Kafka Connect's `WorkerSinkTask.iteration` and `poll`:
 
-        1. Under the lock: pause or resume, commit, rewind.
+        1. Under the lock: pause or resume, begin a commit if it is due, end one that takes too long, rewind.
         2. Without the lock, so that the rebalance listener can run: poll and convert.
-        3. Under the lock: drop what was revoked since the poll, deliver the rest.
+        3. Under the lock: drop the records of partitions revoked since the poll, deliver the others.
         """
         now_ms = self._clock.monotonic_ms()
         async with self._turn:
@@ -159,9 +160,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         return await self._consumer.poll(timeout_ms), self.sink_state.assignments
 
     async def _poll_until_due(self, timeout_ms: int) -> tuple[Polled, int] | None:
-        """Return records. They are empty after the timeout, or when a commit is due.
+        """Return the polled records. There are none after the timeout, or when a commit is due.
 
-        Return None if the target state has changed.
+        Returns None if the target state has changed.
         """
         # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._poll_consumer(0)
@@ -348,7 +349,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
 
     async def _commit_before_revocation(self, partitions: Partitions) -> None:
-        """Commits before partitions are revoked. If the task cannot flush, the next owner reads again."""
+        """Commits before partitions are revoked. If the task cannot flush, their next owner reads the records again."""
         begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:
             return

@@ -1,11 +1,10 @@
-"""A source task under at-least-once: records first, offsets later.
+"""A source task under at-least-once: records are written first, their offsets later.
 
-Offsets up to which every record is in Kafka are stored every `offset.flush.interval.ms`. Offsets that a flush cannot
-store are stored with the next one. After the last poll the task waits up to `offset.flush.timeout.ms` for pending
-records.
+Every `offset.flush.interval.ms` the task stores the offsets up to which every record is in Kafka. If that fails, the
+next flush stores them. After the last poll the task waits up to `offset.flush.timeout.ms` for pending records.
 
-Offsets are stored first. Then the connector's `commit_record` and `commit` are called, which may have to wait until a
-blocking `poll` returns.
+When the offsets are stored, the connector's `commit_record` and `commit` are called. These calls may have to wait until
+a blocking `poll` returns.
 """
 
 from __future__ import annotations
@@ -102,7 +101,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                 log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
     async def commit_offsets(self) -> bool:
-        """Stores the offsets that may be stored. Returns False if that failed; the next call tries again."""
+        """Stores the offsets up to which all records are in Kafka. Returns False if that failed; the next call tries
+        again."""
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
             # The task is about to fail. Its last commit stores the offsets before the failed record.

@@ -1,7 +1,7 @@
 """The common base of source and sink tasks, as the worker runs them.
 
-A task runs in an asyncio task of its own: it starts, executes until it is stopped, and closes. Any error of the
-connector's code ends it as FAILED. Cancellation ends it at once, without a last commit.
+A task runs in a separate asyncio task: it starts, executes until it is stopped, and closes. After any error of the
+connector's code its state is FAILED. If it is cancelled, it ends at once, without a last commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task to run. Its configurations are the stored ones, with their `${…}` unresolved."""
+    """A task to run. The configurations are the stored ones, with unresolved variables (`${…}`)."""
 
     id: ConnectorTaskId
     connector_config: Mapping[str, str]
@@ -72,11 +72,11 @@ class WorkerTask(ABC):
 
     @abstractmethod
     async def _close_task(self) -> None:
-        """Stops the connector's task and releases everything. Called once, whatever happened before."""
+        """Stops the connector's task and releases all resources. Called once, also after an error."""
 
     def stalled_ms(self, now_ms: int) -> int:
-        """Return for how long, in ms, one call of the connector's code or the retries of one record's conversion have
-        lasted.
+        """Return how many ms the task has been inside one call of the connector's code, or has retried one record's
+        conversion.
 
         Return 0 if neither is in progress.
         """
@@ -123,7 +123,7 @@ class WorkerTask(ABC):
         return self._runner
 
     def transition_to(self, target: TargetState) -> None:
-        """Requests a pause or resume. The tasks of a stopped connector are ended instead."""
+        """Requests a pause or a resume. A stopped connector's tasks are not paused but stopped."""
         self.target = target
         self._changed.set()
 
@@ -133,7 +133,7 @@ class WorkerTask(ABC):
         self._changed.set()
 
     async def until_stopped(self, timeout_ms: float) -> bool:
-        """Waits for the end. Returns False if it still runs after `timeout_ms`."""
+        """Waits for the end of the task. Returns False if it still runs after `timeout_ms`."""
         if self._runner is None:
             return True
         done, _ = await asyncio.wait([self._runner], timeout=timeout_ms / 1000)

@@ -1,11 +1,12 @@
 """The configs in force, read from the config topic record by record.
 
-A connector's task configs are several records, and compaction or a crash may leave only some of them. They are
-therefore kept aside until the commit record with their number. If all of them are there, they take effect together. If
-not, the connector is `inconsistent` and has no tasks, and the worker that runs it writes them again.
+A connector's task configs are several records, and after a compaction or a crash some of them may be missing. They take
+effect only with the commit record that follows them and has their number. If all of them are there, they take effect
+together. If not, the connector is `inconsistent` and has no tasks. The worker that runs it then writes the task configs
+again.
 
-`apply` returns the change that a record makes (`ConfigChange`). A reader ignores the changes while it reads the topic
-from its start, and acts on them while it follows the topic.
+`apply` returns the change that a record makes (`ConfigChange`). While a reader reads the topic from its start, it
+ignores the changes. Afterwards it acts on them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ConnectorRemoved:
 
 @dataclass(frozen=True, slots=True)
 class TasksChanged:
-    """A connector's tasks are committed. `tasks` are its current ones."""
+    """The tasks of a connector have changed. `tasks` are the current ones."""
 
     connector: str
     tasks: tuple[ConnectorTaskId, ...]
@@ -127,7 +128,7 @@ class ConfigState:
         return repr(self.snapshot())
 
     def snapshot(self) -> ConfigSnapshot:
-        """Return the configs in force. The value is the same until another record is applied."""
+        """Return the configs in force. The same object is returned until another record is applied."""
         if self._snapshot is None:
             self._snapshot = ConfigSnapshot(
                 self._offset,
@@ -151,7 +152,7 @@ class ConfigState:
             self._snapshot = replace(self._snapshot, offset=offset)
 
     def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
-        """Takes one record. Returns the change that it makes, if any."""
+        """Applies one record. Returns the change that it makes, or None."""
         self._offset = offset
         self._snapshot = None
         match record:

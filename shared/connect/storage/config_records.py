@@ -46,7 +46,7 @@ class ConnectorRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """One task's config. It takes effect with the next commit."""
+    """The config of one task. It takes effect with the next commit record."""
 
     task: ConnectorTaskId
     config: Config
@@ -87,7 +87,7 @@ class RestartRequest:
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """The key with which workers sign requests to each other. `created_ms` is ms since the epoch."""
+    """The key with which workers sign the requests between them. `created_ms` is ms since the epoch."""
 
     key: bytes
     algorithm: str
@@ -118,7 +118,7 @@ ConfigRecord = (
 
 
 def parse_task(text: str) -> ConnectorTaskId:
-    """Return the task in `<connector>-<number>`. Raises SerializationError if the text has another form.
+    """Return the task in `<connector>-<number>`. Raises SerializationError if the text does not have this form.
 
     >>> parse_task("two-part-name-7")
     ConnectorTaskId(connector='two-part-name', task=7)
@@ -160,7 +160,7 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
-    """Return the config topic's record of a key and value, or None if the key is unknown.
+    """Return the record with this key and value in the config topic, or None if the key is unknown.
 
     Raises SerializationError if the value is invalid.
     """

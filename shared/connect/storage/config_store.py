@@ -1,10 +1,10 @@
 """The store of a Connect cluster's configs.
 
-`ConfigStore` decides which records a change writes and in which order. A subclass writes them: to the config topic, or
-to this process's memory. Every change has been read back when its call returns.
+`ConfigStore` decides which records a change consists of, and their order. A subclass writes them to the config topic,
+or to the memory of this process. The call for a change returns when its records have been read back.
 
 With `transactional_id`, a transactional producer writes the leader's changes, so that a former leader is fenced.
-`claim` takes the id over. A write of a fenced leader raises ProducerFenced.
+`claim` takes over the id. Then a write of the former leader raises ProducerFenced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OnChange = Callable[[ConfigChange], None]
 
 
 class ConfigStore:
-    """Writes the records of each change. `on_change` gets each change once the store is started."""
+    """Writes the records of each change. After the start, `on_change` is called for each change."""
 
     def __init__(self, on_change: OnChange) -> None:
         self._on_change = on_change
@@ -65,7 +65,7 @@ class ConfigStore:
         self._started = False
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Reads all that others have written up to now. Raises KafkaTimeout."""
+        """Reads all records that others have written up to now. Raises KafkaTimeout."""
 
     @property
     def is_claimed(self) -> bool:
@@ -79,7 +79,8 @@ class ConfigStore:
         """Gives up the right to make a leader's changes."""
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
-        """Stores a connector's config. `target` is its target state unless it starts normally, and is written first."""
+        """Stores a connector's config. `target` is its first target state, or None for the default. The target state
+        is written first."""
         # As in KIP-980: a worker that reads the connector before its target state would start it.
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
         await self._write_config_records([*records, ConnectorRecord(name, config)], privileged=True)
@@ -115,7 +116,7 @@ class ConfigStore:
         await self._write_config_records([level])
 
     async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
-        """Writes the records in order, and reads to the end. Only the leader may make `privileged` writes."""
+        """Writes the records in order, and reads the topic to its end. Only the leader may make `privileged` writes."""
         raise AssertionError("a subclass writes")
 
     def _apply_config_record(self, record: ConfigRecord, offset: int) -> None:
@@ -126,7 +127,7 @@ class ConfigStore:
 
 
 class MemoryConfigStore(ConfigStore):
-    """Stores the configs in memory. They end with the process."""
+    """Stores the configs in memory. They are lost when the process ends."""
 
     async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         for record in records:

@@ -1,8 +1,8 @@
 """A compacted topic that every worker reads from its start and follows to its end.
 
-`start` creates the topic if it is missing, and returns when everything in it was read once. From then on `on_record`
-gets each record as it arrives, one after another. `read_to_end` returns when all records that the topic held at the
-time of the call have been passed to `on_record`. A caller that writes a record and then calls it sees its own write.
+`start` creates the topic if it is missing, and returns when all its records were read. From then on `on_record` is
+called for each new record, one after another. `read_to_end` returns when `on_record` was called for all records that
+the topic had at the time of the call. A caller that writes a record and then calls `read_to_end` sees its own record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RETRY_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class LogTopic:
-    """The topic behind a log. If `partitions` is None, an existing topic's partitions are not checked."""
+    """The topic of a log. `partitions` is the number of partitions of a new topic."""
 
     name: str
     partitions: int
@@ -51,7 +51,7 @@ class LogTopic:
 
 
 class KafkaBasedLog:
-    """One topic, read by this process. `producer` is shared with others and not closed here."""
+    """One topic, read by this process. `producer` is shared with other logs and is not closed here."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class KafkaBasedLog:
     async def start(self) -> None:
         """Creates the topic if it is missing, and reads it to its end.
 
-        Raises ConfigError if the topic is not compacted, or has other than one partition where it must have one. Also
+        Raises ConfigError if the topic is not compacted, or has several partitions although it must have one. Also
         raises the errors of a connection to Kafka.
         """
         await self._create_compacted_topic()
@@ -111,7 +111,7 @@ class KafkaBasedLog:
         return len(self._partitions)
 
     async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> RecordMetadata:
-        """Writes one record and waits until Kafka has it. Raises what the producer raises."""
+        """Writes one record and waits for its acknowledgement. Raises any error of the producer."""
         return await (await (producer or self._producer).send(self._topic.name, value, key=key))
 
     async def send_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[RecordMetadata]:
@@ -120,7 +120,8 @@ class KafkaBasedLog:
         return [await delivery for delivery in deliveries]
 
     async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
-        """Return when `on_record` has these written records. For a transaction that is some time after its end."""
+        """Return when `on_record` was called for these written records. Those of a transaction follow some time
+        after its end."""
         ends: dict[TopicPartition, int] = {}
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
@@ -128,7 +129,7 @@ class KafkaBasedLog:
         await self._wait_until(ends, timeout_ms)
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Return when `on_record` has all current records. Raises KafkaTimeout, or the reader's error."""
+        """Return when `on_record` was called for all current records. Raises KafkaTimeout, or the reader's error."""
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
         await self._wait_until(
@@ -170,7 +171,7 @@ class KafkaBasedLog:
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _describe_topic(self) -> tuple[str | None, list[int]]:
-        """Return the topic's cleanup policy and partitions. A new topic may not be known to all brokers yet."""
+        """Return the topic's cleanup policy and partitions. Waits until the brokers know a new topic."""
         name = self._topic.name
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:

@@ -1,7 +1,7 @@
 """The stores of source offsets: in memory, in a file, or in the offset topic.
 
-Each is an `OffsetBackingStore`. Keys are compared by content and not by bytes, since an object's members have no order.
-A later write of a partition uses the existing key.
+Each one is an `OffsetBackingStore`. Keys are compared by their content, not by bytes, because the members of a JSON
+object have no order. A later write of a partition uses the key that is already stored.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NULL = b"null"
 
 
 class OffsetCache:
-    """The newest offset of each source partition, by connector. It must get every record of the topic in order.
+    """The newest offset of each source partition, by connector. All records of the topic must be applied in order.
 
-    A record's key is the JSON array of the connector's name and the source partition. The order of a partition's
-    members does not matter. The cache keeps the key that is in the topic. The next record of the partition uses it, and
-    so replaces the earlier one even under a compaction that compares bytes.
+    A record's key is the JSON array of the connector's name and the source partition. The order of the members in a
+    partition does not matter. The cache keeps the key that is in the topic. The next record of the partition uses the
+    same key. So it replaces the earlier record also in a compaction, which compares bytes.
 
     >>> cache = OffsetCache()
     >>> cache.apply(b'["files",{"b":1,"a":2}]', b'{"position":17}')
@@ -52,7 +52,7 @@ class OffsetCache:
         return f"<OffsetCache of {sum(map(len, self._values.values()))} partitions>"
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
-        """Takes one record. Raises SerializationError if it is invalid."""
+        """Applies one record. Raises SerializationError if it is invalid."""
         connector, name = _read_key(key or b"")
         self._keys[name] = key or b""
         if value is None or value == _NULL:
@@ -106,7 +106,7 @@ def _decode_offset_json(data: bytes, what: str) -> Any:
 
 
 class MemoryOffsetStore:
-    """Stores the offsets in memory. They end with the process."""
+    """Stores the offsets in memory. They are lost when the process ends."""
 
     def __init__(self) -> None:
         self.cache = OffsetCache()
@@ -151,7 +151,7 @@ class FileOffsetStore(MemoryOffsetStore):
         self._path = path
 
     async def start(self) -> None:
-        """Reads the file. Raises ConfigError if it has another format, or cannot be read."""
+        """Reads the file. Raises ConfigError if it has another format or cannot be read."""
         try:
             data = await asyncio.to_thread(self._path.read_bytes)
         except FileNotFoundError:

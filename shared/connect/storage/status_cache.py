@@ -1,7 +1,7 @@
 """The statuses in the status topic, and the check whether a worker may still write one.
 
-A worker that has lost a connector or task may report on it after the new owner has. A `safe` status is therefore
-written only if the current status is the same worker's, or of no later generation.
+A worker that has lost a connector or task may report on it after the new owner did. So a `safe` status is written only
+in two cases: the current status is from the same worker, or from the same or an earlier generation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.shared.connect.storage.status_records import (
 
 
 class StatusCache:
-    """The newest status of each connector, task and topic. It must get every record in order."""
+    """The newest status of each connector, task and topic. All records of the topic must be applied in order."""
 
     def __init__(self) -> None:
         self._connectors: dict[str, ConnectorStatus] = {}

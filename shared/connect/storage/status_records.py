@@ -93,7 +93,7 @@ def topic_key(topic: str, connector: str) -> bytes:
 
 
 def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
-    """Return the key and value of a record of the status topic. A status DESTROYED is a tombstone."""
+    """Return the key and value of a record of the status topic. The status DESTROYED becomes a tombstone."""
     match record:
         case ConnectorStatus(connector):
             return connector_key(connector), _encode_status(record)
@@ -112,7 +112,7 @@ def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
-    """Return the status topic's record of a key and value, or None if the key is unknown.
+    """Return the record with this key and value in the status topic, or None if the key is unknown.
 
     Raises SerializationError if the record is invalid.
     """

@@ -1,7 +1,7 @@
 """The store of the statuses of connectors and tasks.
 
-A caller that reports does not wait. Statuses are written one after another in the background, in the order of the
-reports. A safe report is left out if it is not safe any more when its turn comes.
+A caller that reports a status does not wait. A background task writes the statuses one after another, in the order of
+the reports. A safe status is checked again before it is written, and left out if a newer status forbids it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLUSH_MS = 5_000
 
 
 class StatusStore:
-    """Stores the statuses in one process's memory. Base of the store in Kafka."""
+    """Stores the statuses in the memory of one process. It is the base class of the store in Kafka."""
 
     def __init__(self) -> None:
         self.cache = StatusCache()
@@ -54,7 +54,7 @@ class StatusStore:
         """Return when all reports up to now are written, after `FLUSH_MS` at the latest."""
 
     async def refresh(self) -> None:
-        """Reads all that others have written up to now. Raises KafkaTimeout."""
+        """Reads all records that others have written up to now. Raises KafkaTimeout."""
 
     def put(self, status: StatusRecord) -> None:
         """Reports a status, whatever the current one is."""

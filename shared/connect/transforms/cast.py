@@ -1,7 +1,8 @@
-"""Cast: fields, or the whole key or value, to another primitive type.
+"""Cast: converts fields, or the whole key or value, to another primitive type.
 
-Numbers narrow as Java's do: integers wrap, floats are truncated and limited to the integer's range. Text must be a
-number that fits. Bytes become base64 text. Dates and times become their number, or ISO text.
+Numbers become narrower as in Java: integers wrap around, and floats are truncated and limited to the range of the
+integer. A text must be a number in the range of the type. Bytes become base64 text. Dates and times become their
+underlying number, or ISO text.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TYPES = {
 
 
 def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
-    """Return Cast's types by field; the type of the whole key or value under None. Raises ConfigError."""
+    """Return Cast's types by field. The type of the whole key or value is under None. Raises ConfigError."""
     if not spec:
         raise ConfigError("Must specify at least one field to cast.")
     casts: dict[str | None, SchemaType] = {}

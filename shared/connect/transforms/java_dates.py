@@ -38,7 +38,7 @@ ZONES = "zZX"
 
 
 class DatePattern:
-    """One pattern. Raises ConfigError for an unknown pattern letter."""
+    """One Java date pattern. Raises ConfigError for an unknown pattern letter."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -70,7 +70,7 @@ class DatePattern:
         )
 
     def parse(self, text: str) -> dt.datetime:
-        """The time at the start of a text. Raises DataError if the text does not match."""
+        """Return the time at the start of a text. Raises DataError if the text does not match the pattern."""
         match = self._regex.match(text)
         if match is None:
             raise self._parse_error(text)

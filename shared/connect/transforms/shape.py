@@ -27,7 +27,7 @@ from penstock.shared.connect.transforms.parts import (
 def field_path(text: str, version: str) -> tuple[str, ...]:
     """Return the names that lead to the field that ExtractField takes out of a struct or map.
 
-    Under V1 the whole text is one name. Under V2 dots separate names; a name in backticks may contain a dot.
+    Under V1 the whole text is one name. Under V2 dots separate the names, and a name in backticks may contain dots.
 
     >>> field_path("a.`b.c`", "V2"), field_path("a.b", "V1")
     (('a', 'b.c'), ('a.b',))

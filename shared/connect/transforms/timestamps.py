@@ -1,6 +1,6 @@
-"""TimestampConverter: times between text, Unix numbers and the logical types.
+"""TimestampConverter: converts times between text, Unix numbers and the logical types.
 
-Every conversion goes through a datetime in UTC with ms.
+In between, every time is a datetime in UTC with a precision of ms.
 """
 
 from __future__ import annotations

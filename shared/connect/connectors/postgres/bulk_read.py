@@ -1,8 +1,8 @@
 """Reads the result of one query in parts, through a cursor that can outlive its transaction.
 
-While the transaction is open it keeps one view of the table, and Postgres cannot remove dead rows. If no part is
-requested for `idle_ms` (the task is paused, or Kafka accepts no records) the transaction is committed. The cursor is
-WITH HOLD: Postgres then stores the remaining rows in its own files, and reading continues from them.
+While the transaction is open, it keeps a snapshot of the table, and Postgres cannot remove dead rows. If no part is
+requested for `idle_ms` (the task is paused, or Kafka accepts no records), the transaction is committed. The cursor is
+WITH HOLD: at the commit Postgres stores the remaining rows in its own files, and reading continues from there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class BulkRead:
         return found
 
     async def rows(self) -> Sequence[Any]:
-        """The next rows, fewer than requested at the end. Raises an error of a hold that has failed meanwhile."""
+        """Return the next rows. At the end they are fewer than requested. Raises the error of a commit that failed
+        meanwhile."""
         await self._keep_transaction_open()
         found: Sequence[Any] = await self._fetch.fetch()
         if not self.is_held:
@@ -62,7 +63,7 @@ class BulkRead:
             await self._connection.execute("COMMIT")
 
     async def abandon(self) -> None:
-        """Stop reading. The connection must be closed afterwards."""
+        """Stop reading. The caller must then close the connection."""
         holding = self._holding
         self._holding = None
         if holding is not None:
@@ -81,7 +82,7 @@ class BulkRead:
         log.info("Postgres stores the unread rows of a query, since the task did not poll", idle_ms=self._idle_ms)
 
     async def _keep_transaction_open(self) -> None:
-        """Keep the transaction open. If it is already being committed, wait for that."""
+        """Prevent the commit after `idle_ms`. If the commit has begun, wait for its end."""
         holding = self._holding
         self._holding = None
         if holding is None:

@@ -1,6 +1,6 @@
-"""Converts Postgres's columns to Connect's fields and back, with their values.
+"""Converts Postgres's columns and their values to Connect's fields, and back.
 
-The source gets values from the driver, or from text. The sink converts records' values to those of columns.
+The source gets values from the driver, or as text. The sink converts the values of records to those of columns.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Attribute(NamedTuple):
 
 
 def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
-    """Return the schema of a row from its columns' types. A type that Connect lacks becomes text."""
+    """Return the schema of a row from the types of its columns. A type without a counterpart in Connect becomes a
+    string."""
     fields = []
     for attribute in attributes:
         kind = attribute.type.name
@@ -159,7 +160,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def column_type(schema: Schema | None, value: Any) -> str | None:
-    """Return the type of the Postgres column for a record's field. Without a schema, a null has None."""
+    """Return the type of the Postgres column for a record's field. Returns None for a null without a schema."""
     if schema is not None:
         return _LOGICAL_COLUMN_TYPES.get(schema.name or "", _COLUMN_TYPES[schema.type])
     for kind, name in _VALUE_COLUMN_TYPES:

@@ -58,7 +58,7 @@ def _validate_postgres_url(name: str, value: Any) -> None:
 
 
 async def connect(values: Mapping[str, Any]) -> Any:
-    """Return a connection whose session is in UTC, whatever the database's zone: times without a zone are UTC.
+    """Return a connection whose session is in UTC, so that times without a zone are UTC, whatever the database's zone.
 
     Raises RetriableError if the database cannot be reached, ConnectError if it rejects the connection.
     """
@@ -81,8 +81,9 @@ async def connect(values: Mapping[str, Any]) -> Any:
 
 @asynccontextmanager
 async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
-    """One transaction, rolled back without `keep`. The error that ends it is raised unchanged, even if the connection
-    is lost too.
+    """One transaction. Without `keep` it is rolled back.
+
+    If an error ends the transaction, that error is raised, even if the rollback fails too.
     """
     asyncpg = driver()
     begun = connection.transaction()
@@ -98,7 +99,8 @@ async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[No
 
 
 async def change_schema(connection: Any, statement: str) -> None:
-    """Execute a CREATE or ALTER with IF NOT EXISTS. If two run at the same time one fails; that error is ignored."""
+    """Execute a CREATE or ALTER with IF NOT EXISTS. If another task makes the same change at once, the error is
+    ignored."""
     exceptions = driver().exceptions
     exists = (exceptions.DuplicateTableError, exceptions.DuplicateObjectError, exceptions.DuplicateColumnError)
     try:

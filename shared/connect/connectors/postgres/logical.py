@@ -1,14 +1,15 @@
-"""Logical decoding: a publication's changes through a replication slot, by SQL functions.
+"""Logical decoding: reads a publication's changes through a replication slot, by SQL functions.
 
-The slot marks where the source continues, and makes Postgres keep the log from there on. It moves only when the records
-read before are stored. The reader reads from a temporary copy of the slot. The copy moves with every read, so nothing
-is decoded twice. It is dropped with the connection, and the next connection makes a new copy of the slot.
+The slot is the position at which a new connection continues. Postgres keeps the log from there on. The slot moves only
+after the records before the new position are stored in Kafka. The reader does not read from the slot, but from a
+temporary copy. The copy moves with every read, so nothing is decoded twice. It is dropped when the connection ends, and
+the next connection copies the slot again.
 
-A transaction's changes arrive together, and transactions arrive in commit order. So a position is a transaction's final
-LSN and the number of its changes that were read. Changes up to the stored position are skipped. If a change makes two
-records, its position belongs to the second, since a restart must not continue between them.
+The changes of a transaction arrive together, and transactions arrive in commit order. So a position is the final LSN of
+a transaction and the number of its changes that were read. Changes up to the stored position are skipped. If a change
+makes two records, only the second one has the position after it, since a restart must not continue between them.
 
-The slot may move to the end of a read once everything read before is stored:
+After a read has ended, the slot may move to its end as soon as all records of the read are stored:
 
 >>> progress = SlotProgress(None)
 >>> progress.read = (100, 2)
@@ -67,7 +68,7 @@ CREATED, UPDATED, DELETED = "c", "u", "d"
 
 
 def lsn_of(text: str) -> int:
-    """Return an LSN, logical decoding's position in Postgres's log, as a number. Raises DataError for invalid text.
+    """Return an LSN, a position in Postgres's log, as a number. Raises DataError for invalid text.
 
     >>> lsn_of("1/2A")
     4294967338
@@ -116,7 +117,8 @@ class SlotProgress:
         self._marks.append((self.read, lsn))
 
     def stored(self, offset: Offset | None) -> int | None:
-        """Record that the offset is stored. Return the LSN to which the slot may move, or None if it stays."""
+        """Record that the offset is stored. Return the LSN to which the slot may move, or None if it may not move
+        yet."""
         self._stored = max(self._stored, position_of(offset))
         return self.settled()
 
@@ -158,9 +160,9 @@ class _CapturedTable:
         self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
 
     def row(self, texts: Values, instead: Values | None = None) -> Row:
-        """Return a changed row's values. `instead` replaces unchanged large values.
+        """Return the values of a changed row. A large value that did not change is taken from `instead`.
 
-        Values missing in both are left out.
+        Values that are in neither are left out.
         """
         found = {}
         for at, (field, column) in enumerate(zip(self.schema.fields, self.relation.columns, strict=True)):
@@ -188,7 +190,7 @@ class _CapturedTable:
         return {field.name: row.get(field.name) for field in self.schema.fields}
 
     def old_key(self, row: Row) -> Row | None:
-        """Return the key of a row before its change. Raises ConnectError if it is unknown."""
+        """Return the key of a row before its change. Raises ConnectError if the log does not contain it."""
         # Postgres logs only the columns of the replica identity of an old row.
         logged = {column.name for column in self.relation.columns if column.is_key}
         if unknown := set(self.key_names) - logged:
@@ -220,9 +222,9 @@ class SlotReader:
         return f"<SlotReader of {dict(self._partition)}, {self._progress!r}>"
 
     def records(self, data: bytes) -> list[SourceRecord]:
-        """Return the records of a slot's message: usually one for a change, else none.
+        """Return the records for one message of the slot: mostly one for a change, and none for any other message.
 
-        `incomplete` lists rows that lack values.
+        `incomplete` lists rows without some values.
         """
         message = decode(data)
         if isinstance(message, Begin):
@@ -347,7 +349,7 @@ class LogicalReader:
         return {"protocol": "1", "slot": slot}
 
     async def read(self, connection: Any) -> list[SourceRecord]:
-        """Return the next records of the slot. `is_idle` is set if there are no more for now."""
+        """Return the next records of the slot. Sets `is_idle` if there are no more for now."""
         if connection is not self._connection:
             self._reading = None
             await self._prepare_replication(connection)
@@ -418,7 +420,7 @@ class LogicalReader:
         self._set_slot_target(self._progress.settled())
 
     async def _complete_large_values(self, connection: Any, row: IncompleteRow) -> None:
-        """Read the current large values that an update left out. If the row no longer exists they stay null."""
+        """Read the current large values that an update did not contain. If the row no longer exists, they stay null."""
         if not row.key:  # without a key, no row can be identified
             return
         oids = [oid for oid, _ in row.key.values()]
@@ -534,7 +536,8 @@ class LogicalReader:
         log.info("created a replication slot", slot=self._slot)
 
     async def _create_replication_object(self, connection: Any, statement: str, message: str) -> None:
-        """Execute a statement. Raises ConnectError with the statement if Postgres rejects it."""
+        """Execute a statement that creates a replication object. If Postgres rejects it, raises ConnectError with
+        the statement."""
         pg = driver().exceptions
         try:
             await connection.execute(statement)

@@ -1,7 +1,7 @@
 """Decodes the messages of Postgres's plugin `pgoutput`, protocol version 1.
 
-One message is one row of `pg_logical_slot_get_binary_changes`. Numbers are big-endian, names end in a zero byte, and a
-column's value is its text. The formats are those of Postgres's documentation, "Logical Replication Message Formats".
+Each row of `pg_logical_slot_get_binary_changes` is one message. Numbers are big-endian, names end with a zero byte, and
+the value of a column is text. The formats are those of Postgres's documentation, "Logical Replication Message Formats".
 
 >>> decode(bytes.fromhex("420000000001530388000303da8e5700bd000002d6"))
 Begin(final_lsn=22217608, committed_us=848662155952317, xid=726)
@@ -31,7 +31,7 @@ Values = tuple[str | Unchanged | None, ...]
 
 
 class Begin(NamedTuple):
-    """A transaction begins. Its changes follow, and no others before its Commit."""
+    """A transaction begins. All changes up to the next Commit belong to it."""
 
     final_lsn: int
     committed_us: int
@@ -77,7 +77,8 @@ class Insert(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A changed row. `old` is None, or the row before: all of it if `is_whole`, otherwise its key."""
+    """A changed row. `old` is the row before, or None. If `is_whole`, `old` has all columns, otherwise those of the
+    key."""
 
     oid: int
     old: Values | None
@@ -86,7 +87,7 @@ class Update(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A deleted row. `old` is all of it if `is_whole`, otherwise its key."""
+    """A deleted row. If `is_whole`, `old` has all columns, otherwise those of the key."""
 
     oid: int
     old: Values

@@ -1,8 +1,9 @@
-"""The Postgres sink: insert, upsert, update and delete, a batch in one transaction.
+"""The Postgres sink: insert, upsert, update and delete, with one transaction for each batch.
 
-Rows are sent by COPY: with `insert` straight into the table, otherwise into a temporary table and from there in one
-statement. With `exactly.once=true` the offsets are in a table of the database and change in the same transaction as the
-rows. If a task finds another offset there than it left, another task owns its partition, and the task fails.
+Rows are sent by COPY. With `insert` they go directly into the table. Otherwise they go into a temporary table, and one
+statement applies them to the table. With `exactly.once=true` the offsets are in a table of the database, and change in
+the same transaction as the rows. If a task finds another offset than it stored last, another task owns the partition,
+and this task fails.
 """
 
 from __future__ import annotations
@@ -139,11 +140,12 @@ class PostgresSinkTask(SinkTask):
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
     async def _put_batch(self, records: list[SinkRecord]) -> None:
-        """Write a batch, and report the records of it that cannot be rows.
+        """Write a batch. Records that cannot be rows are reported as errors.
 
-        Such a record is reported before the records in front of it are written. If the report ends the task, a restart
-        then does not write them once more. After it, the next part is as long as the one in front of it, and the length
-        doubles with each success. So a batch with many errors is not tried as a whole again and again.
+        Such a record is reported before the records in front of it are written. If the report fails the task, these
+        records are therefore not written twice. The next attempt writes as many records as were in front of the errant
+        one, and this number doubles with each success. So a batch with many errors is not tried as a whole for each of
+        them.
         """
         at = 0
         size = len(records)
@@ -164,7 +166,8 @@ class PostgresSinkTask(SinkTask):
             size = max(1, errant)
 
     async def _try_to_write_rows(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
-        """Write the records. Returns the error if one of them cannot be a row. Without `keep` the rows are rolled back.
+        """Write the records. Without `keep` their rows are rolled back. Returns the error if a record cannot be a row,
+        else None.
 
         Raises RetriableError or ConnectError if the database fails.
         """
@@ -178,7 +181,10 @@ class PostgresSinkTask(SinkTask):
         return None
 
     async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
-        """Find the first record that cannot be a row, and its error, among records that failed. Writes nothing."""
+        """Return the index of the first record that cannot be a row, and its error. Nothing is written.
+
+        Writing the records together must have failed with `error`.
+        """
         # 1. Doubling lengths from the start find a failing prefix. An early error then costs few attempts.
         # 2. A binary search between the last succeeding and the first failing length finds the record.
         # The first `fine` records succeed together; after the first loop, the first `failing` records fail.
@@ -240,10 +246,11 @@ class PostgresSinkTask(SinkTask):
         return self._connection
 
     async def _write_in_transactions(self, records: list[SinkRecord], *, keep: bool) -> None:
-        """Write the records and their offsets in one transaction, or in several if they have too many sets of columns.
+        """Write the records and their offsets in one transaction, or in several if the records have too many sets of
+        columns.
 
-        Without `keep` each transaction is rolled back. Records that an earlier transaction of this batch has written,
-        or a delivery before a temporary error, are skipped.
+        Without `keep` each transaction is rolled back. Records are skipped if an earlier transaction of the batch has
+        written them, or a delivery before a temporary error.
         """
         if self._done:
             records = [record for record in records if not self._is_written_record(record)]

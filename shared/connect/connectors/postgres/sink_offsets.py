@@ -1,11 +1,12 @@
-"""A sink's offsets in the target database: one row a partition, updated in the same transaction as the data.
+"""A sink's offsets in the target database: one row for each partition, updated in the same transaction as the data.
 
-A transaction locks its partitions' rows and compares their offsets with the task's. If they differ, another task owns
-the partition now. So a task that lost a partition without noticing cannot change anything.
+A transaction locks the rows of its partitions and compares their offsets with those that the task knows. If they
+differ, another task owns the partition now, and the transaction fails. So a task that has lost a partition without
+noticing cannot change anything.
 
-Records that are already written are skipped when they are delivered again. But a task starts at the table's offset, and
-once a batch is complete no earlier record is delivered again. A record with a lower offset then comes from a topic that
-was deleted and created again. It raises an error instead of being skipped.
+Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
+and after a complete batch no earlier record is delivered again. So a record with a lower offset comes from a topic that
+was deleted and created again. It raises an error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OffsetTable:
         return f"<OffsetTable of {self._connector}, {len(self._known)} partitions>"
 
     async def open(self, connection: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Create a row for each partition. Returns the next offset of the partitions that have written records."""
+        """Create a row for each partition. Returns the next offset of each partition that has one."""
         await change_schema(
             connection,
             f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "
@@ -69,9 +70,10 @@ class OffsetTable:
         return NONE if row is None else int(row["next_offset"])
 
     async def advance(self, connection: Any, records: list[SinkRecord]) -> list[SinkRecord]:
-        """Within a transaction: advance the offsets past these records. Returns those that were not written before.
+        """Within a transaction, advance the offsets past these records. Returns the records that were not written
+        before.
 
-        Raises ConnectError if another task has changed one of the partitions, or if a topic was created again.
+        Raises ConnectError if another task has changed the row of a partition, or if a topic was created again.
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
@@ -112,7 +114,7 @@ class OffsetTable:
         self._begun.update(self._known)
 
     async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:
-        """Set offsets by hand. None means that nothing was written."""
+        """Set offsets by hand. None means that the partition has no written records."""
         await self.open(connection, offsets)
         for tp, offset in offsets.items():
             await connection.execute(

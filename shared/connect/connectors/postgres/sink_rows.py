@@ -1,7 +1,8 @@
-"""Converts records to rows: table, columns and key, and the rows of a batch that remain if keys repeat.
+"""Converts records to rows: table, columns and key. If rows of a batch have the same key, only the latest one is
+written.
 
-A column's type comes from its schema, else from the batch's first value that is not null. A column with only nulls
-has no type: it is not created in a table, and it is left out of the row.
+The type of a column comes from its schema, or else from the first value in the batch that is not null. A column with
+only nulls has no type. It is not created in a table, and is left out of the row.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RowSettings:
 class RowsToWrite:
     """Consecutive rows of one table that the Postgres sink writes or deletes. All have the same columns.
 
-    For deletes the rows are keys only.
+    For deletes the columns are those of the key.
     """
 
     table: str
@@ -95,7 +96,7 @@ class RowsToWrite:
 
 
 class _Row(NamedTuple):
-    """One record as a row. For a delete, the columns are those of the key."""
+    """One record as a row. For a delete the columns are those of the key."""
 
     columns: tuple[str, ...]
     key: tuple[str, ...]
@@ -111,7 +112,8 @@ class RowBuilder:
         self._settings = settings
 
     def build(self, records: list[SinkRecord]) -> list[RowsToWrite]:
-        """Return groups of rows to write one after the other. A DataError names a record that cannot be a row."""
+        """Return groups of rows to write one after another. Raises DataError, which names the record, if a record
+        cannot be a row."""
         groups: list[RowsToWrite] = []
         last: RowsToWrite | None = None
         untyped: list[str] = []
@@ -177,7 +179,7 @@ class RowBuilder:
         return {name: given[name] for name in names}
 
     def _column_types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
-        """Each column's type, and whether it is NOT NULL, from its schema or from its value.
+        """Return each column's type and whether the column is NOT NULL, from its schema, or else from its value.
 
         With pk.mode=record_key, primary key columns come from the record's key. All others come from the value.
         """
@@ -199,7 +201,7 @@ class RowBuilder:
 
 
 def columns_of(groups: Iterable[RowsToWrite]) -> dict[str, tuple[str, bool]]:
-    """The columns that a table needs for all these rows: each column's type, and whether it is NOT NULL.
+    """Return the columns that a table needs for all these rows: each column's type, and whether it is NOT NULL.
 
     >>> columns_of([RowsToWrite("t", ("a",), (), {"a": ("bigint", True), "b": (None, False)}),
     ...             RowsToWrite("t", ("b",), (), {"b": ("text", True)})])

@@ -1,10 +1,11 @@
-"""The Postgres source: reads tables or a query as they grow, by an incrementing column, a timestamp, or both.
+"""The Postgres source: reads tables or a query repeatedly, or all changes from Postgres's log.
 
-`incrementing` finds new rows. `timestamp` finds new and changed rows. `timestamp+incrementing` finds both, and
-distinguishes rows with the same time. A row is read only once its time is `timestamp.delay.interval.ms` old, since a
-transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC. `bulk` reads
-everything each time, through a cursor that does not block Postgres while it is not read. `logical` reads every change
-from Postgres's log.
+`incrementing` finds new rows by a column that grows. `timestamp` finds new and changed rows. `timestamp+incrementing`
+finds both, and distinguishes rows with the same time. A row is read only when its time is `timestamp.delay.interval.ms`
+old, since a transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC.
+
+`bulk` reads all rows each time. Its cursor does not block Postgres while the task does not read. `logical` reads every
+change from Postgres's log.
 """
 
 from __future__ import annotations

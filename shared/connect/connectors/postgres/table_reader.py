@@ -1,8 +1,9 @@
-"""The position of one table or query of a Postgres source: the next query, and the offset of each returned row.
+"""The position of a Postgres source in one table or query: the next query, and the offset of each returned row.
 
-A row's offset is where reading continues if that row was the last one stored. With an incrementing column each row has
-its own position. With a timestamp alone, rows of the same time share one. Then the offset moves to a time only with its
-last row, and a query returns all rows of a time or none. Times without a zone are UTC; the session must have that zone.
+A row's offset is the position at which reading continues if that row is the last one in Kafka. With an incrementing
+column each row has its own position. With a timestamp alone, rows of the same time share a position. Then only the last
+row of a time has that time in its offset, and a query returns all rows of a time or none. Times without a zone are UTC;
+the session must have that zone.
 
 >>> values = {"mode": "timestamp", "incrementing.column.name": "", "timestamp.column.name": ["at"],
 ...           "batch.max.rows": 100, "timestamp.delay.interval.ms": 0, "timestamp.initial": None}
@@ -25,7 +26,7 @@ from penstock.shared.connect.schema import timestamp_to_ms
 
 
 class TableReader:
-    """The queries of one table or query, and the position up to which it was read. It sends nothing itself."""
+    """The queries of one table or query, and the position up to which it was read. The caller executes the queries."""
 
     def __init__(self, values: Mapping[str, Any], table: str, query: str, offset: Mapping[str, Any] | None) -> None:
         self.table = table
@@ -84,7 +85,7 @@ class TableReader:
         return f"SELECT * FROM {self._from}{where} ORDER BY {', '.join(orders)} {limit}", arguments
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Record all rows that a query returned as read. Returns the offset of each."""
+        """Record that the rows of a query's result were read. Returns the offset of each row."""
         if self._mode == "timestamp":
             return self._offsets_by_timestamp(rows)
         offsets = []
