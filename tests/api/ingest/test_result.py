@@ -97,6 +97,7 @@ def test_an_unexpected_error_does_not_show_its_text() -> None:
     result = IngestResult("line", 10)
     result.add_outcomes([1], [ValueError("secret")])
     assert "secret" not in str(result.body())
+    assert result.must_stop, "it may be in any event"
 
 
 def test_an_error_that_affects_all_events_stops_the_request() -> None:
@@ -126,12 +127,12 @@ def test_a_stopped_request_names_the_first_event_that_was_not_read() -> None:
 def test_offsets_are_returned_on_request_and_bounded() -> None:
     """At most max_offsets are listed, by position, and the others are counted."""
     result = IngestResult("index", 10, max_offsets=2)
-    result.add_outcomes([1, 0, 2], [stored(0, 5), stored(1, 6), stored(0, 7)])
+    result.add_outcomes([1, 0, 2, 3], [stored(0, 5), stored(1, 6), stored(0, 7), stored(0, 8)])
     assert result.body()["offsets"] == [
         {"index": 0, "partition": 1, "offset": 6},
         {"index": 1, "partition": 0, "offset": 5},
     ]
-    assert result.body()["offsets_omitted"] == 1
+    assert result.body()["offsets_omitted"] == 2
 
 
 def test_the_first_offset_of_a_partition_is_its_last_one() -> None:
@@ -188,6 +189,8 @@ def test_popped_errors_decide_the_status_too() -> None:
     result.pop_details()
     result.add_outcomes([2], [errors.InvalidTimestamp("no time")])
     assert result.status == 429
+    result.add_outcomes([3], [errors.BufferExhausted("full again")])
+    assert result.status == 429
 
 
 def test_too_many_errors_stop_a_request() -> None:
@@ -199,6 +202,9 @@ def test_too_many_errors_stop_a_request() -> None:
     assert result.retry_after_s == 1
     result.add_errors([BAD_LINE])
     assert result.must_stop == "there were 2 errors"
+    assert result.retry_after_s is None
+    result.add_errors([BAD_LINE])
+    assert result.must_stop == "there were 3 errors"
     assert result.retry_after_s is None
     bad = IngestResult("line", 2)
     bad.stop(0, "the length is wrong", 400)

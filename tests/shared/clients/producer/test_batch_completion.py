@@ -332,6 +332,17 @@ def test_the_time_in_the_queue_is_measured() -> None:
     assert core.metrics.figures()["record_queue_time_avg"] == 10
 
 
+def test_the_time_until_the_acknowledgement_is_measured() -> None:
+    """It counts from the first record of the batch, through its retries."""
+    core = Harness(delivery_timeout_ms=10**6)
+    core.now_ms = 3
+    core.send()
+    core.answer(core.turn_one(), NOT_ENOUGH_REPLICAS)
+    core.now_ms = 500
+    core.answer(core.turn_one())
+    assert core.registry.get_sample_value("penstock_producer_ack_latency_seconds_sum") == 0.497
+
+
 def test_errors_are_counted_by_record() -> None:
     """Cancelled records are not counted as errors of their batch."""
     core = Harness(delivery_timeout_ms=1_000)

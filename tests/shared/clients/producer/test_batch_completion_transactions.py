@@ -69,12 +69,13 @@ def test_errors_that_abort_the_transaction_only(code: int, error: type[Exception
     [(FENCED, ProducerFenced), (CLUSTER_AUTHORIZATION, AuthorizationFailed)],
 )
 def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> None:
-    """After fencing or a denied authorization every later call raises the error."""
+    """After fencing or a denied authorization every later call raises the error. Fencing may be due to the timeout."""
     core, transaction = open_transaction()
     record, queued = core.send(A), core.send(B)
     core.leaders[B] = None
     core.answer(core.turn_one(), code)
     assert type(record.fate) is type(queued.fate) is error
+    assert ("transaction_timeout_ms=60000" in str(record.fate)) is (code == FENCED)
     assert transaction.state is TxnState.FATAL_ERROR
     with pytest.raises(error):
         transaction.check_open("send")
