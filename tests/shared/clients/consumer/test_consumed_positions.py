@@ -241,6 +241,17 @@ def test_records_are_reported_once() -> None:
     assert positions.take_forfeited() == {}
 
 
+def test_a_report_or_a_commit_beyond_a_position_covers_it() -> None:
+    """If a partition was assigned again and read from a lower offset, what was reported or committed lies above."""
+    positions = ConsumedPositions()
+    positions.returned({A: 5, B: 5})
+    positions.reported({A: 9})
+    positions.forfeit({A, B}, {})
+    assert positions.forfeited({}) == {B: 5}
+    positions.recovered({B: 9})
+    assert positions.take_forfeited() == {}
+
+
 def test_a_partition_assigned_again_starts_fresh() -> None:
     """Neither earlier commits nor earlier records of the partition count, read or unread."""
     positions = ConsumedPositions()

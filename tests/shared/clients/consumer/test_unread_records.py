@@ -74,6 +74,17 @@ def test_a_limit_is_for_all_partitions_together() -> None:
     assert drained(unread) == [(1, 3, 4), (2, 7, 8)]
 
 
+def test_a_large_batch_is_read_to_its_end() -> None:
+    """Its last record is followed by nothing, record by record and as columns."""
+    unread = UnreadRecords()
+    unread.add({A: taken(A, *range(300), position=300)})
+    assert len(drained(unread)) == 300
+    assert unread.position(A) is None
+    unread.add({A: taken(A, *range(300), position=300)})
+    assert unread.take(None, ())[A].position == 300
+    assert unread.position(A) is None
+
+
 def test_dropped_partitions_are_not_returned() -> None:
     """Partitions are dropped by name, or all except the kept ones."""
     unread = UnreadRecords()
