@@ -166,6 +166,9 @@ def test_an_answer_of_the_old_epoch_does_not_disturb_the_new() -> None:
     sequences.acknowledged(A, sequences.assign(A, 3), 3)
     sequences.acknowledged(A, old, 5)
     assert sequences.assign(A, 1) == ProducerState(7, 1, 3)
+    sequences.given_up(A, lost=False)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 1, 3)
 
 
 def test_epochs_run_out() -> None:
