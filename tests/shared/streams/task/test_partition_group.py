@@ -52,6 +52,17 @@ def test_a_run_is_as_long_as_the_order_allows() -> None:
     assert [len(group.next_run()) for _ in range(3)] == [3, 1, 1]
 
 
+def test_a_run_ends_at_the_nearest_of_the_other_partitions() -> None:
+    """Of three partitions the second lowest timestamp limits the run, whichever topic it is of."""
+    times = {"a": (1, 2, 3, 10), "b": (5, 6), "c": (2, 2, 6)}
+    for topics in (["a", "b", "c"], ["c", "b", "a"]):
+        group = PartitionGroup(topics, NEVER_WAIT)
+        for topic in topics:
+            group.queues[topic].add(columns(topic, *times[topic]))
+        merged = [(at, topics.index(topic), topic) for topic, own in times.items() for at in own]
+        assert taken(group) == [(topic, at) for at, _, topic in sorted(merged)]
+
+
 def test_a_record_out_of_order_does_not_wait() -> None:
     """The head of a partition decides, not the records behind it: an old record behind a new one waits with it."""
     assert taken(group_of(a=(10, 1), b=(5,))) == [("b", 5), ("a", 10), ("a", 1)]
