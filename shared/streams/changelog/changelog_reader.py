@@ -112,11 +112,9 @@ class ConfirmedChanges:
 
     def changes(self) -> Iterator[tuple[int, Change]]:
         """Yield the changes of windows one by one, each with its offset."""
-        if (self.operations == k.LATE).any():
-            yield from self.of_windows().changes()
-            return
-        columns = (self.operations, self.numbers, self.starts, self.ends, self.offsets)
-        rows = zip(*(column.tolist() for column in columns), self.keys, self.states, strict=True)
+        windows = self.of_windows()
+        columns = (windows.operations, windows.numbers, windows.starts, windows.ends, windows.offsets)
+        rows = zip(*(column.tolist() for column in columns), windows.keys, windows.states, strict=True)
         for operation, number, start, end, offset, key, state in rows:
             store = self.stores[number]
             yield offset, Change(bytes((operation,)), store.name, key or b"", start, end, state or b"", store)
@@ -418,7 +416,7 @@ def _missing_takeover(epoch: int, in_force: int) -> str:
 
 def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
     """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
-    for index in np.flatnonzero(numbers >= len(stores))[:1]:
+    for index in np.flatnonzero(numbers >= len(stores)):
         raise CorruptEntry(int(offsets[index]), f"an entry for store {numbers[index]}; there are {len(stores)} stores")
 
 
