@@ -166,6 +166,19 @@ def test_a_commit_over_several_batches() -> None:
     ]
 
 
+def test_an_unknown_store_in_a_batch() -> None:
+    """An entry of a store that its commit does not list is rejected with its offset. The commits before it count."""
+    found: list[Confirmed] = []
+    reader = ChangelogReader(found.append)
+    log = [takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), live(1, 2, b"b"), live(1, 2, b"c", store=1)]
+    log += [progress(1, 2, at=2), live(1, 3, b"d"), progress(1, 3, at=3)]
+    with pytest.raises(CorruptEntry, match="store 1; there are 1") as raised:
+        reader.feed(np.arange(60, 60 + len(log)), *zip(*log, strict=True))
+    assert (raised.value.offset, [list(one.keys) for one in found]) == (64, [[b"a"]])
+    assert reader.progress is not None
+    assert reader.progress.sources == {"in": 1}
+
+
 def test_late_records_are_no_changes_of_windows() -> None:
     """Late entries have the starts of the windows that they missed, and are not among the changes of windows."""
     late = [((), b""), ((5,), None), ((1, 2, 3), b"xyz"), ((7,), b"")]
