@@ -168,7 +168,7 @@ def test_a_commit_over_several_batches() -> None:
 
 def test_an_unknown_store_in_a_batch() -> None:
     """An entry of a store that its commit does not list is rejected with its offset. The commits before it count."""
-    found: list[Confirmed] = []
+    found: list[ConfirmedChanges] = []
     reader = ChangelogReader(found.append)
     log = [takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), live(1, 2, b"b"), live(1, 2, b"c", store=1)]
     log += [progress(1, 2, at=2), live(1, 3, b"d"), progress(1, 3, at=3)]
