@@ -12,7 +12,7 @@ from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.streams.aggregations.aggregation import Column
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import reader_kernels as k
-from penstock.shared.streams.changelog.format import StateCodec
+from penstock.shared.streams.changelog.state_codec import StateCodec
 
 UNSET = -77
 """Stands in every output before a kernel runs, so that a test sees what the kernel left alone."""
