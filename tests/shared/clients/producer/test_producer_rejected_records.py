@@ -55,7 +55,7 @@ async def waits(tasks: list[asyncio.Future[Any]]) -> None:
 @pytest.mark.parametrize(("error", "odd"), INVALID.items())
 async def test_a_rejected_send_aborts_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
     """A caller that ignores the error cannot commit without the record. After the abort the producer continues."""
-    async with producing(transactional_id="x") as (cluster, producer):
+    async with producing(transactional_id="x", max_block_ms=2_000) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
         await producer.send("t", b"good")
@@ -74,7 +74,7 @@ async def test_a_rejected_send_aborts_the_transaction(error: type[Exception], od
 @pytest.mark.parametrize(("error", "odd"), INVALID.items())
 async def test_a_rejected_record_of_a_bulk_aborts_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
     """The transaction is aborted, not committed without the record."""
-    async with producing(transactional_id="x") as (cluster, producer):
+    async with producing(transactional_id="x", max_block_ms=2_000) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
         bulk = await producer.send_many(
@@ -263,7 +263,7 @@ async def test_a_bulk_item_that_is_no_record() -> None:
                 await producer.send_many([ProducerRecord("t", b"a"), ProducerRecord("t", b"b"), odd])  # type: ignore[list-item]
         await producer.flush()
         assert values(cluster) == [b"opens"]
-    async with producing(transactional_id="x") as (cluster, producer):
+    async with producing(transactional_id="x", max_block_ms=2_000) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
         with pytest.raises(TypeError):
