@@ -1,9 +1,9 @@
 """Aggregations whose state is a few typed columns and can be merged.
 
-An aggregation exists unbound, as the user wrote it (`Mean("ms")`), and bound to the value type of its stream, which
-determines its column types. Its state is one Python value in a running task. In the changelog, in the lake and in Spark
-it is `state_columns`: int64, float64 or binary. None is not a value: as in SQL, all aggregations except `Count()` skip
-it, and their result is None if there was no other value.
+A user writes an aggregation unbound, such as `Mean("ms")`. `bind` returns the same aggregation for the value type of a
+stream, which determines the types of the columns. In a running task the state is one Python value. In the changelog, in
+the lake and in Spark the state is the columns `state_columns`: int64, float64 or binary. As in SQL, all aggregations
+except `Count()` skip None, and their result is None if there was no other value.
 
 >>> mean = Mean("ms").bind(dict)
 >>> state = mean.add(mean.add(mean.initial(), {"ms": 4}), {"ms": 8})
@@ -77,7 +77,7 @@ class Aggregation(ABC, Generic[State]):
 
     @abstractmethod
     def add(self, state: State, value: Any) -> State:
-        """Return the state with one more record's value. Raises DataError for an invalid one; `state` is unchanged."""
+        """Return the state with one more record's value. If the value is invalid, raise DataError before any change."""
 
     def add_at(self, state: State, value: Any, timestamp_ms: int) -> State:
         """As `add`, with the record's timestamp, for aggregations that depend on it."""
@@ -167,7 +167,7 @@ class OfField(Aggregation[State]):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
 
     def _require_number(self, value: Any, type_: NumberType) -> float | int:
-        """Return a field's value as a number of this type. Raises DataError if it is none."""
+        """Return a field's value as a number of this type. Raises DataError if it is not such a number."""
         if not isinstance(value, int | float):
             raise DataError(f"{self.function}({self.field!r}): {value!r} is not a number")
         if type_ == "float64":
@@ -215,7 +215,7 @@ class _OfNumber(OfField[Number]):
         return (0, 0)
 
     def number(self, value: Any) -> float | int | None:
-        """Return the record's number, None if it has none. Raises DataError for another type."""
+        """Return the number in the record's field; None if the field is None. Raises DataError if it is no number."""
         field_value = self._field_value(value)
         if field_value is None:
             return None
@@ -290,9 +290,10 @@ class Mean(Sum):
 
 
 class CountDistinct(OfField["datasketches.hll_sketch"]):
-    """The estimated number of different values of a field: an HLL sketch of DataSketches.
+    """The estimated number of different values of a field. The state is an HLL sketch of Apache DataSketches.
 
-    Spark's `hll_sketch_estimate` and `hll_union` read the same state. Strings, numbers and booleans count by value.
+    Spark's `hll_sketch_estimate` and `hll_union` read this state. A value that is not a string, a number or a boolean
+    is counted as its `str`.
     """
 
     function = "count_distinct"
@@ -344,9 +345,9 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 
 
 class Aggregate(Aggregation[Any]):
-    """A user's own initializer, aggregator and merger (Kafka Streams' three); the state is kept as JSON.
+    """An aggregation by a user's initializer, aggregator and merger, as in Kafka Streams. The state is kept as JSON.
 
-    The functions, and users of the result, may change the objects they get, because each gets a copy.
+    The functions get copies of the state, and the result is a copy, so the user's code may change these objects.
     """
 
     function = "aggregate"
@@ -388,7 +389,8 @@ class Aggregate(Aggregation[Any]):
 def _is_verbatim_field(value_type: Any, field: str) -> bool:
     """Return whether a stream's JSON values have the field in the form that an aggregation takes (`verbatim`).
 
-    The field must have the same name in JSON, absent or null must mean None, and its type must need no conversion.
+    The field must have the same name in JSON. If it has a default, the default must be None. Its type must need no
+    conversion.
     """
     info = msgspec.inspect.type_info(value_type)
     found = next((f for f in getattr(info, "fields", ()) if f.name == field), None)

@@ -1,7 +1,7 @@
 """Aggregations that collect the values of a field: all up to a limit, or each value once.
 
-Collected values are in order of arrival, with an earlier session's values before a later one's. They are kept as JSON.
-None is not a value.
+Collected values are in order of arrival. When two sessions are merged, the values of the earlier session come first.
+Values are kept as JSON. None is skipped.
 
 >>> pages = CollectList("page", limit=2).bind(dict)
 >>> state = pages.initial()
@@ -69,9 +69,9 @@ class _Collect(OfField[Collected]):
 
 
 class CollectList(_Collect):
-    """A field's values in order of arrival, the first `limit` of them.
+    """The first `limit` values of a field, in order of arrival.
 
-    The state's column `n` counts all values, so it shows how many the limit left out.
+    The state's column `n` counts all values, including those beyond the limit.
     """
 
     function = "collect_list"
@@ -82,9 +82,9 @@ class CollectList(_Collect):
 
 
 class CollectSet(_Collect):
-    """A field's different values, in the order of their first arrival, the first `limit` of them.
+    """The first `limit` different values of a field, in the order of their first arrival.
 
-    Values are equal if their JSON is. The state's column `n` counts all records that had a value.
+    Two values are equal if their JSON is equal. The state's column `n` counts all records that had a value.
     """
 
     function = "collect_set"

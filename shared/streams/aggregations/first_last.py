@@ -1,8 +1,8 @@
 """Aggregations that keep one value of a field by event time: the first, or the last.
 
-`First` and `Last` depend on event time, so their results do not depend on the order of arrival. Among several records
-with one timestamp, the first to arrive is the first, and the last to arrive is the last. Values are kept as JSON; those
-of a field that is typed `int` or `float` are kept as int64 or float64. None is not a value.
+`First` has the value of the record with the lowest timestamp, `Last` that of the record with the highest. Only among
+records with the same timestamp does the order of arrival decide. The value of a field that is typed `int` or `float` is
+kept as int64 or float64, any other value as JSON. None is skipped.
 
 >>> last = Last("page").bind(dict)
 >>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
@@ -35,9 +35,9 @@ TimedValue = tuple[int, Any]
 
 
 class _FirstOrLast(OfField[TimedValue]):
-    """The common part of `First` and `Last`; the state is one value and its time.
+    """The common part of `First` and `Last`; the state is one value and its record's timestamp.
 
-    `type` is that of a field of numbers, None if the field may be anything.
+    `type` is the column type of a field that is typed `int` or `float`. For any other field it is None.
     """
 
     type: NumberType | None = None
@@ -67,7 +67,7 @@ class _FirstOrLast(OfField[TimedValue]):
         return self.merge(state, (timestamp_ms, self._field_value(value) if self.type is None else self.number(value)))
 
     def number(self, value: Any) -> float | int | None:
-        """Return the number in a record's field, as the first or last value. Raises DataError for another type."""
+        """Return the field's value, checked against `type` if that is not None. Raises DataError for a wrong value."""
         field_value = self._field_value(value)
         return field_value if field_value is None or self.type is None else self._require_number(field_value, self.type)
 

@@ -1,6 +1,7 @@
-"""The highest timestamp of a window's records: an operator's own aggregation, kept beside the user's.
+"""The highest timestamp of the records of a window or a row: an aggregation that the DSL adds to the user's.
 
-It is the timestamp of the results of windows of fixed size. A session's result has the session's end instead.
+It becomes the timestamp of the result. The DSL does not add it to session windows, because the timestamp of a session's
+result is the session's end.
 """
 
 from __future__ import annotations

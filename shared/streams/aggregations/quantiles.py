@@ -1,8 +1,8 @@
 """Quantiles of a field, estimated by a KLL sketch of Apache DataSketches.
 
-A sketch takes a few KiB, whatever the number of values, and two sketches can be merged. With 99 % confidence a rank is
-off by at most about 1.3 %; up to 200 values it is exact. The state has the sketch, and its quantiles as JSON, so
-readers of the changelog or the lake need no sketch library.
+A sketch takes a few KiB, whatever the number of values, and two sketches can be merged. With 99 % confidence, the rank
+of an estimated quantile is off by at most about 1.3 %. Up to 200 values, quantiles are exact. The state contains the
+sketch and its quantiles as JSON, so readers of the changelog or the lake need no sketch library.
 """
 
 from __future__ import annotations
