@@ -1,8 +1,8 @@
-"""The only reader of a changelog partition: it decides which entries count, and applies them to the stores.
+"""The reader of changelog partitions. All restores and compactions use it, so they agree which entries count.
 
-Feed it every record from the covered offset on, in batches of columns. Changes that a progress record confirms are
-applied, others are dropped. `format` has the rule, and defines foreign records, which are counted and skipped. A commit
-may span batches; its entries are unconfirmed until its progress record comes.
+The caller feeds it every record from the covered offset on, in batches of columns. The reader applies the changes that
+a progress record confirms, and drops all others. `format` defines this rule. It also defines foreign records, which the
+reader counts and skips. A commit may span batches; its entries are unconfirmed until its progress record is read.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Change(NamedTuple):
 class ConfirmedCommit(NamedTuple):
     """A commit that counts: the offset of its progress record, its epoch, and its progress.
 
-    `changes` is the number of changes of the same `ConfirmedChanges` that belong to it and to the commits before it
-    there.
+    `changes` is cumulative: the number of changes in the `ConfirmedChanges` that belong to this commit or to a commit
+    before it in `ConfirmedChanges.commits`.
     """
 
     offset: int
@@ -61,11 +61,15 @@ class ConfirmedCommit(NamedTuple):
 class ConfirmedChanges:
     """Confirmed changes as columns, in log order, all written under the same `stores`.
 
-    `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms. An
-    operation that lacks one has 0 there, and one that lacks a state has an empty one. A late record is no change of a
-    window: `starts` has its timestamp, `ends` the source offset (-1: none), `closed_at` the number of windows it missed
-    (`missed` has their starts), and its state may be null. `offsets` are those of the entries. `commits` are those that
-    end here, in order: a commit that was read in several batches comes in several parts, and the last part has it.
+    `operations` are the operations' letters as numbers. `numbers` are the store numbers. `starts`, `ends` and
+    `closed_at` are times in ms; a time that the operation lacks is 0. A state that it lacks is empty. `offsets` are the
+    offsets of the entries.
+
+    A late record uses the same columns: `starts` has its timestamp, `ends` its source offset (-1: none), and
+    `closed_at` the number of windows that it missed (`missed` has their starts). Its state may be null.
+
+    `commits` are the commits that end in these changes, in order. A commit that was read in several batches is
+    delivered in several parts, and only the last part lists it.
     """
 
     operations: Int64Array
@@ -98,9 +102,9 @@ class ConfirmedChanges:
 
     @property
     def missed(self) -> PackedBytes:
-        """Return, for each late record that the reader confirmed, the starts of the windows that it missed.
+        """Return for each late record the starts of the windows that it missed, each as a big-endian int64.
 
-        Each start is a big-endian int64. Only the rows of late records are valid.
+        The result has a row for every change, but only the rows of late records are valid.
         """
         sizes = self.closed_at * fmt.START.size
         return PackedBytes(self.states.data, self.states.offsets - 1 - sizes, sizes)
@@ -217,9 +221,10 @@ class _ParsedRecords:
 class ChangelogReader:
     """Reads one partition; `apply` is called with confirmed changes in log order.
 
-    `stores` are the stores of the reader's own topology. With them, a commit that was written under another raises
-    SchemaMismatch before any of its changes is applied. If two owners declare the same epoch, it belongs to the one
-    whose record is at `takeover_offset`. Records below `covered_offset` are finally applied or ignored.
+    `stores` are the stores of the reader's own topology. If they are given, a commit that was written under
+    incompatible stores raises SchemaMismatch before any of its changes is applied. `epoch` is the epoch in force, and
+    `takeover_offset` the offset of the takeover record that began it. If two owners declare the same epoch, it belongs
+    to the owner of that record. All records below `covered_offset` have been applied or ignored for good.
     """
 
     def __init__(
@@ -251,7 +256,8 @@ class ChangelogReader:
     def next_epoch(self) -> int:
         """Return the epoch of the next owner.
 
-        Raises CorruptRecord if there is none above the current one; CorruptEntry if the record with it is known.
+        If the current epoch is the highest possible, raise CorruptEntry for its takeover record. If the epoch came from
+        the snapshot, raise CorruptRecord.
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
@@ -264,15 +270,15 @@ class ChangelogReader:
         self.feed(np.array([offset]), [key], [value])
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-        """Take the next records. CorruptEntry names an invalid one; changes confirmed before it are applied.
+        """Take the next records. Raises CorruptEntry for the first invalid one, after applying changes before it.
 
         Steps:
-        1. Read the envelopes, up to an invalid record.
-        2. Settle the entries that count, from one takeover to the next. A takeover ends the wait of all entries before
-           it, those of earlier batches included.
+        1. Read the envelopes, up to the first invalid record.
+        2. Decide which entries count, from one takeover to the next. A takeover discards all unconfirmed entries before
+           it, including those of earlier batches.
         3. Apply the confirmed entries. The first commit may also confirm entries of earlier batches.
         4. Hold the entries that no commit has confirmed yet.
-        5. Raise the error of the first invalid record. All confirmed entries before it are applied.
+        5. Raise the error of the first invalid record.
         """
         if not len(offsets):
             return
@@ -280,7 +286,7 @@ class ChangelogReader:
         batch = _ParsedRecords(offsets, PackedBytes.of(keys), PackedBytes.of(values))
         confirmed = np.empty(batch.count, np.int64)
         ends = np.empty((len(batch.progress), 2), np.int64)
-        # 2. Settle the entries. The kernel stops where an epoch begins, because the reader keeps it.
+        # 2. Decide about the entries. The kernel stops where an epoch begins, because the reader keeps the epoch.
         counters = np.zeros(k.COUNTERS, np.int64)
         counters[k.FORCE] = self.epoch
         unconfirmed = self._unconfirmed
@@ -289,8 +295,8 @@ class ChangelogReader:
         while (stop_reason := k.apply_reader_rule(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
             index = int(counters[k.AT])
             epoch = int(batch.numbers[index, k.EPOCH])
-            # Its owner wrote a takeover before it, so the log has lost that record. To ignore the commit would lose it
-            # silently.
+            # The commit's owner wrote a takeover record before it, so the log has lost that record. To ignore the
+            # commit would lose it silently.
             if stop_reason == k.LOST:
                 reason = _missing_takeover(epoch, self.epoch)
                 batch.count = index
@@ -302,7 +308,7 @@ class ChangelogReader:
             counters[k.AT] = index + 1
             counters[k.IGNORED] += counters[k.PENDING]
             counters[k.PENDING] = 0
-            # If the batch had a commit before the takeover, step 3 decides about the unconfirmed entries.
+            # If the batch had a commit before the takeover, step 3 decides about the entries of earlier batches.
             if not counters[k.COMMITS]:
                 self.entries_ignored += sum(len(entries) for entries, _ in unconfirmed)
                 unconfirmed = []
@@ -393,8 +399,8 @@ class ChangelogReader:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
         waiting = int(counters[k.PENDING])
         first = int(counters[k.FIRST_PENDING])
-        # Before the covered offset nothing is open: it ends before the first entry that waits. If entries of an earlier
-        # batch wait, it stays where it was.
+        # The covered offset ends before the first unconfirmed entry. If that is of an earlier batch, the covered offset
+        # stays where it was.
         if not unconfirmed and batch.count:
             if not waiting:
                 self.covered_offset = self.next_offset
@@ -437,9 +443,9 @@ def reader_start_offset(
 ) -> int:
     """Return the offset at which a changelog's reader starts: after the snapshot in the lake, which ends at `covered`.
 
-    The log has the offsets from `first` to `end`; without a snapshot, `covered` is None.
-
-    `lake_name` is the setting that `lake` comes from. Raises ChangelogHole if offsets between them are missing.
+    The log has the offsets from `first` to `end`; without a snapshot, `covered` is None. Raises ChangelogHole if
+    offsets are missing between the snapshot and the log, or if the log ends before the snapshot. `lake_name` is the
+    setting that `lake` comes from, for the message.
     """
     if covered is None:
         if first > 0:

@@ -1,7 +1,7 @@
 """The binary format of the changelog, version 1.
 
-A changelog partition is a write-ahead log with one writer at a time. Every record's value is an envelope and a body;
-all numbers are big-endian:
+A changelog partition is a write-ahead log with one writer at a time. Every record's value is an envelope and a body.
+All numbers are big-endian:
 
     offset  size  envelope
     0       1     format version (1)
@@ -12,27 +12,28 @@ all numbers are big-endian:
     15            body
 
     L body: start int64, end int64, state
-    F body: start int64, end int64, stream time at which it was closed int64, state
+    F body: start int64, end int64, stream time at which the window was closed int64, state
     D body: start int64
     X body: timestamp int64, source offset int64 (-1: none), number of missed windows uint32, each one's start int64,
             one byte (1: a state follows, 0: none), state of this record alone
     G body: JSON, `Progress`        T body: JSON, `Takeover`
 
-`state` is the fixed columns of the store's aggregations in order (int64 or float64, 8 bytes each), then each binary
-column in order, as a uint32 length and that many bytes. The record's key is the window's key; G and T have none. A
-session is identified by (store, key, start): L replaces it, D removes it, F removes it and adds one immutable closed
-window.
+`state` has the int64 and float64 columns of the store's aggregations in order, 8 bytes each. The binary columns follow
+in order, each as a uint32 length and that many bytes. The record's key is the window's key; G and T have no key. A
+window or row is identified by (store, key, start): L replaces it, D removes it, F removes it and adds one immutable
+closed window.
 
-The reader's rule. An epoch is in force from its takeover record until a takeover with a higher epoch. An entry counts
-only if it lies where its epoch is in force, and the next progress record of that epoch there has its commit number.
-Within a commit all F and D come before all L, since a key's closed session and its next live one may share a start.
+The reader's rule. An epoch is in force from its takeover record until a takeover record with a higher epoch. An entry
+counts if two conditions hold: its epoch is in force at its offset, and the next progress record of that epoch, still in
+force, has the same commit number. Within a commit all F and D come before all L, because a closed session and the
+key's next live session may have the same start.
 
-Late records. An X is a record that arrived after windows of it were closed: all of them, or some. It is written if the
+Late records. An X is a record that arrived after some or all of its windows were closed. It is written if the
 application has a lake, and changes no state.
 
-Foreign records. Other clients with write access may write other records to the topic. The first two bytes are the mark
-of an entry of any version: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers and
-the framings of schema registries do not begin like that. A record without the mark is foreign and has no meaning. A
+Foreign records. Other clients with write access may write other records to the topic. Entries of every format version
+begin with a mark of two bytes: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers
+and the framings of schema registries do not begin like that. A record without the mark is foreign and has no meaning. A
 record that has the mark and cannot be decoded is an error, because to skip it could lose state silently.
 """
 
@@ -71,10 +72,11 @@ BODY_BYTES_MIN = {
 
 
 class BatchInput(msgspec.Struct, frozen=True):
-    """How far a batch has read history in files: `rows` of the partition's; all of them if `is_done`.
+    """How far `penstock batch` has read the history in files: `rows` of the partition, or all of them if `is_done`.
 
-    `fingerprint` identifies these files and the way they are read. `live_from` is where the live history begins, by
-    topic and partition, for all partitions. A repeated batch begins there too, whatever was written meanwhile.
+    `fingerprint` identifies the files and the way they are read. `live_from` has, for all topics and partitions, the
+    offset at which the live application begins. A batch that is repeated keeps these offsets, whatever was written to
+    the topics meanwhile.
     """
 
     fingerprint: str
@@ -86,13 +88,16 @@ class BatchInput(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct, frozen=True):
     """The record that ends every commit: the task's progress, and all that a restart needs besides the windows.
 
-    `sources` maps each source topic to the next offset to read in this partition. `stream_time_ms` is the task's.
-    `operator_times_ms` has that of each store's operator, -1 before its first record. `close_times_ms` has the
-    watermark by which each store's windows were closed, absent before the first record. `grids_ms` has the next due
-    time of each named punctuation schedule (see `punctuation`). `guarantee` is the owner's processing guarantee.
-    `wall_ms` is the time of the commit. `source_ids` are the ids of the source topics that the offsets belong to; an
-    absent topic was not recorded. `idle_ms` is the total by which time has advanced without a record. `input` is
-    present if a batch read history from files; until that is done there are no `sources`.
+    `guarantee` is the owner's processing guarantee. `wall_ms` is the time of the commit. `sources` maps each source
+    topic to the next offset to read in this partition. `source_ids` maps source topics to the topic ids that those
+    offsets belong to; the id of an absent topic is not known.
+
+    `stream_time_ms` is the task's stream time. `operator_times_ms` has the stream time of each store's operator, -1
+    before its first record. `close_times_ms` has the close time of each store: windows that end below it are closed. It
+    has no value for a store before its first record. `idle_ms` is the total by which time has advanced without a
+    record. `grids_ms` has the next due time of each named punctuation schedule (see `punctuation`).
+
+    `input` is present if a batch read history from files. Until the batch is done there are no `sources`.
     """
 
     application: str
@@ -174,7 +179,7 @@ def is_foreign_record(value: bytes | None) -> bool:
 
 
 def decode_entry(value: bytes | None) -> DecodedEntry:
-    """Decode the value of one changelog record. Raises CorruptRecord if it is no entry of this format version."""
+    """Decode the value of one changelog record. Raises CorruptRecord if it is not an entry of this format version."""
     if value is None or len(value) < ENVELOPE.size:
         raise CorruptRecord(f"a changelog record of {0 if value is None else len(value)} bytes has no envelope")
     version, operation, store, epoch, commit = ENVELOPE.unpack_from(value)
@@ -208,7 +213,7 @@ _decode_progress = msgspec.json.Decoder(Progress).decode
 
 
 def decode_progress(body: bytes) -> Progress:
-    """Decode the body of a progress record, JSON by the changelog's format. Raises CorruptRecord if it is invalid."""
+    """Decode the body of a progress record, which is JSON. Raises CorruptRecord if it is invalid."""
     try:
         return _decode_progress(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:

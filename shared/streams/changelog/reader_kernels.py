@@ -3,8 +3,8 @@
 `numbers` has the shape (records, NUMBERS), `confirmed` (records), `commits` (progress records, 2), `counters`
 (COUNTERS), `cells` (fixed columns, states), `begins` and `sizes` (binary columns, states).
 
-`parse_envelopes` reads the envelope of each record of a batch. `apply_reader_rule` applies the reader's rule to them.
-`read_state_columns` reads the columns of states. None of them allocates an array.
+`parse_envelopes` reads the envelope of each record of a batch. `apply_reader_rule` decides which of the records count.
+`read_state_columns` reads the columns of states. None of these kernels allocates an array.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
@@ -22,12 +22,13 @@ START_BYTES = fmt.START.size
 LIVE_BYTES = fmt.START_END.size
 FINAL_BYTES = fmt.START_END_CLOSED.size
 LATE_BYTES = fmt.TIME_OFFSET_COUNT.size + 1
-"""The bytes before the state of an entry; of a late record without its missed windows, and with the flag of a state."""
+"""The bytes of a body before the state. For a late record they include the flag of the state, but not the starts of the
+missed windows."""
 LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = (
     operation[0] for operation in (fmt.LIVE, fmt.DELETED, fmt.FINAL, fmt.LATE, fmt.PROGRESS, fmt.TAKEOVER)
 )
 FOREIGN = 0
-"""The operation of a record that is no entry."""
+"""The operation of a foreign record."""
 
 # --- numbers of a record ---
 OPERATION, STORE, EPOCH, COMMIT, START, END, CLOSED_AT, STATE, STATE_BYTES = range(9)
@@ -39,12 +40,13 @@ NO_STATE = -1
 # --- the counters of a reader in a batch ---
 AT, FORCE, PENDING, FIRST_PENDING, COMMITS, CONFIRMED, IGNORED, FOREIGN_RECORDS = range(8)
 COUNTERS = 8
-"""The next record; the epoch in force; the number of entries that wait for a commit, without those of earlier batches,
-and the first of them; the numbers of confirmed commits and changes, of ignored records, and of foreign records."""
+"""In order: the index of the next record; the epoch in force; the number of this batch's entries that wait for a
+commit, and the index of the first; the numbers of confirmed commits, confirmed changes, ignored records and foreign
+records."""
 
 DONE, BEGINS, LOST = range(3)
-"""Why `apply_reader_rule` stopped: all records are settled; the record is a takeover that begins an epoch; the record
-is a commit of an epoch above the one in force."""
+"""Why `apply_reader_rule` stopped: it has reached the end; the record is a takeover that begins an epoch; the record is
+a progress record of an epoch above the one in force."""
 
 
 @compiled
@@ -62,10 +64,11 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
 
     Steps for each record:
     1. A record that does not begin with the mark of an entry (a version from 1 to 7, a capital letter) is foreign.
-    2. Read the envelope. One that is too short, another version, a negative commit number or an epoch that is too high
-       is invalid.
-    3. The body of a progress or takeover record is JSON, which Python decodes later.
-    4. Read the fields of its operation. An unknown operation, a missing key or a body of the wrong size is invalid.
+    2. Read the envelope. The record is invalid if it is too short or has another version, a negative commit number or
+       an epoch that is too high.
+    3. Skip the body of a progress or takeover record: it is JSON, which Python decodes later.
+    4. Read the fields of the body. The record is invalid if its operation is unknown, its key is missing or its body
+       has the wrong size.
     """
     for i in range(len(offsets)):
         at = offsets[i]
@@ -125,17 +128,19 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
 
 @compiled
 def apply_reader_rule(numbers, count, confirmed, commits, counters):
-    """Apply the reader's rule from `counters[AT]` up to `count`; return why it stops.
+    """Apply the reader's rule to the records from `counters[AT]` up to `count`; return why it stops.
 
-    The indexes of confirmed changes go to `confirmed`. For each commit, the index of its progress record and the number
-    of changes confirmed with it and before go to `commits`.
+    The indexes of confirmed changes go to `confirmed`. For each confirmed commit, `commits` gets two numbers: the index
+    of its progress record, and the number of all changes confirmed so far.
 
-    There are four cases for a record:
+    There are five cases for a record:
     1. A foreign record is counted and skipped.
-    2. A takeover with a higher epoch stops the loop, so that the caller sets the epoch in force. Others have no effect.
-    3. A change of the epoch in force waits for its commit. Any other change is ignored, because a zombie wrote it.
+    2. A takeover with a higher epoch stops the loop, so that the caller sets the epoch in force. Any other takeover has
+       no effect.
+    3. A change of the epoch in force waits for its commit. Any other change is ignored.
     4. A progress record of the epoch in force confirms the waiting changes with its commit number. The other waiting
-       changes are of commits that failed.
+       changes belong to commits that failed, and are ignored. A progress record of a lower epoch is ignored.
+    5. A progress record of a higher epoch stops the loop: its takeover record is lost.
     """
     for i in range(counters[AT], count):
         counters[AT] = i
@@ -187,9 +192,10 @@ def apply_reader_rule(numbers, count, confirmed, commits, counters):
 
 @compiled
 def read_state_columns(data, offsets, lengths, fixed, binary, cells, begins, sizes):
-    """Read states of `fixed` and `binary` columns; return the index of the first invalid one, or the number of states.
+    """Read the columns of states; return the index of the first invalid state, or the number of states.
 
-    Fixed columns go to the rows of `cells`; offsets and sizes of binary ones to those of `begins` and `sizes`.
+    A state has `fixed` columns of 8 bytes and `binary` columns. The fixed columns go to the rows of `cells`. The
+    offsets and sizes of the binary columns go to the rows of `begins` and `sizes`.
     """
     for i in range(len(offsets)):
         at = offsets[i]

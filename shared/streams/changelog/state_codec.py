@@ -1,4 +1,4 @@
-"""Packs the column values of one state as in a changelog entry, and unpacks them.
+"""Packs the column values of one state into the bytes of a changelog entry, and unpacks them.
 
 `state_decoding` unpacks the states of many windows at once.
 """
@@ -36,7 +36,7 @@ class StateCodec:
         return b"".join(parts)
 
     def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
-        """Return one state's column values in order. Raises CorruptRecord unless `data` from `at` is exactly one."""
+        """Return the column values of the state that begins at `at` and ends with `data`; else raise CorruptRecord."""
         try:
             values: list[ColumnValue] = [0] * len(self.columns)
             for i, value in zip(self.fixed, self._struct.unpack_from(data, at), strict=True):

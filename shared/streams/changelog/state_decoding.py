@@ -12,9 +12,9 @@ from penstock.shared.streams.changelog.state_codec import StateCodec
 
 
 def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
-    """Return the columns of states in declared order: arrays of numbers, and PackedBytes over the states' own buffer.
+    """Return the columns of states in declared order: arrays of numbers, and PackedBytes that share the states' buffer.
 
-    Raises CorruptRecord with the error of the first invalid state.
+    Raises CorruptRecord for the first invalid state.
     """
     count = len(states)
     fixed = codec.fixed

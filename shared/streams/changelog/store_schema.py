@@ -1,7 +1,7 @@
-"""The schema of a store for readers of its changelog, and the changes of it that are allowed.
+"""The schema of a store for readers of its changelog, and the schema changes that are allowed.
 
-Every progress record has the schemas of the topology that wrote it. A topology may restore a state only if its own
-stores can read what was written under those.
+Every progress record has the store schemas of the topology that wrote it. Another topology may restore the state only
+if its own stores can read what was written under those schemas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """The description of one aggregation for readers of the changelog.
 
     `verbatim` means that the source's JSON values have the field under this name, and in the form that the aggregation
-    takes. `parameters` are a list's limit and the ranks of quantiles.
+    takes. `parameters` are the limit of `CollectList` and `CollectSet`, or the ranks of `Quantiles`.
     """
 
     name: str
@@ -47,12 +47,15 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """One store: the definition of its windows, and its state columns.
 
-    `key` is the type of the record keys: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records were
-    aggregated. `results`, `late` and `dead_letters` are the topics for closed windows, late records and records that
-    could not be decoded or processed; None if there is no topic. `emit` is when results were forwarded. `upstream`
-    names the nodes above the window, except the source, that may drop, change or add records. `gap_ms` is a session's;
-    `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0). The kind
-    `aggregate` is an aggregation without windows, `table` the last value of each key.
+    The kind `aggregate` is an aggregation without windows, `table` the last value of each key, `join` one side of a
+    join of streams. `key` is the type of the record keys: `string` is UTF-8, `bytes` is opaque. `gap_ms` is for
+    sessions, `size_ms` and `advance_ms` are for other windows. For sliding windows, `size_ms` is the time difference
+    and `advance_ms` is 0.
+
+    `source` is the topic whose records enter the store. `results`, `late` and `dead_letters` are the topics for
+    results, late records and records that could not be decoded or processed; None if there is no topic. `emit` is when
+    results are forwarded. `upstream` names the nodes between the source and the store that may drop, change or add
+    records.
     """
 
     name: str
@@ -119,10 +122,11 @@ AGGREGATIONS_STAY = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
-    The grace, the emission and the output topics may change, because they only affect later records. Windows may get
-    further aggregations. The stores' order, names, keys and source topics, the windows' kind, gap, size and advance,
-    and the aggregations' names, order, functions, input fields and state columns may not change. Stores of the user's
-    rows get no aggregations.
+    These may change, because they only affect later records: the grace, the emission and the output topics. A store
+    may get further aggregations, except a table or a join. These may not change:
+    - of the stores: number, order, names, kinds, keys and source topics,
+    - of windows: gap, size and advance,
+    - of existing aggregations: names, order, functions, input fields and state columns.
     """
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
@@ -150,9 +154,9 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
 
 
 def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
-    """Return the aggregations whose states cannot be read under the schema `new`; empty if all can.
+    """Return the names of the aggregations whose states cannot be read under the schema `new`; empty if all can.
 
-    A window may get further aggregations. One that is gone, or has changed under its name, is named.
+    A store may get further aggregations, except a table or a join. If only the order has changed, return `their order`.
     """
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
