@@ -155,10 +155,14 @@ class StreamsBuilder:
     ) -> Stream[Any, Any]:
         """Read a topic, with values decoded as `value`.
 
-        `value` is a msgspec struct or any other type that msgspec decodes (JSON, checked field by field), `dict` (any
-        JSON), `bytes` (as they are), or a deserializer. A deserializer's values are taken for dicts until a
-        `map_values` declares another type. Records that cannot be decoded go to `dead_letters` (default
-        `<topic>-dlq`). Records that arrive after their window has closed go to `late` (default `<topic>-late`).
+        `value` is one of these:
+        - a msgspec struct or any other type that msgspec decodes: JSON, checked field by field,
+        - `dict`: any JSON,
+        - `bytes`: the bytes of the record's value, unchanged,
+        - a deserializer. Aggregations treat its values as dicts until a `map_values` declares another type.
+
+        By default, records that cannot be decoded or processed go to the topic `dead_letters` (default `<topic>-dlq`).
+        Records that arrive after all their windows have closed go to the topic `late` (default `<topic>-late`).
         """
         source = self._make_source_node(topic, value, key, dead_letters, late)
         return Stream(self, source.name, Flow(source, value if is_value_type(value) else dict, key, origin=topic))
@@ -273,8 +277,8 @@ class StreamsBuilder:
     ) -> GlobalTable[Any, Any]:
         """Read all partitions of a topic as one table in every instance, under this name (default: the topic's).
 
-        The topic is read to its end before the first record is processed, and from then on along with the other topics.
-        Records that cannot be decoded are counted, logged and left out.
+        An instance reads the topic to its end before it processes the first record, and then follows the topic. Records
+        that cannot be decoded are counted, logged and left out.
         """
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)
@@ -293,7 +297,11 @@ class StreamsBuilder:
         return name
 
     def build(self) -> Topology:
-        """Return the topology. Raises ConfigError if it lacks streams or an output, or if records loop."""
+        """Return the topology.
+
+        Raises ConfigError if it has no stream, if a windowed aggregate lacks `on_close` or `on_update`, or if records
+        would be written back to their topic.
+        """
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
         if self._without_emission:
@@ -362,8 +370,8 @@ VO = TypeVar("VO")
 class Stream(Generic[K, V]):
     """The records that a node forwards.
 
-    The type parameters are those of the records that have a key and a value. As in Kafka Streams, each record of a
-    topic may lack either, and then it is None.
+    The type parameters are the types of keys and values. As in Kafka Streams, a record of a topic may lack its key or
+    its value, which is then None; the type parameters do not show that.
     """
 
     def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
@@ -410,7 +418,10 @@ class Stream(Generic[K, V]):
         key: KeyType = "string",
         name: str | None = None,
     ) -> Stream[KR, VR]:
-        """Replace each record by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
+        """Replace each record by the record `mapper(record)`. `value` is the type of its value.
+
+        `key`, `name` and the repartition topic are as for `key_by`.
+        """
         mapper = plain("map: mapper", mapper)
         return self._rekey_stream("map", lambda record, forward: forward(mapper(record)), value, key, name)
 
@@ -422,7 +433,7 @@ class Stream(Generic[K, V]):
         key: KeyType = "string",
         name: str | None = None,
     ) -> Stream[KR, VR]:
-        """Replace each record by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
+        """Replace each record by the records of `mapper(record)`. For the other arguments see `map`."""
         mapper = plain("flat_map: mapper", mapper, may_yield=True)
 
         def forward_mapped_records(record: Record, forward: Callable[[Record], None]) -> None:
@@ -434,11 +445,12 @@ class Stream(Generic[K, V]):
     def key_by(
         self, selector: Callable[[Record[K, V]], KR], *, key: KeyType = "string", name: str | None = None
     ) -> Stream[KR, V]:
-        """Replace each record's key by `selector(record)`; `key` is its type, text or bytes.
+        """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
-        Before the stream is grouped or joined by that key, it passes through a topic of the application itself:
-        `<application>-<name>-repartition`. So all records of a key come to one task. A `name` keeps the topic when
-        the topology around it changes. A record without a key is skipped there and counted.
+        Before the stream is grouped or joined, it passes through the repartition topic
+        `<application>-<name>-repartition`, so that all records of a key come to one task. With an explicit `name`, the
+        topic stays the same when the topology around it changes. A record whose new key is None is skipped and counted
+        before that topic, except for a left join.
         """
         selector = plain("key_by: selector", selector)
 
@@ -465,7 +477,7 @@ class Stream(Generic[K, V]):
         self._add_each_node("foreach", lambda record, forward: action(record))
 
     def branch(self, *predicates: Callable[[Record[K, V]], bool]) -> list[Stream[K, V]]:
-        """Return one stream a predicate. A record goes to the first stream whose predicate is true, or to none."""
+        """Return one stream for each predicate. A record goes only to the stream of the first predicate that holds."""
         if not predicates:
             raise ConfigError("branch: at least one predicate is needed")
         checked = [plain("branch: predicate", predicate) for predicate in predicates]
@@ -485,8 +497,8 @@ class Stream(Generic[K, V]):
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
         """Merge two streams. Raises ConfigError if the keys of one are text and those of the other bytes.
 
-        Streams with values of different types can be merged and their records counted. A repartition topic, a join or
-        the aggregation of a field needs one type; `map_values` defines it.
+        The values may have different types. The records can then be counted, but a repartition topic, a join and the
+        aggregation of a field need one type. `map_values` on both streams, before the merge, gives them one type.
         """
         require_same_builder("merge", self._builder, other._builder)
         if self._flow.key != other._flow.key:
@@ -515,15 +527,16 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         key: KeyType | None = None,
     ) -> Stream[KR, VR]:
-        """Return the records that your own processor forwards, with values of type `value`; it may use these stores.
+        """Return the stream of the records that a user's processor forwards. The processor may use `stores`.
 
-        The processor may change keys; `key` is their type, text or bytes (default: as before). So the records pass
-        through a repartition topic before they are grouped or joined, as after `key_by`. `process_values` avoids that.
+        `supplier` makes a processor for each task. `value` is the type of the values that it forwards, `key` the type
+        of the keys, `string` or `bytes` (default: as before). The processor may change keys. Therefore the records pass
+        through a repartition topic before they are grouped or joined, as after `key_by`; `process_values` avoids that.
         """
         if key is not None:
             require_key_type("process: key", key)
         node = self._add_processor_node("process", supplier, stores, name)
-        # As KStream.process: it may have changed keys, so the next grouping or join repartitions.
+        # As KStream.process: the processor may have changed keys, so the next grouping or join repartitions.
         flow = replace(self._flow, value=value, key=key or self._flow.key, is_rekeyed=True, encode=encode_json)
         return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
 
@@ -534,10 +547,11 @@ class Stream(Generic[K, V]):
         name: str | None = None,
         value: Any = dict,
     ) -> Stream[K, VR]:
-        """As `process`, with a processor that does not change keys, so the records stay in their partition.
+        """As `process`, with a processor that must not change keys. The records need no repartition topic.
 
-        A ConfigError ends the worker if the processor forwards a key other than that of the record it processes. A
-        record forwarded in a punctuation or a commit must have the key of an earlier record; that is not checked.
+        If `process` forwards a record with another key than that of the current record, a ConfigError ends the worker.
+        A record that the processor forwards in a punctuation or a commit must have the key of an earlier record of the
+        task. This rule is not checked.
         """
         node = self._add_processor_node("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
@@ -576,11 +590,13 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         name: str | None = None,
     ) -> Stream[K, Any]:
-        """Return the records that match the other side, with the value `joiner(own value, other value)`.
+        """Forward a record with the value `joiner(own value, other value)` for each match with the other side.
 
-        With another stream, records of one key within `windows` match. With a table, the row of the record's key
-        matches; with a global table, the row of the key `key(record)`. `value` is the type of the results; `name` names
-        the stores of a join with a stream.
+        - With a stream, two records match if they have the same key and their timestamps are within `windows`.
+        - With a table, a record matches the row of its key.
+        - With a global table, a record matches the row of the key `key(record)`.
+
+        `value` is the type of the results. `name` is for the node and the stores of a join with a stream.
         """
         return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=False))
 
@@ -652,9 +668,9 @@ class Stream(Generic[K, V]):
     def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
         """Group the stream by its records' keys.
 
-        The records without a value in a stream of window results or table rows stand for retracted windows and deleted
-        rows. They cannot be aggregated, so they are left out, and `streams_skipped_records` counts them (reason
-        `null value`).
+        In a stream of window results or table rows, a record without a value is a retracted window or a deleted row.
+        Such records cannot be aggregated. They are left out, and `streams_skipped_records` counts them with the reason
+        `null value`.
         """
         require_groupable("group_by_key", self._flow)
         keyed = self._partitioned_by_key()
@@ -769,10 +785,10 @@ class GroupedStream(Generic[K, V]):
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
         """Aggregate all records of each key into a table, kept in a store of this name.
 
-        A row is a dict of `key` (base64 if keys are bytes) and the results by name, as in JSON. Each change is
-        forwarded as a record with the row as value and the timestamp of the key's latest record. A worker forwards only
-        the last change of a commit. Without a name, the store is named after the topic where the records entered the
-        topology, such as `clicks-aggregate`.
+        A row is a dict of `key` (base64 if keys are bytes) and the results by name. Each change of a row is forwarded
+        as a record, with the row as value and the highest timestamp of the key's records. Of several changes of a row
+        in one commit, a worker forwards only the last. The default name of the store is derived from the topic where
+        the records entered the topology, such as `clicks-aggregate`.
         """
         stream = self._stream
         name, bound = _bind_aggregations(stream, name, "aggregate", aggregations)
@@ -854,11 +870,11 @@ class WindowedGroup(Generic[K, V]):
         self._rule = rule
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
-        """Aggregate each window, with the results kept in a store of this name.
+        """Aggregate each window, in a store of this name.
 
-        Without a name, the store is named after the topic where the records entered the topology and the kind of
-        window, such as `clicks-session`. So the name stays when nodes between them change. Two stores of one name are
-        an error.
+        The default name is derived from the topic where the records entered the topology and the kind of window, such
+        as `clicks-session`. It does not change when nodes between the topic and the window change. Two stores of one
+        name are an error.
         """
         name, bound = _bind_aggregations(self._stream, name, self._rule.kind, aggregations)
         # A session's result has the session's end as its timestamp. Other results have the time of their latest record,
@@ -1028,7 +1044,7 @@ def _stream_join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuil
 
 
 class _DropNullKeys(Processor):
-    """Drops records without a key, which cannot be grouped or joined. A left join's are forwarded without a match."""
+    """Drops records without a key, which cannot be grouped or joined, unless a left join needs them (`keeps_null`)."""
 
     sees_time = False
 

@@ -13,10 +13,11 @@ from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
 class Flow:
     """The records between two nodes.
 
-    `value` is the type of the values. `is_rekeyed` means that records of one key may be in several partitions.
-    `is_windowed` means that the keys are windows; `window_key` is the type of those windows' own keys. `mixed` names
-    the types of the values if merged streams have different ones. `origin` is the topic where the records entered the
-    topology. `has_deletions` means that a record without a value may stand for a retracted window or a deleted row.
+    `value` is the type of the values. `mixed` names the types of the values if merged streams have different ones.
+    `origin` is the topic where the records entered the topology. `is_rekeyed` means that keys may have changed, so
+    records of one key may be in several partitions. `is_windowed` means that the keys are `WindowKey`s, and
+    `window_key` is the type of the record keys in them. `has_deletions` means that a record without a value may be a
+    retracted window or a deleted row.
     """
 
     source: SourceNode

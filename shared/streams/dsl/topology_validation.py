@@ -1,6 +1,6 @@
 """Validation of a topology while it is defined. Each error names the argument and the remedy.
 
-A mistake found here costs a look at one line. A mistake found by a task costs the task and its uncommitted work.
+A mistake that is found here is found before the application starts. Found later, it would end a task.
 
 >>> require_key_type("stream: key", "int")
 Traceback (most recent call last):
@@ -90,9 +90,9 @@ def require_one_type(operation: str, flow: Flow) -> None:
 
 
 def require_no_loops(topology: Topology) -> None:
-    """Raise ConfigError if records come back to their topic, because a topic is both written and read.
+    """Raise ConfigError if records of a topic that the topology reads would be written back to it.
 
-    That includes results, late records and dead letters, and loops through other topics that the topology reads.
+    The check includes results, late records and dead letters, and loops through several topics that the topology reads.
     """
     writes = {source.topic: _topics_written_from(topology, source) for source in topology.sources()}
     for topic in writes:

@@ -26,7 +26,7 @@ def is_value_type(value: Any) -> bool:
 
 
 def value_deserializer(value: Any) -> Deserializer:
-    """Return the deserializer of a type of values; a deserializer itself is returned. Raises ConfigError otherwise."""
+    """Return the deserializer for a type, or `value` itself if it is a deserializer. Raises ConfigError if neither."""
     if value is dict:
         return json_deserializer
     if value is bytes:
