@@ -1,11 +1,12 @@
-"""The operators of aggregations: they give batches to their store's kernel, and the results to their task.
+"""The operators of aggregations. They pass batches to their store's kernel, and the results to their task.
 
 `WindowAggregate` is the operator of all windows, `KeyAggregate` that of aggregations without windows.
 
-An operator has a time of its own: the highest timestamp of a record with a key. It closes the windows, and is kept in
-the progress record under the store's name. A record that an aggregation rejects does not advance it. A window's result
-is forwarded when it closes (`on_close`), or on update. On update only the last result of each window in a commit is
-forwarded, and a window is retracted (value None) only if an earlier commit had forwarded it.
+An operator has its own stream time: the highest timestamp of a record with a key. A record that an aggregation rejects
+does not advance this time. The time decides when windows close. Progress records contain it under the store's name.
+
+With `on_close` a window's result is forwarded when the window closes. With `on_update` the last result of each window
+in a commit is forwarded. A window is retracted (value None) only if an earlier commit had forwarded it.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ class WindowAggregate(TimedProcessor):
     def take(
         self, columns: Columns, indexes: Int64Array, codes: Int32Array, values: RecordNumbers, inputs: list[list[Any]]
     ) -> int:
-        """Take the records of `columns` at these indexes, which all have a key; return how many are done.
+        """Take the records of `columns` at `indexes`, all of which have a key; return how many were taken.
 
-        If that is fewer than all, the next one is rejected.
+        If not all were taken, an aggregation rejects the next one.
         """
         times = columns.timestamps[indexes]
         outcome = self.store.take(times, codes, values, inputs)
@@ -146,9 +147,10 @@ class WindowAggregate(TimedProcessor):
         )  # fmt: skip
 
     def in_doubt(self, codes: Int32Array, inputs: list[list[Any]]) -> list[int]:
-        """Return the indexes of records that have no JSON, or with which a state may become too large to be written.
+        """Return the indexes of records with which a state may become too large for a changelog entry.
 
-        Each of them must be processed alone; then it is measured, and rejected if necessary.
+        Each of these records must be processed alone, so that the state is measured and the record rejected if
+        necessary. If a value cannot be encoded as JSON, return all indexes.
         """
         if not self._columns.objects:
             return []
@@ -207,17 +209,18 @@ class WindowAggregate(TimedProcessor):
 class KeyAggregate(WindowAggregate):
     """Aggregates the records of each key into one row without windows, which is forwarded on update.
 
-    Its time is the highest timestamp of a record with a key. Nothing closes, and no record is late. A row is forwarded
-    with the timestamp of its key's latest record, as in Kafka Streams' `KStreamAggregate`.
+    Rows never close, and no record is late. A row is forwarded with the highest timestamp of its key's records, as in
+    Kafka Streams' `KStreamAggregate`.
     """
 
     def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]]) -> None:
         super().__init__(store_name, WindowRule("table"), aggregations, "on_update")
 
     def results_from_ms(self) -> int:
-        """Return the lower limit of the timestamps of an aggregate's later results.
+        """Return the lower limit of the timestamps of later results.
 
-        It is stream time, or the earliest time of a changed row if the commit forwards the rows.
+        If each update is forwarded at once, that is stream time. If the commit forwards the updates, it is the lowest
+        timestamp of a changed row.
         """
         return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
 

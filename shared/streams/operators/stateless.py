@@ -17,9 +17,10 @@ _ANY_KEY = object()
 
 
 class Each(Processor):
-    """A processor without state: a function of the record and of `forward`.
+    """A processor without state: calls a function with the record and `forward`.
 
-    With `at_most_once` it forwards the record or nothing. The value may change, but not the key and the timestamp.
+    `at_most_once` means that the function forwards at most one record for each record. It may change the value, but not
+    the key or the timestamp.
     """
 
     sees_time = False
@@ -53,7 +54,7 @@ class Split(Processor):
 
 
 class DropDeletions(Processor):
-    """Drops records without a value. They stand for retracted windows or deleted rows, which no aggregation counts."""
+    """Drops records without a value: retracted windows and deleted rows, which no aggregation may count."""
 
     sees_time = False
 

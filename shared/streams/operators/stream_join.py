@@ -1,14 +1,17 @@
 """Joins of two streams: records of one key whose timestamps are within the join window.
 
 A left record at `ts` is joined with every right record of its key from `ts - before_ms` to `ts + after_ms`. Each pair
-is forwarded once, when the later of the two arrives, with the higher of their timestamps. A left record is late if its
-window and grace have passed, by the stream time of both sides together. A right record is late if it could only be
-joined with late left records.
+is forwarded once, when the second of the two arrives, with the higher of their timestamps. The join has one stream time
+for both sides. A left record is late if stream time has passed its window and the grace. A right record is late if it
+could only be joined with late left records.
 
 In a left join, a left record without a match is forwarded with None once its window and the grace have passed, because
-no match can arrive any more. A left record without a key is forwarded with None at once, and advances no time. Both
-follow the close time, which is stream time minus the grace and never goes back. So with a longer grace, a record is
-late if it would match a record that is already forwarded.
+no match can arrive any more. A left record without a key is forwarded with None at once, and does not advance stream
+time.
+
+The close time is stream time minus the grace. It decides both which records are late and when a left record is
+forwarded without a match. It never goes back, even if the application restarts with a longer grace. So no record is
+accepted that could match a left record that was already forwarded with None.
 
 >>> JoinWindows.of(10, grace=5)
 JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
@@ -74,10 +77,10 @@ class JoinWindows:
         return (self.before_ms, self.after_ms) if side == LEFT else (self.after_ms, self.before_ms)
 
     def limit(self, side: int, close_time_ms: int) -> int:
-        """Return the time below which a record of that side is late and no longer kept.
+        """Return the timestamp below which a record of that side is late, and is removed from the store.
 
-        A left record counts until its window and the grace have passed. A right one counts as long as such a left
-        record can be joined with it.
+        A left record is kept until its window and the grace have passed. A right record is kept as long as it can be
+        joined with a left record that is not late.
         """
         # With a negative `after_ms`, matching right records have lower timestamps, so a left record waits for the grace
         # only.

@@ -1,9 +1,9 @@
 """Tables: the last value of each key, and joins of streams with them.
 
-A table is read from a compacted topic, with one row a key; a record without a value deletes its row. A stream that is
-joined with a table looks up its record's key in the table's current state. Of the two topics' records the one with the
-lower timestamp is processed first (`partition_group`). A global table holds all partitions of its topic in every
-instance, so any key can be looked up in it.
+A table is read from a compacted topic and has one row for each key. A record without a value deletes its row. The join
+of a stream with a table looks up each record's key in the table's current state. Of the records of the two topics, the
+one with the lower timestamp is processed first (`partition_group`). Every instance holds all partitions of a global
+table, so a join can look up any key in it.
 
 Source of the semantics: KTableSource, KStreamKTableJoin and KStreamGlobalKTableJoin.
 """
@@ -87,8 +87,8 @@ class TableLookup(Protocol):
 class TableJoin(Processor):
     """Joins each record with the row of its key, or of the key that `key_of` returns.
 
-    A record without a key or value is skipped and counted. One whose key has no row is dropped. With `left`, a record
-    without a key or row is joined with None.
+    A record without a value is always skipped and counted. A record without a key is skipped and counted too, and a
+    record whose key has no row is dropped. With `left`, these two are joined with None instead.
     """
 
     sees_time = False
