@@ -1,7 +1,7 @@
-"""The topics of an application: source topics must exist, and topics that it writes to are created if they do not.
+"""The topics of an application. Source topics must exist; topics that it writes to are created if they are missing.
 
-An existing topic is left unchanged, because its settings belong to its owner. Settings that would lose state are an
-error that names the corrective command; settings that would lose results are logged.
+An existing topic is left unchanged, because its settings belong to its owner. Settings of the changelog that would lose
+state raise an error that names the corrective command. Settings of other topics that would lose results are logged.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ async def prepare_topics(
     clock: Clock,
     on_missing: Callable[[list[str]], None] = lambda topics: None,
 ) -> PreparedTopics:
-    """Wait for the source topics, then create the application's own and all others with as many partitions.
+    """Wait for the source topics, then create the topics that the application writes to.
 
-    Missing topics are logged at once and whenever they change, and `on_missing` is called with them.
+    Created topics have as many partitions as the source topics. While source topics are missing, they are logged and
+    passed to `on_missing`, again whenever the list changes.
 
     Raises UnknownTopicOrPartition, which names the source topics that did not appear within `topic_wait_ms`. Raises
-    ConfigError if the assignor does not suit them, if their numbers of partitions differ, or if an existing changelog
-    would lose state. Logs a warning if a result or late topic would lose old event times.
+    ConfigError if the assignor does not suit several source topics, if the topics' numbers of partitions differ, or if
+    the existing changelog would lose state. Logs a warning if retention would delete old event times from a result or
+    late topic.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
@@ -107,10 +109,10 @@ async def prepare_topics(
 
 
 def require_assignor_of_source_topics(strategy: str, sources: Sequence[str]) -> None:
-    """Raise ConfigError if an application has several source topics, and the assignor `strategy` is for one.
+    """Raise ConfigError if an application has several source topics and its assignor `strategy` is not `range`.
 
-    A task needs the same partition of each source topic. `range` assigns equal numbers to one member. The sticky
-    assignors look at each partition alone.
+    A task needs the same partition number of each source topic. `range` assigns these to one member. The sticky
+    assignors assign each partition by itself.
     """
     if strategy != "range" and len(sources) > 1:
         raise ConfigError(
@@ -120,10 +122,10 @@ def require_assignor_of_source_topics(strategy: str, sources: Sequence[str]) -> 
 
 
 def require_same_partitions(counts: Mapping[str, int]) -> int:
-    """Return the number of partitions of each source topic. Raises ConfigError with all counts if they differ.
+    """Return the topics' common number of partitions. Raises ConfigError with all counts if they differ.
 
-    A task takes one partition of every source topic. The group's assignor assigns each topic separately. Only with
-    equal counts does a partition's number of all topics come to the same instance.
+    A task needs the same partition number of every topic. The group's assignor assigns each topic separately. It
+    assigns equal partition numbers to one instance only if all topics have equally many partitions.
     """
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{name}: {number}" for name, number in sorted(counts.items()))
@@ -162,10 +164,10 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
 
 
 def retention_of_topic(configs: Configs) -> list[str]:
-    """Return the retention settings of an application's topic, as `name=value`; empty if it keeps all records.
+    """Return the retention settings of a topic, as `name=value`; empty if the topic keeps all records.
 
-    Kafka's retention compares record timestamps with the clock. A record with an event time in the past is deleted
-    minutes after it was written.
+    Kafka's `retention.ms` compares record timestamps with the clock. So a record whose event time is older than the
+    retention is deleted minutes after it was written.
     """
     if "delete" not in (configs.get("cleanup.policy") or "delete"):
         return []

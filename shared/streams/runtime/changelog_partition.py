@@ -2,17 +2,19 @@
 
 Taking over:
 
-1. Open the producer. Under exactly_once its first request fences the previous owner and ends its open transaction.
-2. Read the log to its end. This gives the highest epoch.
+1. Open the producer. Under exactly_once its first request fences the previous owner and ends that owner's open
+   transaction.
+2. Read the log to its end, to know the highest epoch.
 3. Write a takeover record with the next epoch.
-4. Read up to that record. All records that a zombie wrote before it are then applied; all that it writes later are
-   ignored.
+4. Read up to that record. Commits that the previous owner ended before it are applied. Everything that the previous
+   owner writes after it is ignored.
 5. If another owner took over meanwhile, go to step 3 with an epoch above that owner's.
 
-Detecting a takeover. Without transactions, a suspended owner that lost the partition can still write. No reader counts
-its commits, so they must not move the group's offsets. Therefore each commit checks that it begins where the previous
-one ended. If not, it reads the records between them, uncommitted ones too, because a takeover in an open transaction
-counts from its offset. If the log was replaced by another topic, the owner stops, with transactions too.
+Detecting a takeover. Without transactions, a zombie (an owner that was suspended and has lost the partition) can still
+write. No reader counts its commits, so they must not move the group's offsets. Therefore each commit checks whether it
+begins where the previous one ended. If it does not, the owner reads the records between the two and looks for a
+takeover record. It reads uncommitted records too, because a takeover in an open transaction counts from its offset. If
+the log was replaced by another topic, the owner stops, with transactions too.
 """
 
 from __future__ import annotations
@@ -81,9 +83,9 @@ class LogReplaced(ProducerFenced):
 class ChangelogPosition:
     """The position in a changelog partition at which its owner writes, and whether others write there too.
 
-    Adjacent commits prove that there was no other owner. A commit at a lower offset than the previous one's end proves
-    that the log is another. `marks` are the offsets between two commits that hold no record. A negative offset means
-    that the broker did not return one.
+    If no offset lies between two commits, there was no other owner. If a commit has a lower offset than the end of the
+    previous one, the log was replaced. `marks` is the number of transaction markers between two commits. A negative
+    offset means that the broker did not return one.
 
     >>> position = ChangelogPosition("id", 10, marks=1)
     >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
@@ -102,9 +104,10 @@ class ChangelogPosition:
         self._is_only_writer = True
 
     def between(self, entries: int, offset: int) -> range:
-        """Return the offsets that others have written, if the owner's commit of `entries` ends at `offset`.
+        """Return the offsets at which others may have written before the owner's commit.
 
-        Raises LogReplaced if the commit cannot be there in the log of the previous commit.
+        The commit has `entries` entries, and its progress record is at `offset`. Raises LogReplaced if `offset` is too
+        low to be in the same log as the previous commit.
         """
         least = self._next + entries
         if 0 <= offset < least:
@@ -143,9 +146,10 @@ class RecordRejected(DataError):
 def _find_rejected_record(
     records: OutputBulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
-    """Return the record that the broker rejected of a bulk that a changelog partition's owner wrote, with the error.
+    """Return the record of a bulk that the broker rejected, with the error; None if no error is about a record.
 
-    None if no error names a record. Of several it is the largest, or the one with the newest timestamp.
+    Of several records that are too large, return the largest. Of several with an invalid timestamp, return the one with
+    the highest.
     """
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
@@ -208,9 +212,9 @@ class ChangelogPartition:
     ) -> tuple[StreamTask, RestoreReport]:
         """Restore a task and become its changelog's only writer.
 
-        `make_task` returns an empty task; it is called again if a restore must start again. A `standby` is continued if
-        the log still has what follows it. Raises ChangelogHole, SchemaMismatch or CorruptRecord, with the coordinates,
-        if the state cannot be restored completely.
+        `make_task` returns an empty task. It is called for each restore that must start again. A `standby` is continued
+        if the log still has the records that follow its position. Raises ChangelogHole, SchemaMismatch or
+        CorruptRecord, with the coordinates, if the state cannot be restored completely.
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
@@ -237,10 +241,10 @@ class ChangelogPartition:
         raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
-        """Write one commit and return its position in the log. Raises if the commit did not, or may not, take effect.
+        """Write one commit and return its position in the log. Raises if the commit failed or its outcome is unknown.
 
-        After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
-        LogReplaced that the changelog is another topic than before.
+        After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition.
+        LogReplaced means that the changelog is not the topic that the owner wrote to before.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}
@@ -265,7 +269,7 @@ class ChangelogPartition:
                 if len(entries):
                     # In a replaced log nothing may be confirmed.
                     self._foreign_write_offsets(len(entries) - 1, before)
-            # It confirms the entries, so all of them must be in the log before.
+            # The progress record confirms the entries, so all of them must be in the log before it.
             last = await self._write_records(progress)
             # Another owner may have taken over since the previous commit.
             await self._require_in_force(self._foreign_write_offsets(len(entries), last))
@@ -307,9 +311,9 @@ class ChangelogPartition:
             raise LogReplaced(f"{self.topic_partition}: {e}") from None
 
     async def _require_in_force(self, others: range) -> None:
-        """Raise ProducerFenced if another owner's takeover is at one of the offsets that others have written.
+        """Raise ProducerFenced if another owner's takeover record is at one of the offsets `others`.
 
-        Raises LogReplaced if they are in another topic of that name.
+        Raises LogReplaced if the changelog was deleted and created again.
         """
         if not others:
             return
@@ -363,9 +367,9 @@ async def find_takeover(
 ) -> int | None:
     """Return the offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
 
-    A read_uncommitted consumer does not wait for open transactions. It also finds takeovers that were aborted, and then
-    a needless restore does no harm. Invalid records are skipped; a restore reports them. Raises OffsetOutOfRange if the
-    span was deleted meanwhile, KafkaTimeout if its records do not come.
+    The consumer is read_uncommitted, so it does not wait for open transactions. It also finds takeovers that were
+    aborted; these cause a needless restore, which does no harm. Invalid records are skipped here, because a restore
+    reports them. Raises OffsetOutOfRange if the span was deleted meanwhile, KafkaTimeout if its records do not come.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)

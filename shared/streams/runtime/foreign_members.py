@@ -1,8 +1,8 @@
 """Members of an application's group that are not instances of it.
 
-An application's group has an assignment strategy of its own (`standby_assignor`), so a broker does not take both kinds
-of members into one group. If another consumer is there first, the instances cannot join. This module names that
-consumer by its client id, which its owner knows.
+An application's instances have an assignment strategy of their own (`standby_assignor`). A broker does not accept them
+into a group with other consumers. If another consumer is in the group first, the instances cannot join. This module
+makes the error message, which names that consumer by its client id and host.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def describe_foreign_members(group: GroupDescription) -> str:
 async def foreign_members_error(
     kafka: KafkaSettings, application_id: str, strategy: str, error: InconsistentGroupProtocol
 ) -> InconsistentGroupProtocol:
-    """Return the error for an instance that its group rejected and that has left; it names the group's members.
+    """Return the error for an instance that the group has rejected. Its message names the group's members.
 
-    `strategy` is the instance's assignment strategy, `error` the group's error.
+    The instance must have left the group. `strategy` is its assignment strategy, `error` the group's error.
     """
     async with Admin(kafka) as admin:
         group = await admin.describe_group(application_id)

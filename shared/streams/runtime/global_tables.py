@@ -1,6 +1,6 @@
 """Global tables: the last value of each key, over all partitions of a topic, in every instance.
 
-An instance reads all partitions of the topics to the end before its tasks start, then follows them.
+An instance reads all partitions of the tables' topics to the end before its tasks start, and then follows them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LOAD_IDLE_MS_MAX = 60_000  # loading a table fails if there is no record and no 
 
 
 class GlobalTableRows:
-    """One instance's copy of a global table, shared by its tasks; `invalid_records` counts records that cannot be read.
+    """One instance's copy of a global table, shared by its tasks. `invalid_records` counts records that are no rows.
 
-    Readers get copies, so only the topic's records change a row.
+    `get` and `items` return copies of the values, so only the topic's records change a row.
     """
 
     def __init__(self, node: GlobalTableNode) -> None:
@@ -69,7 +69,7 @@ class GlobalTableRows:
         return ((key, user_copy(row)) for key, row in self._rows.items())
 
     def apply(self, key: bytes | None, value: bytes | None) -> DataError | None:
-        """Apply one record of the topic; one without a value deletes its row. Return the error of an invalid record."""
+        """Apply a record of the topic: without a value it deletes the row. If it is invalid, return the error."""
         try:
             if key is None:
                 raise DataError(f"{self.topic}: a record without a key cannot be a row")
@@ -97,7 +97,7 @@ class GlobalTables:
         self._consumer: Consumer | None = None
 
     async def load(self) -> None:
-        """Read every topic to its current end. Raises KafkaTimeout if the position does not move."""
+        """Read every topic to its current end. Raises KafkaTimeout if the positions do not advance for too long."""
         if not self.rows:
             return
         settings = ConsumerSettings(

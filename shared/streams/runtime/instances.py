@@ -1,13 +1,13 @@
 """The partitions of each instance of an application, from the registrations of all instances.
 
-Each instance writes one record to the compacted topic `<application>-instances`, with its address as key. The value has
-the partitions whose tasks run there, each with the task's owner epoch, and those that it is restoring. The instance
-writes the record again when that changes, and from time to time when it does not. At shutdown it removes the record.
-Every instance reads the whole topic.
+Each instance registers itself by a record in the compacted topic `<application>-instances`, with its address as key.
+The value lists the partitions whose tasks run on the instance, each with the task's owner epoch, and the partitions
+that it is restoring. The instance writes the record again when the lists change, and also at intervals. At shutdown it
+writes a tombstone. Every instance reads the whole topic.
 
-A killed instance writes nothing more: its record stays until others have taken over its partitions. If two instances
-claim a partition, the claim with the higher owner epoch counts, as for any reader of the changelog. A claim to restore
-a partition counts from its record on, until a record with a higher epoch is read.
+A killed instance leaves its record in the topic, until others have taken over its partitions. If two records claim a
+partition, the claim with the higher owner epoch counts, as for a reader of the changelog. A claim to restore a
+partition counts if it was registered later than the claim to run it.
 
 >>> table = Instances()
 >>> table.apply(0, b"http://a", encode_registration(Registration("a", {0: 4, 1: 4}, 2)), 0)
@@ -128,7 +128,7 @@ class Instances:
                     running[partition] = max(running.get(partition, (-1, -1, "")), (epoch, since, url))
         found = {partition: Claim(url, epoch) for partition, (epoch, _, url) in running.items()}
         for partition, (since, url) in restoring.items():
-            # A claim to restore that was registered later than the running one is of the next owner.
+            # The later claim is that of the next owner, which restores the partition.
             if partition not in running or since > running[partition][1]:
                 found[partition] = Claim(url, None)
         return found
@@ -148,14 +148,14 @@ class Instances:
 
 
 def partition_owners(instances: Instances, url: str, own: Registration) -> PartitionOwners:
-    """Return the instance to query for each partition, as seen by `url` with the registration `own`.
+    """Return the instance to query for each partition, as seen by the instance `url`.
 
-    This instance's registration is newer than the topic's content. There are four cases for a partition:
-    1. It runs here. It is this instance's, unless the topic has a claim of another one to restore it, or
-       to run it with the same or a higher epoch.
-    2. It is being restored, here or elsewhere: it is missing.
-    3. No instance claims it, or the topic has an outdated claim of this one: it is missing.
-    4. Another instance runs it.
+    `own` is that instance's registration; it is newer than the topic's content. The first case that applies counts:
+    1. The partition runs on this instance: its own. This does not apply if another instance claims to restore the
+       partition, or to run it with the same or a higher epoch.
+    2. The partition is being restored, by any instance: missing.
+    3. No instance claims the partition, or only an outdated record of this instance does: missing.
+    4. Another instance runs the partition: that instance's.
 
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode_registration(Registration("b", {1: 5, 2: 3}, 4)), 0)
@@ -184,10 +184,11 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
 
 
 class InstanceRegistry:
-    """One instance's use of the topic: registers its partitions, and reads the others' into `instances`.
+    """Registers this instance's partitions in the topic, and reads the registrations of all instances.
 
-    It runs beside the worker, which does not depend on it. If Kafka cannot be reached, it tries again. If it lacks the
-    right to create or write the topic, it logs that, and this instance knows of no other.
+    It runs beside the worker, which does not depend on it. If Kafka cannot be reached, it tries again. After any other
+    error, such as a missing permission for the topic, it logs the error and stops. This instance then learns nothing
+    more about the others.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class OwnedTask:
 
     @property
     def task(self) -> StreamTask | None:
-        """The restored task; None while it is restored, and once it is closed."""
+        """The restored task; None while it is being restored, and once it is closed."""
         return None if self.running is None else self.running.task
 
     def log_restored(self, metrics: RestoreMetrics) -> None:
@@ -102,8 +102,8 @@ class OwnedTask:
     async def close(self, timeout_ms: float | None = None) -> None:
         """Stop restoring, and close the processors and the producer; further calls do nothing.
 
-        An error of a processor's `close` is logged, because its work is committed and the partition moves on. After
-        `timeout_ms` (None: no limit) requests to the broker are abandoned.
+        An error of a processor's `close` is only logged, because it must not keep the partition from its next owner.
+        After `timeout_ms` (None: no limit) requests to the broker are abandoned.
         """
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         task = self.task
@@ -167,7 +167,8 @@ Ready = Mapping[int, RunningTask]
 class WorkerTasks:
     """The tasks of one worker by partition.
 
-    `owned` are those that run or are restored, `suspended` those that are set aside until a rebalance assigns them.
+    `owned` are the tasks that run or are being restored. `suspended` are the tasks of revoked partitions. The next
+    assignment decides whether they continue.
     """
 
     def __init__(self) -> None:

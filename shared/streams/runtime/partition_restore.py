@@ -1,8 +1,8 @@
 """Restores one partition's state into a task that does not run yet: from disk or a snapshot, then from the changelog.
 
-A new owner reads to the log's end and then to its own takeover record (`changelog_partition`). A standby continues to
-read (`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored.
-The owner continues with it from the standby's position.
+A new owner reads to the log's end and then to its own takeover record (`changelog_partition`). A standby reads on and
+on (`standbys`). Both use `ChangelogReader`, so a standby has the state that a new owner would have restored up to the
+same offset. Therefore a new owner can continue from the standby's state and position.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class PartitionRestore:
     async def begin(self, consumer: Consumer) -> int:
         """Find the start of the restore and seek to it; return the log's current end.
 
-        A restore that has read before continues from its position. Raises OffsetOutOfRange if the log no longer has it.
-        Raises it as well if the log was deleted while the snapshot before it was loaded, and there is a newer snapshot.
-        Raises ChangelogHole if there is no newer one.
+        A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange, after which a
+        restore must start again, in two cases: the log no longer has that position, or it no longer has the records
+        after the loaded snapshot but there is a newer snapshot now. Raises ChangelogHole if there is no newer snapshot.
         """
         consumer.assign([self.at])
         reader = self.reader
@@ -107,11 +107,11 @@ class PartitionRestore:
         return (await consumer.end_offsets([self.at]))[self.at]
 
     async def compare_newest(self, end: int, consumer: Consumer) -> None:
-        """Check before a long restore whether the newest commit before `end` fits the topology.
+        """Check before a long restore whether the stores of the newest commit before `end` fit the topology.
 
-        It stands for all commits before it, since each topology that wrote a changelog has the stores of those before.
-        If it fits, `progress.is_accepted` is set. If not, the restore decides, because it knows whether the commit
-        counts.
+        Each topology that wrote to the changelog could read the state of those before it. So if the newest commit fits,
+        all commits fit, and `progress.is_accepted` is set. If it does not fit, nothing happens here. The restore will
+        find out whether the commit counts, and raise the error.
         """
         start = await consumer.position(self.at)
         # A short restore finds out itself, and as quickly.
@@ -139,7 +139,7 @@ class PartitionRestore:
         return None
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
-        """Read all records up to `end`. Raises KafkaTimeout if none come."""
+        """Read all records up to `end`. Raises KafkaTimeout if the position does not advance for too long."""
         position = await consumer.position(self.at)
         moved = self._clock.monotonic_ms()
         self.progress.moved(position, end, moved)
@@ -155,7 +155,7 @@ class PartitionRestore:
                 raise KafkaTimeout(f"{self.at}: no record came for {now - moved} ms at offset {position} of {end}")
 
     async def poll(self, consumer: Consumer) -> int:
-        """Apply the records that come soon, and return their number. It may be cancelled at any moment."""
+        """Wait a short time for records, apply them and return their number. May be cancelled at any moment."""
         # Heartbeats and running tasks get a turn between the fetched records.
         await asyncio.sleep(0)
         batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
@@ -187,7 +187,7 @@ class PartitionRestore:
             )
 
     def next_epoch(self) -> int:
-        """Return the epoch of the next owner. Raises CorruptRecord if there is none left."""
+        """Return the epoch of the next owner. Raises CorruptRecord if the current epoch is the highest possible."""
         try:
             return self.reader.next_epoch
         except CorruptEntry as e:
@@ -321,7 +321,7 @@ class PartitionRestore:
         return snapshot.covered_offset
 
     async def _load_windows(self, schema: StoreSchema, version: int) -> None:
-        """Restore one store's windows from a version of the snapshot. A thread reads ahead by one slice."""
+        """Restore one store's windows from a version of the snapshot. A thread reads the next slice meanwhile."""
         settings = self._settings
         local = self.task.local
         assert settings.lake is not None

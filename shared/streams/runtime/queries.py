@@ -1,15 +1,17 @@
 """Queries of the stores of running tasks: by key, by key range, by time.
 
-An answer comes from the tasks that run here; of a global table, from the instance's copy. It lists its partitions and
-the source offsets that it reflects: it includes all records before them. The rows of one key are read between two
-records of each task. A larger query is read in slices, and the tasks continue between them. Each row is as of its
-slice, so it may reflect later records than the position. An answer may include changes that are not committed yet.
+An answer has the rows of the tasks that run on this instance, or of the instance's copy of a global table. The answer
+lists its partitions, each with a position: source offsets before which all records are reflected in the rows. A query
+of one key is answered at once, while the tasks process no record. A larger query is read in slices, and the tasks
+process records between the slices. So a row may also reflect records after the position. An answer may include changes
+that are not committed yet.
 
-Rows are ordered by partition, then by hash of the key, key and start, in any kind of store. This is their order on
-disk. So an answer that is cut can be continued after its last row, here or on another instance that has taken over the
-partition. A row that exists throughout is returned once. In memory the first rows of that order are selected from all.
+Rows are ordered by partition, then by hash of the key, key and start. All kinds of stores, on disk and in memory, use
+this order. So a query whose answer was cut can continue after its last row, even on another instance that has taken
+over the partition. A row that exists during the whole query is returned once.
 
-A key is text or bytes. In a store of bytes, text is encoded as UTF-8; in a store of text, bytes are decoded.
+A query's key is text or bytes. For a store with bytes as keys, text is encoded as UTF-8. For a store with text as keys,
+bytes are decoded.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ SLICE_ROWS = 2_000
 
 
 class StoreQuery(NamedTuple):
-    """The selection of rows: of a key, or of keys from `key_from` to `key_to`, whose window overlaps the time.
+    """Selects the rows of one key, or of the keys from `key_from` to `key_to`, by key and by time.
 
-    Bounds are inclusive; None is no bound. Times are ms since the epoch. `after` skips all rows up to that one.
+    A window is selected if it overlaps the time from `from_ms` to `to_ms`, in ms since the epoch. Bounds are inclusive;
+    None means no bound. `after` skips all rows up to and including that position.
     """
 
     key: str | bytes | None = None
@@ -54,7 +57,7 @@ class StoreQuery(NamedTuple):
 
 
 class StoreAnswer(msgspec.Struct, frozen=True):
-    """Rows by partition; `position` is the next offset to read of each source topic, by partition.
+    """Rows in order; `position` has by partition the next offset to read of each source topic.
 
     `last` is the position of the last row, if there are more rows than requested.
     """
@@ -94,14 +97,17 @@ def read_in_slices(
     topology: Topology | None = None,
     tables: Mapping[str, GlobalTableRows] | None = None,
 ) -> Generator[None, None, StoreAnswer]:
-    """Read live windows, or a table's rows, from the tasks' stores of that name. Raises ConfigError if it cannot.
+    """Read live windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
 
-    It yields after every slice. A task that leaves `tasks` meanwhile is left out of the answer.
+    The generator yields after every slice. A task that leaves `tasks` meanwhile is left out of the answer. `topology`
+    lists the stores if no task runs here; the default is the tasks' topology. `tables` are the instance's global
+    tables.
 
-    `topology` lists the stores if no task runs here; the default is the tasks' topology. `tables` are the instance's
-    global tables. Rows have `partition` and `key`. Windows have `start` and `end` (ms, as the window's kind defines
-    them) and their results by name, aggregates only the results, tables `value`. A global table's rows have no
-    `partition`.
+    All rows have `key`, and all but those of global tables have `partition`. Windows also have `start` and `end` (ms,
+    as the window's kind defines them) and their results by name. Rows of an aggregation without windows have their
+    results by name, rows of tables have `value`.
+
+    Raises ConfigError if no store has the name, if it is a join's store, or if `rows_max` is out of range.
     """
     if not 1 <= query.rows_max <= QUERY_ROWS_MAX:
         raise ConfigError(f"rows_max must be from 1 to {QUERY_ROWS_MAX}, got {query.rows_max}")
@@ -148,7 +154,7 @@ def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, No
 
 
 class _StoreQueryPage:
-    """The first rows of a partition in order, of those that the query selects, up to the remaining room.
+    """The first `rows_max` rows, in order, that a query selects from one partition.
 
     `builder` and `partition` are None for a global table.
     """

@@ -12,11 +12,11 @@ LOG_INTERVAL_MS = 10_000
 
 
 class RejectionLog:
-    """The log of a task's rejected records: at most one line in an interval, and nothing is lost.
+    """The log of a task's rejected records: at most one line in each interval of `LOG_INTERVAL_MS`.
 
-    Records may be rejected one by one or by the thousand a second. A line covers all since the previous one. Records
-    rejected within the interval wait for its end, or for the task's. Only committed ones are logged, because others may
-    be processed again.
+    Thousands of records a second may be rejected. A line counts all records that were rejected since the previous line.
+    It is logged at the end of the interval, or when the task ends. Only records of succeeded commits are counted,
+    because others may be processed again.
     """
 
     def __init__(self, partition: int) -> None:
@@ -25,9 +25,10 @@ class RejectionLog:
         self._logged_at_ms: int | None = None
 
     def report(self, metrics: StreamTaskMetrics, now_ms: int, *, at_once: bool = False) -> None:
-        """Log the task's records rejected since the last line, if that is due or `at_once`.
+        """Log the task's records rejected since the last line, if a line is due or `at_once` is set.
 
-        `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.
+        `now_ms` is monotonic. The line has the coordinates of the last record of each count, such as
+        `last_late="clicks-0@17"`.
         """
         counts = (metrics.late_total, metrics.dead_letters_total, metrics.skipped_total)
         waits = self._logged_at_ms is not None and now_ms - self._logged_at_ms < LOG_INTERVAL_MS

@@ -1,7 +1,7 @@
-"""Deletes records that the application has read from its repartition topics, which nothing else reads.
+"""Deletes the records of repartition topics that the application has processed. Nothing else reads these topics.
 
-A task's position in such a topic is in its progress record. Records before the committed position are never read again.
-Kafka Streams does the same, at the interval of KIP-811.
+A task's position in a repartition topic is part of its progress record. Records before a committed position are never
+read again. Kafka Streams deletes them too, at the interval of KIP-811.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ LOG_INTERVAL_MS = 5_000  # between log lines of the progress
 class RestoreProgress:
     """The progress of one partition's restore: the rest of the changelog to read, the rate, and the estimated time.
 
-    Records are counted by offsets, so transaction markers count too. The rate is that of the whole restore since its
-    first poll. A snapshot is loaded before that and does not count. All fields are None until something is read of the
-    changelog.
+    Records are counted by offsets, so transaction markers count too. The rate is the average since the first poll of
+    the changelog; the time to load a snapshot does not count. Fields are None as long as they are not known.
 
     >>> progress = RestoreProgress(0)
     >>> progress.moved(1_000, 5_000, now_ms=0)
@@ -73,9 +72,10 @@ class RestoreProgress:
 class RestoreReport:
     """The figures of a restore; `snapshot_version` is None if there was no snapshot.
 
-    `changelog_records` are all records read, including takeover and progress records. `changelog_windows` are the
-    applied changes of windows. `foreign_records` are no entries and were skipped. `local_windows` were on the
-    instance's disk, `standby_windows` in its standby; records and windows are then those that came after them.
+    `snapshot_windows`, `local_windows` and `standby_windows` are the rows that the restore began with: from the
+    snapshot, from the instance's disk or from its standby. The other figures are of the changelog that was read after
+    them. `changelog_records` counts all its records, including takeover and progress records. `changelog_windows`
+    counts the entries that were applied, `foreign_records` the foreign records that were skipped.
     """
 
     snapshot_version: int | None = None

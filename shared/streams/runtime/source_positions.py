@@ -1,9 +1,9 @@
 """The position at which a task resumes in a source partition, and the checks that it is valid.
 
-A position is an offset of one topic. It is not valid in a topic of the same name that was created later, and records
-that were deleted before they were read are lost. By default, Kafka's clients reset such a position to the beginning or
-the end and continue silently. Here both cases are reported. `start_position_of` is the rule; `SourcePositions` looks up
-the extents of partitions and sets the positions.
+A position is an offset in one topic. There are two ways for it to become invalid: the topic is deleted and created
+again, or the records at the position are deleted before they are read. By default, Kafka's clients reset such a
+position to the beginning or the end and continue silently. Here both cases are reported. `start_position_of` is the
+rule; `SourcePositions` looks up the first and end offsets of partitions and sets the positions.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class AheadPartition(NamedTuple):
 class GroupAhead(ChangelogHole):
     """The group's committed offsets are ahead of the changelog: state was lost, or another client committed them.
 
-    A commit writes the changelog and the group's offsets together, so the application itself never causes this. The
-    message names every partition of `ahead`, the cause if it is known, and the one command that sets the group back to
+    A commit never writes the group's offsets before the changelog, so the application's own commits cannot cause this.
+    The message names every partition of `ahead`, the cause if it is known, and the command that sets the group back to
     the changelog's positions.
     """
 
@@ -131,9 +131,9 @@ def committed_position(offset: int) -> OffsetAndMetadata:
 def ahead_of(
     at: TopicPartition, known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool
 ) -> AheadPartition | None:
-    """Return the partition if the group is ahead of the changelog's position `known`, else None.
+    """Return the partition with both positions if the group is ahead of the changelog's position `known`, else None.
 
-    With `from_group` the group's offset is the start of a partition for which the changelog has no position.
+    With `from_group`, a partition without a position in the changelog starts at the group's offset, so it is not ahead.
     """
     if committed is None or committed.offset <= (known or 0) or (known is None and from_group):
         return None
@@ -175,10 +175,11 @@ def raise_unread(at: TopicPartition, position: int, read: Collection[str], appli
 def start_position_of(
     at: TopicPartition, position: int | None, known_id: str | None, held: PartitionExtent, on_missing: OnMissing
 ) -> StartPosition:
-    """Return the start for `position`; None is a partition that was never read. `known_id` is the position's topic.
+    """Return the offset at which a task starts to read a partition, given its last `position` (None: never read).
 
-    Raises SourceTopicChanged if the topic is another one or ends before the position. Raises SourceOffsetsMissing if
-    records at the position are deleted, unless `on_missing` is `skip`.
+    `known_id` is the id of the topic that the position belongs to. Raises SourceTopicChanged if the topic now has
+    another id, or ends before the position. Raises SourceOffsetsMissing if the records at the position were deleted,
+    unless `on_missing` is `skip`.
     """
     # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
     if known_id is not None and known_id != held.topic_id:
@@ -208,7 +209,8 @@ def start_position_of(
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
-    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` also raises GroupAhead and SchemaMismatch.
+    `find` and `check` raise SourceTopicChanged and SourceOffsetsMissing. `find` also raises GroupAhead and
+    SchemaMismatch.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
@@ -253,7 +255,10 @@ class SourcePositions:
         await self._set_start_offsets(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
 
     async def _drop_unread_topics(self, task: StreamTask) -> None:
-        """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
+        """Forget positions in repartition topics that the topology no longer reads.
+
+        Raises SchemaMismatch if such a topic has records that were not read.
+        """
         application = self._settings.application_id
         read = task.topology.source_topics()
         dropped = unread_repartition_topics(task.sources, read, application)

@@ -1,18 +1,21 @@
 """The assignment strategies of a streams application's group, and the assignment of standbys.
 
-The strategies are `range` and `cooperative-sticky` under names of their own, as Kafka Streams has "stream". A broker
-accepts a member into a classic group only if it shares a strategy with all others. So it rejects every other consumer
-that uses the application's group id (INCONSISTENT_GROUP_PROTOCOL). A consumer of KIP-848 names no strategy. It is
-rejected because the leader gives every member user data with its assignment, and a broker does not convert a group with
-such assignments to KIP-848. In a group that is one already, the broker assigns the partitions itself, without user
-data; then `on_assignment` raises InconsistentGroupProtocol.
+The strategies are `range` and `cooperative-sticky` under names of their own, as Kafka Streams has "stream". The names
+keep other consumers out of the group:
 
-With standbys each member reports to the leader the partitions that it has state of. The ordinary assignor chooses
-owners. If that leaves a choice (the cooperative-sticky one, for partitions without an owner), a member with state is
-preferred. Standbys are then placed on members other than the owner, first on those that have state, and evenly. Under
-the cooperative assignor a partition that moves has no owner for a moment; its standbys stay.
+- A classic consumer with the application's group id is rejected with INCONSISTENT_GROUP_PROTOCOL, because it shares no
+  strategy with the members.
+- A KIP-848 consumer names no strategy. It is rejected because the leader sends user data with every assignment, and a
+  broker does not convert a group with such assignments to KIP-848.
+- If the group is a KIP-848 group already, the broker assigns the partitions, without user data. Then `on_assignment`
+  raises InconsistentGroupProtocol.
 
-Members and leader append these partitions to the assignor's own user data. A member with `num_standby_replicas` = 0
+With standbys, each member reports to the leader the partitions that it has state of. The ordinary assignor chooses
+owners. For partitions without an owner, the cooperative-sticky assignor prefers members that have state; the range
+assignor has no choice. Standbys are then placed evenly on members other than the owner, first on members that have
+state. Under the cooperative assignor, a partition that moves has no owner for one rebalance; its standbys stay.
+
+Members and the leader append these partitions to the assignor's own user data. A member with `num_standby_replicas` = 0
 appends none and gets no standbys.
 
 >>> assign_standbys({0: "a", 1: "b", 2: "a"}, ["a", "b", "c"], {"c": {2}}, replicas=1)
@@ -44,7 +47,7 @@ _SIZE = struct.Struct(">I")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Partitions. From a member: those it has state of. From the leader: those the member gets as standbys."""
+    """Partitions in user data: from a member, those that it has state of; from the leader, the member's standbys."""
 
     partitions: list[int] = []
 
@@ -77,10 +80,13 @@ def assign_standbys(
 ) -> dict[str, list[int]]:
     """Return the standby partitions of each member.
 
+    `owners` has the owner of each partition, None if it is moving between two owners. `order` are the members. `warm`
+    has the partitions that each member has state of.
+
     Steps:
-    1. A member keeps the partitions that it has state of, up to an even share. A partition without an owner is between
-       two owners; all members that have state of it keep it, so that the next owner can be one of them.
-    2. The remaining replicas go to the members with the fewest partitions.
+    1. A member keeps the partitions that it has state of, up to an even share. A partition without an owner is kept
+       beyond that share, so that its next owner can be a member with state.
+    2. The remaining replicas go to the members with the fewest standby partitions.
     """
     assigned: dict[str, list[int]] = {member: [] for member in order}
     # An even share, rounded up.
@@ -101,7 +107,10 @@ def assign_standbys(
 
 
 class StreamsAssignor(Assignor):
-    """Places standbys alike for both strategies. `warm` returns the partitions that this instance has state of."""
+    """The common part of both strategies, which places standbys.
+
+    `warm` returns the partitions that this instance has state of.
+    """
 
     def __init__(self, replicas: int, warm: Callable[[], Iterable[int]]) -> None:
         self._replicas = replicas
@@ -116,7 +125,7 @@ class StreamsAssignor(Assignor):
     def assignment_data(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
-        """Return the standbys of each member. Every member gets user data, since that keeps KIP-848 consumers out."""
+        """Return each member's standbys as user data. All members get user data, which keeps KIP-848 consumers out."""
         numbers = range(max(partitions.values(), default=0))
         owners: dict[int, str | None] = dict.fromkeys(numbers)
         owners |= {at.partition: member for member, own in assigned.items() for at in own}
@@ -126,7 +135,10 @@ class StreamsAssignor(Assignor):
         return {member: append_standing_partitions(None, standbys.get(member, ())) for member in members}
 
     def on_assignment(self, user_data: bytes | None) -> None:
-        """Take the standbys. Raises InconsistentGroupProtocol if no instance of the application made the assignment."""
+        """Read this member's standbys from the assignment's user data.
+
+        Raises InconsistentGroupProtocol if no instance of the application has made the assignment.
+        """
         standbys = standing_partitions_of(user_data)
         if standbys is None:
             raise InconsistentGroupProtocol(f"the assignment was not made with {self.name}")

@@ -1,8 +1,8 @@
 """The standbys of one instance: copies of state that other instances own, which follow the changelogs.
 
-A standby is a task that is never started. Its stores follow the changelog by the reader's rule, and nothing else of it
-runs. When its partition moves to this instance, the standby is handed over, and only later changes have to be restored.
-A standby that fails starts again; that costs the instance only the head start.
+A standby is a task that is not started: only its stores are kept up to date from the changelog. When its partition
+moves to this instance, the new owner continues from the standby, and has to restore only later changes. A standby that
+fails begins again. If its partition moves to the instance meanwhile, the restore takes longer.
 """
 
 from __future__ import annotations

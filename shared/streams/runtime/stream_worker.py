@@ -1,10 +1,10 @@
 """The stream worker: polls, restores, processes, punctuates and commits, one turn at a time.
 
 The worker is a member of the application's consumer group and runs one task for each partition that it owns. An
-assigned partition is paused until its task is restored in the background, while the others continue. On revocation,
-processed records are committed before the partition is released; a task that returns at once is kept. A commit that
-fails costs the task its state, which is then restored from the changelog, so memory is never ahead of the log for long.
-The consumer never resets a position: `source_positions` decides where tasks resume.
+assigned partition is paused while its task is restored in the background; the other tasks continue. On revocation, the
+worker commits the processed records before it releases the partition. If the next assignment returns the partition, its
+task continues. After a commit that failed, the task is discarded and restored from the changelog. The consumer never
+resets a position: `source_positions` decides where tasks resume.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class StreamWorker(RebalanceListener):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Wait for the source topics, create the others, and join the group.
+        """Wait for the source topics, create the application's other topics, and join the group.
 
         Raises UnknownTopicOrPartition, which names the source topics that did not appear in time. Raises ConfigError if
         the topics or the state directory are unsuitable.
@@ -133,8 +133,8 @@ class StreamWorker(RebalanceListener):
     async def run_once(self, now_ms: int | None = None) -> None:
         """Do one turn: poll, collect restored tasks, process, punctuate, and commit if that is due.
 
-        `now_ms` is this turn's wall-clock time since the epoch; the default is the clock's. If it is cancelled at any
-        moment, the tasks are in a state that `shutdown` can commit, and a commit in progress continues.
+        `now_ms` is this turn's wall-clock time in ms since the epoch; the default is the clock's. The call may be
+        cancelled at any moment: `shutdown` can still commit the tasks, and a commit in progress continues.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll_records()
@@ -144,7 +144,7 @@ class StreamWorker(RebalanceListener):
             # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
             # out, since the consumer's position is past them.
             ready = self._tasks.ready()
-            # 2. Take the outcomes of the commit and of restores in the background.
+            # 2. Handle the outcomes of the background commit and of background restores.
             if self._commits.has_ended:
                 await self._handle_ended_commits(await self._commits.settle())
             await self._collect_restored_tasks()
@@ -198,8 +198,8 @@ class StreamWorker(RebalanceListener):
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
         """Commit what was processed, leave the group and close everything, all within `timeout_ms`.
 
-        Each step has the time that the steps before it left. If the last commit fails, or Kafka does not answer, an
-        error line names the partitions: their records since the commit before are processed again at the next start.
+        A step gets only the time that earlier steps have left. If the last commit fails, or Kafka does not answer, an
+        error line names the partitions. Their records since the previous commit are processed again at the next start.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
@@ -283,18 +283,19 @@ class StreamWorker(RebalanceListener):
         await self._join_group()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Keep tasks that return at once, close those that do not, and restore the new ones.
+        """Resume suspended tasks whose partitions are assigned again, close the others, and restore the new ones.
 
-        A task is not kept if this member missed a generation.
+        If this member missed a generation, all assigned tasks are restored, because another member may have owned their
+        partitions in between.
         """
         if self._leaving:
             return
         async with self._lock:
             await self._handle_ended_commits(await self._commits.settle())
             assigned = {at.partition for at in partitions}
-            # 0: a cooperative member revokes and is assigned in one generation. 1: an eager one joins the next.
-            # Otherwise another member may have owned the partition in between, and no broker fences a writer without
-            # transactions.
+            # Difference 0: a cooperative member revokes and is assigned in one generation. 1: an eager member joins the
+            # next one. Otherwise another member may have owned the partition in between, and no broker fences a writer
+            # without transactions.
             is_next = self._consumer.group_metadata().generation_id - self._revoked_in in (0, 1)
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
@@ -333,7 +334,7 @@ class StreamWorker(RebalanceListener):
             )
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
-                # It is being restored, perhaps because its commit has just failed.
+                # The task is being restored, perhaps because its commit has just failed.
                 if owned.task is None:
                     await owned.close()
                 else:
@@ -452,7 +453,7 @@ class StreamWorker(RebalanceListener):
 
         There are three cases:
         1. The partition has a new owner: the worker joins its group again at the end of the turn.
-        2. A repetition would fail as well, or this was the last attempt, or the worker is leaving: raise the error.
+        2. The error is not retriable, this was the last attempt, or the worker is leaving: raise the error.
         3. Otherwise discard the task and restore it.
         """
         # Case 1. The task is closed with all others in `_rejoin_group`.
@@ -498,9 +499,9 @@ def _create_group_member(
 
 
 def _poll_wait_ms(settings: StreamsSettings, running: Collection[RunningTask], commit_due_ms: int) -> int:
-    """Return how long to wait for records: at most until the next commit is due, if there is something to commit.
+    """Return how long the next poll may wait for records: 0 if the previous turn had no time for some records.
 
-    Return 0 if records are left that the previous turn had no time for.
+    If there is something to commit, the poll ends when the commit is due.
     """
     if any(one.inputs.is_cut for one in running):
         return 0
@@ -542,10 +543,10 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
 
 
 def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
-    """Pause the partitions of the worker's consumer that have no room, and resume those that have room again.
+    """Pause the consumer's partitions whose inputs are full, and resume those that have room again.
 
-    If all tasks together have more than `bytes_max` bytes of fetched records, only partitions without fetched records
-    have room, because others may wait for their records.
+    If the inputs of all tasks together hold more than `bytes_max` bytes, every partition with fetched records counts as
+    full. A partition without fetched records never does, because others may wait for its records.
     """
     paused = consumer.paused()
     is_over = sum(running.inputs.bytes for running in ready.values()) > bytes_max
@@ -572,9 +573,9 @@ def _advance_idle_tasks(ready: Ready, consumer: Consumer, now_ms: int, tasks: in
 
 
 def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:
-    """Advance tasks to positions behind transaction markers, which no poll returns.
+    """Advance the tasks' positions past transaction markers, which no poll returns.
 
-    Otherwise the markers would look like unread records once the topic's retention has deleted them.
+    Otherwise, once the topic's retention has deleted the markers, they would look like records that were never read.
     """
     for at in consumer.assignment():
         running = ready.get(at.partition)

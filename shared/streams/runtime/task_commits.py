@@ -1,8 +1,8 @@
 """Commits of one instance's tasks: concurrent, and independent of each other.
 
-Everything that a commit writes was measured when it was made (`stream_task`). If the producer or the broker still
-rejects a record, nothing of the commit takes effect. The worker then stops with an error that names the record: its
-topic's limit is lower than the application's, or the topic does not accept its timestamp.
+The size of every record was checked when the record was made (`stream_task`). If the producer or the broker still
+rejects a record, the commit does not take effect. The worker then stops with an error that names the record. Possible
+causes are that the topic's size limit is lower than the application's, or that the topic rejects the timestamp.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TaskCommits:
         return await self._write_commits(self.prepare(owned), consumer)
 
     def begin(self, owned: Sequence[OwnedTask], consumer: Consumer) -> None:
-        """Begin to commit the tasks that have something to commit, in the background; call `settle` afterwards.
+        """Begin, in the background, to commit the tasks that have something to commit. `settle` returns the outcome.
 
         The tasks continue meanwhile. A task has at most one commit in progress.
         """
@@ -98,8 +98,7 @@ class TaskCommits:
         prepared: list[Prepared] = []
         for one in owned:
             task = one.task
-            # After a commit that failed, the task is discarded. So the next one is prepared only when this one has
-            # succeeded.
+            # A task whose commit fails is discarded. So its next commit is prepared only after this one has succeeded.
             if task is None or not task.needs_commit or task.is_committing:
                 continue
             try:
@@ -132,9 +131,9 @@ class TaskCommits:
         tasks: Mapping[int, OwnedTask],
         timeout_ms: float,
     ) -> None:
-        """Wait at most `timeout_ms` for the last commit of `tasks` (by partition), and log what it did not commit.
+        """Wait at most `timeout_ms` for the last commit of `tasks` (by partition).
 
-        Its errors are in the log line.
+        Log the partitions that were not committed, with the errors.
         """
         await asyncio.wait({commit}, timeout=timeout_ms / 1000)
         errors: list[BaseException] = []

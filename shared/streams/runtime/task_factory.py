@@ -30,8 +30,8 @@ CLEAN_INTERVAL_MS = 60_000
 class StreamTaskFactory:
     """Creates the tasks of one topology.
 
-    Raises ConfigError if their stores are for a lake that cannot have their names. `startup` raises it if the state
-    directory is not available.
+    Raises ConfigError if there is a lake and names of stores or aggregations cannot be column names in it. `startup`
+    raises ConfigError if the state directory is not available.
     """
 
     def __init__(
