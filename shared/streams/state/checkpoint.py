@@ -18,10 +18,11 @@ class CommitPosition(NamedTuple):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """The rows are the partition's state before `covered_offset`, as written by owners up to `epoch`.
+    """Says which changelog records are in the rows: all before `covered_offset`. The last owner had `epoch`.
 
-    `topic_id` is the changelog's. Up to `verified_offset` it is certain that no other owner wrote. Beyond that, a
-    commit that the broker accepted does not count if another owner had taken over the partition before it.
+    `topic_id` is the changelog's. Up to `verified_offset` it is certain that no later owner had taken over the
+    partition. From there to `covered_offset` it is not: if the log has a takeover record of a later owner there, the
+    commits after it do not count, and the rows are invalid.
     """
 
     topic_id: str | None

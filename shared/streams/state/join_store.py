@@ -26,7 +26,7 @@ HEAP_SPARE = 1_024
 class JoinRow:
     """The records of one key and timestamp (ms).
 
-    `persisted` means that the changelog has a live entry under this key and start.
+    `persisted` means that the changelog has a live entry for this key and timestamp.
     """
 
     __slots__ = ("end", "key", "live", "persisted", "start", "states")

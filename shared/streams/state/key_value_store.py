@@ -1,6 +1,6 @@
 """Rows of a table in memory, with the changes for the next commit.
 
-Values are copied on the way in and out, so only `put` changes a row.
+`put` and `get` copy the values, so only `put` and `delete` change a row.
 
 >>> store = KeyValueStore("users")
 >>> store.put("ann", {"city": "Oslo"}); store.get("ann"), store.get("bob"), len(store)
@@ -64,10 +64,10 @@ class KeyValueStore(Generic[K, V]):
         return None if row is None else user_copy(row.states[0])
 
     def put(self, key: K, value: V | None) -> None:
-        """Set a row; None deletes it.
+        """Set a row; the value None deletes it.
 
-        Raises DataError for a key that is neither text nor bytes, RecordTooLarge for a row that the changelog cannot
-        hold, and the errors of encoding the value.
+        Raises DataError for a key that is neither text nor bytes, RecordTooLarge for a row that is too large for the
+        changelog, and the encoder's error for a value that cannot be encoded.
         """
         if value is None:
             self.delete(key)

@@ -1,8 +1,8 @@
-"""Restores from an instance's disk: finds where the changelog continues, and when the state on disk is unusable.
+"""Restores from an instance's disk: finds the offset from which to read the changelog, and detects unusable state.
 
-Rows on disk are valid up to the checkpoint's covered offset, unless another owner had taken over the partition before
-the owner that wrote them knew. State that is not valid or cannot be decoded is deleted, and restored from the snapshot
-and the log. The reason is logged; this is no error.
+Rows on disk contain the changelog up to the checkpoint's covered offset. They are invalid if their owner wrote them
+after another owner had taken over the partition. State that is invalid or cannot be decoded is deleted, and restored
+from the snapshot and the log. That is no error; the reason is logged.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...])
 
 
 def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | None) -> None:
-    """Raise Overtaken if a record that the local state covers is the takeover of another owner than the state's.
+    """Raise Overtaken if a record below the covered offset is the takeover record of a later owner.
 
-    Raises CorruptEntry if it cannot be decoded, because it may have been one.
+    Raises CorruptEntry if the record cannot be decoded, because it may have been a takeover record.
     """
     if is_foreign_record(value):
         return

@@ -1,9 +1,9 @@
 """One task's state on disk: holds back the changes of a commit or a restore until they are confirmed.
 
-A commit's changelog entries are prepared. They are written to disk, together with the checkpoint, only when the commit
-is known to have succeeded. During a restore, the changes that the log confirms are buffered, and written from time to
-time with the offset that they reach. So the disk is always at some commit of the log, and never ahead of it.
-KIP-892 (transactional state stores) has the same aim.
+`prepare` keeps the changelog entries of a commit in memory. They are written to disk, together with the checkpoint,
+only when the commit is known to have succeeded. During a restore, the changes that the log confirms are buffered.
+Whenever the buffer is full, it is written with a checkpoint of the offset reached. So the disk always has the state of
+some commit in the log, and is never ahead of the log. KIP-892 (transactional state stores) has the same aim.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentW
 
 
 class CommitOffsetUnknown(RetriableError):
-    """A commit succeeded at an unknown offset. The task is restored from the changelog, which has the offset."""
+    """A commit succeeded, but the broker did not return its offset. The task is restored from the changelog."""
 
 
 class _StoreRows:
@@ -131,7 +131,7 @@ class LocalState:
         self.db.clear()
 
     def close(self) -> None:
-        """Close the database. Changes that are not written can be restored from the log."""
+        """Close the database without writing buffered or prepared rows; the log has them."""
         if not self._closed:
             self._closed = True
             self._forget_stores()
@@ -174,19 +174,19 @@ class LocalState:
                 rows[entry.store, key, start] = StoredRow(end, entry.body[fmt.START_END.size :])
             else:
                 (start,) = fmt.START.unpack_from(entry.body)
-                # Deleted or closed. A closed window is not in the store any more.
+                # A deleted row or a closed window: the store does not have it any more.
                 rows[entry.store, key, start] = None
         # Not written before `confirm`. Until then the commit may fail, and the rows would have to be undone.
         self._prepared = rows, progress
 
     def confirm(self, epoch: int, position: CommitPosition) -> None:
-        """Write the prepared commit, which succeeded. Raises CommitOffsetUnknown if the broker returned no offset."""
+        """Write the prepared commit, which has succeeded. Raises CommitOffsetUnknown if its offset is not known."""
         # A checkpoint needs an offset. Without one, the rows on disk could not be related to the log.
         if position.covered_offset < 1:
             raise CommitOffsetUnknown(
                 "the broker returned no offset of the commit, so the state on disk stays behind it"
             )
-        # The commit's result came late. The log has the commit, so the next restore reads it.
+        # The commit succeeded only after the task was closed. The log has the commit, so the next restore reads it.
         if self._closed:
             return
         assert self._prepared is not None, "no commit was prepared"

@@ -1,10 +1,10 @@
 """Stores whose rows are on disk; each keeps the keys in use in an in-memory store.
 
-When a key is used, all its rows are fetched. From then on the store in memory has it, determines the changes of a
-commit, and closes due windows. Only confirmed commits are written to disk, so a key stays in memory until then. After
-that it may be evicted, the least recently used first, when the stores of an instance exceed their memory. Due windows
-are found through the index on disk and fetched before they are closed. So results are the same as in memory. One key's
-rows, and the windows that one record closes, must fit in memory.
+When a key is used, all its rows are fetched into the in-memory store. That store makes the changes of a commit and
+closes due windows. Only succeeded commits are written to disk, so a changed key stays in memory until its commit has
+succeeded. Afterwards it may be evicted, when the stores of an instance exceed their memory; the least recently used key
+goes first. Due windows are found by the index on disk, and fetched before they are closed. So results are the same as
+those of in-memory stores. The rows of one key, and the windows that one record closes, must fit in memory.
 """
 
 from __future__ import annotations
@@ -143,9 +143,10 @@ class PersistentStore(ABC, Generic[CacheT]):
         return chain(*self.walk())
 
     def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[StateStoreRow], Iterator[StateStoreRow]]:
-        """Return the rows in memory, in no order, and all other rows on disk.
+        """Return two groups of rows: those in memory, in no order, and those on disk whose keys are not in memory.
 
-        With `after`, the latter are those after this key and start. They are ordered by hash of the key, key and start.
+        Rows on disk are ordered by hash of the key, key and start. With `after`, only those after this key and start
+        are returned.
         """
         # Keys in memory may have newer rows there than on disk, so the disk is only read for the other keys.
         return list(self._cache.rows()), self._rows_not_in_memory(self._rows.all(after), frozenset(self._loaded))
@@ -171,9 +172,9 @@ class PersistentStore(ABC, Generic[CacheT]):
     # --- rows on disk ---
 
     def confirm_written(self, rows: Mapping[tuple[bytes, int], EncodedRow | None], more: int) -> None:
-        """Confirm that these rows, by key and start, were written as the commit had them; `more` is the growth.
+        """Account for the rows of a commit, by key and start, which were written to disk.
 
-        Evicts keys that exceed the memory.
+        `more` is the change of the number of rows on disk. Evicts keys if the memory is exceeded.
         """
         self._rows_in_both += more
         for (raw, _), row in rows.items():
@@ -208,7 +209,7 @@ class PersistentStore(ABC, Generic[CacheT]):
                 self._rows_in_both -= self._cache.evict(key)
 
     def _may_leave(self, key: Any) -> bool:
-        """Return whether the index would find all due rows of a key."""
+        """Return whether a key may be evicted, because the index on disk will find all its rows that become due."""
         return all(row.end >= self.due_ms for row in self._cache.rows_of(key)) or not self.is_indexed
 
     def _fetch_key_rows(self, key: Any) -> None:
@@ -284,9 +285,10 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
             self._fetch_key_rows(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
-        """Return whether the index would find all due windows of a key. Found windows stay until they are processed.
+        """Return whether a key may be evicted, because the index on disk will find all its windows that become due.
 
-        A closed window that is kept is due when it expires, every other one when it closes.
+        A window that a search has found already stays in memory until it is processed. A retained window becomes due
+        when it expires, any other window when it closes.
         """
         rows = self._cache.rows_of(key)
         return all(row.end >= (self._expired.to_ms if row.closed else self.due_ms) for row in rows)
@@ -386,7 +388,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         return self._cache.get(key)
 
     def put(self, key: Any, value: Any) -> None:
-        """Set a row; None deletes it. Raises DataError for a key that is neither text nor bytes."""
+        """Set a row; the value None deletes it. Raises DataError for a key that is neither text nor bytes."""
         key = self._key_in_store_type(key)
         if isinstance(key, str | bytes):
             self._fetch_key_rows(key)

@@ -1,12 +1,13 @@
 """One task's rows in RocksDB, with the checkpoint of the changelog that they reflect.
 
-The database holds only what the changelog has confirmed. Rows and the checkpoint, which has their changelog offset, are
-written in one batch. So after a crash of the process or the machine the state is valid at some offset, and only the
-log's tail has to be read.
+The database holds only confirmed changes. Rows are written in one batch with the checkpoint, which has their changelog
+offset. So after a crash of the process or the machine, the database has the state at that offset, and only later
+records of the log have to be read.
 
 A row's key in the database is its store's number, its key's hash (the prefix for the filter), its key and its start.
-This is the order in which queries are answered. Stores of windows also have an index by end. A growing session would be
-written to the index each time. Instead its entry stays at or before the row's end, and is moved when it becomes due.
+Queries return rows in this order. Stores of windows also have an index by end. An index entry may be before its row's
+end: a session that grows is not written to the index each time. When such an entry becomes due, it is moved to the
+row's end.
 """
 
 from __future__ import annotations
@@ -175,9 +176,9 @@ class RocksDb:
         return found
 
     def rows_of_many(self, store: int, keys: Iterable[bytes]) -> Iterator[tuple[bytes, list[tuple[int, StoredRow]]]]:
-        """As `rows_of`, for many keys, each with its rows.
+        """As `rows_of`, for many keys. Yields each key with its rows.
 
-        Keys are read in the order of the disk, so that a block is read once and not for each of its keys.
+        Keys are read in their order on disk, so that a block that has several of the keys is read only once.
         """
         with self._errors:
             rows = self._db.iter(self._in_prefix)
@@ -199,9 +200,10 @@ class RocksDb:
             yield key, found
 
     def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
-        """Yield (key, start, row) for all rows of a store, or those after a key and start, by key hash, key and start.
+        """Yield (key, start, row) for the rows of a store, in the order of key hash, key and start.
 
-        Rows are read in pages, as they are then. An iteration that is abandoned leaves nothing open.
+        With `after`, only rows after this key and start are yielded. Rows are read in pages, so changes during the
+        iteration may or may not be seen. An iteration that is abandoned leaves nothing open.
         """
         own = ROW + bytes((store,))
         page = self._read_page(own, own if after is None else _row_key(store, *after) + b"\0")
@@ -222,9 +224,9 @@ class RocksDb:
         return found
 
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
-        """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the least later end.
+        """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the next later end.
 
-        Index entries that a row has outgrown are moved on the way.
+        Index entries in this range whose rows end later are moved to the rows' ends.
         """
         own = DUE + bytes((store,))
         keys = set()
@@ -268,10 +270,10 @@ class RocksDb:
         indexed: Iterable[int] = (),
         due: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
-        """Write rows, or remove those that are None, with the checkpoint, atomically; return each store's growth.
+        """Write rows and the checkpoint atomically; a row that is None is removed.
 
-        `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched; no
-        entry is left before it.
+        `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched. No
+        entry of a written row stays before that end. Return by how much each store's number of rows has changed.
         """
         due = due or {}
         indexed = frozenset(indexed)
@@ -327,9 +329,9 @@ class RocksDb:
 def _put_row(
     batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None
 ) -> int:
-    """Put one row and its index entry into a batch of RocksDB; return the growth in rows.
+    """Put one row and its index entry into a batch of RocksDB; return the change in the number of rows (-1, 0 or 1).
 
-    `due` is None if there is no index.
+    `due` is None if the store has no index.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
@@ -338,8 +340,8 @@ def _put_row(
         if listed is not None:
             batch.delete(_due_key(store, listed, start, key))
         return 0 if old is None else -1
-    # An entry at or before the row's end is found in time, and `take_due` moves it. So a growing session is not listed
-    # again by each commit. Before `due` the index is not searched any more, so an entry there must be moved.
+    # An old entry at or before the row's end is found in time, and `take_due` moves it. So it may stay, unless it is
+    # before `due`, where the index is not searched any more.
     stays = listed is not None and due is not None and due <= listed <= row.end
     if due is not None and not stays:
         if listed is not None:

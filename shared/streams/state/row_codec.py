@@ -46,7 +46,7 @@ class RowCodec:
         return self._codec.pack([v for a, s in zip(self._aggregations, states, strict=True) for v in a.to_columns(s)])
 
     def unpack(self, data: bytes) -> list[Any]:
-        """Decode one row's states as new objects. Raises StateStoreFailed for invalid bytes."""
+        """Decode the states of one row. Raises StateStoreFailed for invalid bytes."""
         try:
             columns = self._codec.unpack(data)
             return [a.from_columns(columns[own]) for a, own in zip(self._aggregations, self._slices, strict=True)]

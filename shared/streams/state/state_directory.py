@@ -1,7 +1,7 @@
 """The directory of an instance's state, with one database for each partition.
 
-Two instances must not share it: a task that moves between them would wait for a lock that a hanging owner never
-releases. So the application's directory is locked as a whole, for as long as the instance runs.
+Two instances must not share the directory: the new owner of a partition would wait for the lock of its database, which
+a hanging owner never releases. So an instance locks the application's whole directory for as long as it runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ LOCK_FILE = ".lock"
 
 
 class StateDirectory:
-    """`<state_dir>/<application_id>`; `memory_bytes_max` is RocksDB's share, `cache_bytes_max` that of rows in use.
+    """The directory `<state_dir>/<application_id>`.
 
-    Raises ConfigError, which names the setting, if RocksDB is not installed, the directory cannot be written, or
-    another instance has locked it.
+    `memory_bytes_max` limits the memory of RocksDB, `cache_bytes_max` that of the stores' rows in memory. Raises
+    ConfigError, which names the setting, if RocksDB is not installed, the directory cannot be written, or another
+    instance has locked it.
     """
 
     def __init__(self, state_dir: str, application_id: str, *, memory_bytes_max: int, cache_bytes_max: int) -> None:
