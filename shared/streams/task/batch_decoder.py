@@ -1,10 +1,11 @@
 """Turns a batch of records into columns: keys become numbers, values become arrays, and exceptional records are found.
 
-The value type of the stream decides how values are decoded. `bytes` are not decoded at all, so counting them costs
-nothing. A struct is decoded by one call of msgspec, which checks the declared fields and skips all others. A `dict` is
-decoded whole. A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded,
-it has no timestamp, its key is too large for a result, or an aggregation rejects its value. Exceptional records are
-processed one by one, which finds the reason.
+The value type of the stream decides how values are decoded. `bytes` are not decoded at all. For a struct, msgspec
+checks the declared fields and skips all others. A `dict` is decoded completely.
+
+A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded, it has no
+timestamp, its key is too large for a result, or an aggregation rejects its value. Exceptional records are processed one
+by one, so that the reason is found and reported.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ LEFT_SHARE_MAX = 1 / 4
 class DecodedBatch:
     """A decoded batch.
 
-    For each record it has the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
+    It has for each record the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
     aggregation whose states are objects (`inputs`). `exceptional` are the indexes of exceptional records, ascending.
-    `decoded` are the values; None means that they are the records' own. `is_out` marks filtered records; None means
-    that none can be filtered. `codes` has one entry for each record that there was time to look at.
+    `decoded` are the decoded values, or None if the records' own values are used. `is_out` marks records that the
+    operator chain has filtered out; None means that there is no chain. If time ran out in the chain, `codes` is shorter
+    than the batch: it has only the records that were looked at.
     """
 
     codes: Int32Array
@@ -171,8 +173,8 @@ class BatchDecoder:
     ) -> tuple[RecordNumbers, list[list[Any]]] | None:
         """Return the columns; cells of exceptional and filtered records are undefined.
 
-        A record whose value is rejected is added to `exceptional`. Returns None if a number is of a type that only
-        `add` accepts.
+        Records whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return
+        None: some number has a type that only the aggregation's `add` accepts.
         """
         try:
             return self._state_columns_without(values, timestamps, exceptional | out)
@@ -187,9 +189,9 @@ class BatchDecoder:
     def _state_columns_without(
         self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
     ) -> tuple[RecordNumbers, list[list[Any]]]:
-        """Return the columns without the records in `without`, whose cells are undefined.
+        """Return the columns of all records except those in `without`, whose cells are undefined.
 
-        Raises ValueRejected if other records do not fit either.
+        Raises ValueRejected if one of the other records cannot be put into columns.
         """
         if not without:
             return self._store.columns.take(values, timestamps)

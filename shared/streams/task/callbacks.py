@@ -1,9 +1,9 @@
-"""Tracks whether a task is calling a processor, because a processor's context may only be used during such a call.
+"""Tracks whether a task is calling user code, because a processor's context may only be used during such a call.
 
-A processor may keep its context and pass it to a thread, an asyncio task or a callback of another library. A record
-that is forwarded from there belongs to no source record and to no commit. It would be lost or duplicated, so the
-context checks `is_in_callback` before it acts. The decorator names the methods of a task that call user code. Code
-that is created during such a call and runs later has a copy of the call's context, and finds that the call has ended.
+A processor may pass its context to a thread, an asyncio task or a callback of another library. A record that is
+forwarded from there belongs to no source record and to no commit, so it would be lost or duplicated. Therefore the
+context checks `is_in_callback` before it acts. The decorator `in_callback` names the methods of a task that call user
+code. For code that was started during such a call and runs after it, `is_in_callback` is False.
 
 >>> @in_callback("process")
 ... class Task:

@@ -1,7 +1,7 @@
-"""The view that a task's parts have of their task: a protocol, so that none of them imports `StreamTask`.
+"""The interface of a task for its parts: a protocol, so that none of the parts imports `StreamTask`.
 
-A task is one object. Its parts (the vectorized executor, the processor nodes, the output guard, idleness) read its
-settings and times, and report the outcome of records. `StreamTask` is the implementation.
+The parts are the vectorized executor, the processor nodes, the output guard and idleness. They read the task's settings
+and times, and report the outcome of records. `StreamTask` implements the protocol.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ KEYS_AT_ONCE = 1_000
 
 
 class FetchAhead:
-    """Fetches the keys of a task's records together, from the stores on disk that the records reach.
+    """Fetches the keys of many records together, from the stores on disk that the records reach.
 
-    One look-up for each record would read a block of the disk each time. Many keys in the order of the disk read each
-    block once. A record's own key is the store's key as long as no topic lies between them; a changed key arrives by a
-    repartition topic, which is a source as well. The store of a user's processor may have other keys, and is skipped.
-    `stores` are all the task's stores by name.
+    Single look-ups would read a block of the disk for each record. Look-ups of many keys in their order on disk read
+    each block once. The stores that a source's records reach have the records' own keys, because records with changed
+    keys reach stores only by a repartition topic, which is another source. The store of a user's processor may have
+    other keys, and is skipped. `stores` are all the task's stores by name.
     """
 
     def __init__(self, topology: Topology, stores: Mapping[str, StateStore]) -> None:

@@ -39,8 +39,8 @@ class Idleness:
     def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
         """Return the ms by which time advances now.
 
-        `positions` are the next offsets to read by topic. `at_end` means that no record follows them, not even one of
-        an open transaction.
+        `positions` are the next offsets to read by topic. `at_end` means that the topics have no records from there on,
+        not even records of an open transaction.
         """
         if not at_end:
             self._since_ms = None
@@ -56,8 +56,8 @@ class Idleness:
 def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
     """Advance a task's time if that is due, and send watermarks to the tasks behind its repartition topics.
 
-    `at_end` covers the topics that other applications write; the application's own do not advance time when they are
-    idle. `tasks` is the number of tasks.
+    `at_end` is only about source topics that other applications write. Repartition topics do not count, because behind
+    them time follows watermarks. `tasks` is the number of tasks.
     """
     own = {source.topic for source in task.topology.sources() if source.is_internal}
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}

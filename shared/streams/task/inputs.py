@@ -1,7 +1,7 @@
 """The records that were fetched for a task and are not processed yet, by sub-topology.
 
-Each sub-topology processes the records of its topics in the order of their timestamps (`partition_group`). One with a
-single topic processes them in order of arrival. Records stay here when a turn has no time for them.
+A sub-topology with several topics processes their records in the order of timestamps (`partition_group`). A
+sub-topology with one topic processes its records in offset order. Records that a turn has no time for stay here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = get_logger(__name__)
 
 
 class TaskInputs:
-    """Gives a task its records.
+    """Holds a task's fetched records, and passes them to the task.
 
-    `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_input_records`. A topic is full if
-    more than `buffered_records_max` of its records are here. If that is at least the default, it must also have more
-    records than one run takes. A run that takes longer than `blocking_ms_max` is logged.
+    See `partition_group` for `max_task_idle_ms` and `process_input_records` for `max_future_ms`. A topic is full if
+    more than `buffered_records_max` of its records are here. If that limit is the default or higher, the limit is
+    raised to the length of one run where a run is longer. A run that takes longer than `blocking_ms_max` is logged.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class TaskInputs:
     def process(self, now_ms: int, lags: Lags, time: TimeShares | None = None) -> None:
         """Let the task process the records that are ready. Raises what `StreamTask.process` raises.
 
-        With a turn's `time` it stops when that is used up, and then sets `is_cut`.
+        With `time`, each sub-topology stops when its share of the turn's time is used up. If records that are ready are
+        left then, `is_cut` is set.
         """
         self.is_cut = False
         for group, length in zip(self._groups, self._lengths, strict=True):
@@ -85,7 +86,7 @@ class TaskInputs:
                 while is_ready():
                     self._process_run(group, length, share, now_ms)
                     if not share.is_left():
-                        # Records that wait for another partition's do not make the next turn skip its wait for a fetch.
+                        # Only records that are ready make the next turn poll without waiting. Others wait for a fetch.
                         self.is_cut |= is_ready()
                         break
 
@@ -139,7 +140,7 @@ class TaskInputs:
         return len(group.queues[topic]) > capacity
 
     def holds(self, topic: str) -> bool:
-        """Return whether records of the topic are here. If so, the task's position is not the consumer's."""
+        """Return whether records of the topic are here. If so, the task's position is behind the consumer's."""
         return len(self._group_of[topic].queues[topic]) > 0
 
     def clear(self) -> None:
@@ -155,10 +156,10 @@ def log_blocked_heartbeats(step: str, ms: int) -> None:
 
 
 def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
-    """Let a task process a run of input records of one topic, and reject those too far ahead of the clock.
+    """Let a task process a run of records of one topic, and reject records that are too far ahead of the clock.
 
-    A record more than the task's `max_future_ms` ahead would close every window, and make all later records late. It is
-    rejected before it moves any time. `has_time` is that of `StreamTask.process`, as are the errors raised.
+    A record that is more than the task's `max_future_ms` ahead would close every window and make later records late. It
+    is rejected before it advances stream time. For `has_time` and the errors see `StreamTask.process`.
     """
     limit = task.max_future_ms
     if limit is None or columns.timestamps.max() <= now_ms + limit:

@@ -1,8 +1,8 @@
 """A compiled kernel that reads numbers from flat JSON objects without a Python object for each value.
 
-The kernel reads objects whose members are printable ASCII strings without escapes, plain numbers, `true`, `false` and
-`null`. All members of the value's type must be present, once each and with the right type. Any other value is left to
-msgspec, which accepts or rejects it. So the same values are accepted as elsewhere, with the same numbers.
+The kernel reads objects whose members are printable ASCII strings without escapes, numbers without an exponent, `true`,
+`false` and `null`. All members of the value's type must be present, once each and with the right type. Any other value
+is left to msgspec, which accepts or rejects it. So the results are the same as if msgspec decoded all values.
 
 >>> class Click(msgspec.Struct):
 ...     ms: int
@@ -65,9 +65,9 @@ def _json_string_end(data, at, stop):
 
 @compiled
 def _parse_json_number(data, at, stop):
-    """Return the digits without the point, the number of digits after it, whether there is a sign, and the end.
+    """Return all digits as one integer, the number of digits after the point, whether it is negative, and the end.
 
-    The end is -1 if this is not a plain number.
+    The end is -1 if this is not a number, or one that is left to msgspec.
     """
     is_negative = data[at] == 45
     if is_negative:
@@ -210,9 +210,10 @@ def read_json_fields(
     data, starts, lengths, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, seen,
     left,
 ):  # fmt: skip
-    """Read objects into `numbers` and `has`, and the indexes of those left to msgspec into `left`; return their count.
+    """Read the members of objects into `numbers` and `has`. Return how many objects are left to msgspec.
 
-    `floats` is the same memory as `numbers`. `seen` has one element a member, 0 at first.
+    The indexes of those objects go to `left`. `floats` is the same memory as `numbers`. `seen` has one element for each
+    member, 0 at first.
     """
     count = 0
     for i in range(len(starts)):
@@ -253,9 +254,10 @@ class JsonFields:
 
     @classmethod
     def of(cls, value_type: Any, wanted: Sequence[str]) -> JsonFields | None:
-        """Return the reader of the `wanted` fields of this type (dict: any JSON); None if msgspec is needed.
+        """Return the reader of the `wanted` fields of this type; None if the kernel cannot read the type.
 
-        Each of `wanted` is a number in the type; in a dict it may be any number.
+        The type must declare each of `wanted` as a number. The type `dict` stands for any JSON object; its wanted
+        fields are read as floats.
         """
         if value_type is dict:
             return cls([(name, FLOAT, True) for name in dict.fromkeys(wanted)], wanted)
@@ -279,8 +281,8 @@ class JsonFields:
     def read(self, values: PackedBytes) -> tuple[Int64Array, NDArray[np.uint8], Int64Array]:
         """Return the numbers, whether each is present, and the indexes of values that are left to msgspec.
 
-        The first two have a row for each wanted field. A cell is an int64, or a float64 in the same memory. Values that
-        are left have no numbers.
+        The first two arrays have a row for each wanted field and a column for each value. The bits of a cell are an
+        int64 or a float64, by the type of the field. In the columns of values that are left, no number is present.
         """
         count = len(values)
         members = len(self._kinds)

@@ -1,7 +1,7 @@
 """Late records for the late topic: the unchanged source record, with headers that describe its lateness.
 
-A record that a punctuation or a commit forwards has no source record. If it is late, it is written itself, as JSON,
-without the headers that name a source record.
+A record that a punctuation or a commit forwards has no source record. If such a record is late, the forwarded record is
+written, as JSON and without the headers that name a source record.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def late_record(
 ) -> ProducerRecord:
     """Return the record for the late topic; header values are UTF-8 text, numbers in decimal.
 
-    `lateness_ms` is how far the record's time is behind the close time: 1 or more. `store` is the store whose window
-    had closed. Another store of the same source, or another `application`, may have taken the record. `changelog_id` is
-    the id of the application's changelog topic, None if there is no changelog. A reset creates another changelog, so
-    the id distinguishes incarnations of the application; an earlier one may have taken the record.
+    The header `lateness_ms` has by how much the record's timestamp is below the close time: 1 or more. `store` is the
+    store whose windows had closed. The header names it because another store or another `application` may have
+    accepted the same record. `changelog_id` is the topic id of the application's changelog, None if there is no
+    changelog. It distinguishes the application before and after a reset, because a reset creates another changelog.
     """
     coordinates = _late_coordinate_headers(record.topic.encode(), record.partition, record.offset)
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
@@ -70,9 +70,9 @@ def late_record(
 
 
 def parse_late_record(record: ConsumerRecord) -> DeadLetter:
-    """Return a late topic's record as its source record with the reason, in the form of a dead letter.
+    """Return the source record of a record in a late topic, with the reason, in the form of a dead letter.
 
-    Raises DataError if the record has no source record, or was written by another program.
+    Raises DataError if the record lacks the headers of a source record, or if they are invalid.
     """
     found = {name: value for name, value in record.headers if name in HEADERS}
     where = coordinates_of(record)
@@ -103,10 +103,10 @@ def forwarded_late_record(
     changelog_id: str | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """Return a forwarded record for the late topic: key and value as JSON, text and bytes as they are.
+    """Return a forwarded record for the late topic. Text and bytes are written unchanged, anything else as JSON.
 
-    A value without JSON is replaced by its `repr`; one that makes the record too large is left out. So no late record
-    can end the task.
+    A value that cannot be encoded as JSON is replaced by its `repr`. A value that makes the record too large is left
+    out. So no late record can end the task.
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness
@@ -118,9 +118,9 @@ def forwarded_late_record(
 
 
 def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    """Count a record that is too late for a node's windows, and send it to its source's late topic.
+    """Count the current source record as late for a node's windows, and send it to its source's late topic.
 
-    The record sent is the current source record. In a punctuation or a commit there is none, and `forwarded` is sent.
+    In a punctuation or a commit there is no current source record, and `forwarded` is sent instead.
     """
     if task.record_metadata is not None:
         _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
@@ -241,7 +241,10 @@ def _late_coordinate_headers(topic: Any, partition: Any, offset: Any) -> tuple[t
 def _lateness_headers(
     timestamp_ms: Any, close_time_ms: Any, stream_time_ms: Any, store: str, application: str, changelog_id: str | None
 ) -> tuple[tuple[str, Any], ...]:
-    """Return the headers of one record. If times are arrays, of many: a value is one for all, or one for each."""
+    """Return the headers that describe lateness, for one record, or for many if the times are arrays.
+
+    For many records, a header's value is either one text for all or a column with one text for each.
+    """
     headers = (
         (LATENESS_MS, _late_header_number(close_time_ms - timestamp_ms)),
         (CLOSE_TIME_MS, _late_header_number(close_time_ms)),

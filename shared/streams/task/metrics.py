@@ -21,7 +21,7 @@ class Totals(NamedTuple):
 
 
 class StreamTaskMetrics:
-    """Counts a task's work, in a registry of its own if none is given. Plain totals are attributes."""
+    """Counts a task's work, in `registry` or else in a new registry. The totals are also plain attributes."""
 
     def __init__(self, registry: CollectorRegistry | None, partition: int) -> None:
         registry = registry or CollectorRegistry()

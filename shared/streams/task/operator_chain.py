@@ -1,10 +1,10 @@
-"""An operator chain: functions of single records between a source and its window, called for a whole batch.
+"""An operator chain: `filter`, `filter_not`, `map_values` and `peek` nodes between a source and its window.
 
-If all nodes between are `filter`, `filter_not`, `map_values` and `peek`, the window gets the source's own records:
-fewer of them, and with other values. So the nodes process a batch first, record by record, as far as there is time. The
-result is taken as columns in the same step. Each record passes the functions once: its outcome is kept until the record
-is taken, even if it is taken as a single record. If a function raises, the error is the record's outcome, and the
-record is rejected with it in its turn.
+Such nodes may drop records and change values, but not keys, timestamps or the order of records. So the chain can
+process a whole batch before the window takes it: the nodes are called record by record, as far as there is time, and
+the window takes the results as columns. Each record passes the functions only once. Its outcome is kept until the
+window has taken the record, even if it takes it as a single record. If a function raises, the error is kept as the
+outcome. The record is rejected with that error when its turn comes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class OperatorChain:
     def values(
         self, columns: Columns, values: Sequence[Any], exceptional: set[int]
     ) -> tuple[list[Any], NDArray[np.bool_], int]:
-        """Return the resulting values, a mask of filtered records, and the number of records that there was time for.
+        """Return the chain's values, a mask of filtered records, and the number of records that there was time for.
 
-        Indexes in `exceptional` are skipped. Those at which a function raises are added.
+        Records whose indexes are in `exceptional` are skipped. If a function raises, the record's index is added to
+        `exceptional`.
         """
         known = self._outcomes
         has_time = self._task.has_time
@@ -128,7 +129,7 @@ class OperatorChain:
         try:
             self._entrance(record)
         except Exception as e:
-            # Any error is the record's own outcome, and is handled in its turn.
+            # The error is kept as the record's outcome, and handled when the record's turn comes.
             return e
         output: Record | None = self._gate.output
         return output
@@ -137,10 +138,10 @@ class OperatorChain:
 def functions_before_operator(
     task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode
 ) -> tuple[list[Each], str | None]:
-    """Return the operator chain that directly follows a source, and the name of the node after it.
+    """Return the nodes of the operator chain that directly follows a source, and the name of the node after the chain.
 
-    Each function forwards at most one record. The name is None unless the node is the only one. A repartition topic has
-    no such functions: they would see its internal headers, which are removed only from single records.
+    The name is None if several nodes or none follow the chain. Behind a repartition topic the chain is always empty:
+    its functions would see the topic's internal headers, which are removed only from single records.
     """
     nodes: list[Each] = []
     below = task.topology.children[source.name]

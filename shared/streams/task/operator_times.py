@@ -1,9 +1,10 @@
 """Advances the times of a task's operators without a record.
 
-An operator that reads a source advances by the time that the source was idle. An operator behind others, in the same
-task or through a repartition topic, would then close its windows before the others' results arrive. So it advances only
-to the time before which no result can come: the earliest result that an operator above may still have, and the lowest
-watermark (`watermarks`) of all tasks that write to a topic above.
+An operator that reads only source topics advances by the time that its topics were idle. An operator may also be behind
+other operators, in the same task or through a repartition topic. If it advanced in the same way, it would close its
+windows before the others' results arrive. So it advances only to the time before which no result can come. That is the
+minimum of two times: the earliest result that an operator above may still forward, and the lowest watermark
+(`watermarks`) of all tasks that write to a repartition topic above.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class OperatorTimes:
                 operator.advance_time(operator.stream_time_ms + ms)
 
     def watermarks(self, stream_time_ms: int) -> dict[str, int]:
-        """Return the watermark for each repartition topic that the task writes to; nothing if one is not known yet.
+        """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
-        `stream_time_ms` is the task's. It is the watermark of records that no operator holds back.
+        `stream_time_ms` is the task's stream time. It is the watermark of a topic whose records pass no operator.
         """
         found = {}
         for topic, above in self._fed.items():

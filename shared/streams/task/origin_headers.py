@@ -1,11 +1,12 @@
 """The origin of a repartition topic's record: the source record's coordinates and raw key, carried in headers.
 
-A record whose key was changed passes through a topic of the application itself. A late or rejected record behind it
-would name that topic and an offset in it, which mean nothing to the user. So a record in such a topic carries the
-coordinates of its source record, and a late record behind it is reported with those. A dead letter keeps the
-coordinates in the repartition topic, to which it can be replayed, and has these headers in addition. Behind several
-such topics the origin is still the first source's. A record from a punctuation or a commit has no source record, and no
-such headers.
+A record whose key was changed passes through a repartition topic. The coordinates in that topic mean nothing to the
+user. So a record in a repartition topic carries the coordinates of its source record in headers. Behind several
+repartition topics these are still the coordinates in the first source topic.
+
+A late record behind a repartition topic is reported with the coordinates of its source record. A dead letter has the
+coordinates in the repartition topic, to which it can be replayed, and the origin's headers in addition. A record from a
+punctuation or a commit has no source record, and no such headers.
 
 >>> source = ConsumerRecord("orders", 3, 17, 5, b"order-1", b"{}", (("trace", b"a"),))
 >>> again = ConsumerRecord("app-by-user-repartition", 0, 2, 5, b"ann", b"{}", source.headers + origin_headers(source))

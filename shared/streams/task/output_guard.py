@@ -1,11 +1,13 @@
-"""The output guard: after a store has taken a record, an error costs one output, and the state stays.
+"""The output guard: after a store has taken a record, an error drops one output, and the state stays.
 
 Before a store takes the current record, an error rejects the whole record (`stream_task`). Behind a store, and in a
-punctuation or a commit, that is impossible: the store has counted the record, and a closed window stays closed. So the
-error handlers decide about the one record that a node was given. It is dropped together with everything that the node
-forwarded for it, and counted. With `dead_letter` it is also written to the dead-letter topic (`output_dead_letter`).
-Its siblings and all later outputs continue. If a node raises after it changed a store, its own or one below, the task
-ends. Half of a change can be neither kept nor undone.
+punctuation or a commit, that is impossible: the store has counted the record, and a closed window stays closed. There
+the output is dropped: the record that the failing node was given, and everything that the node forwarded for it. The
+error handlers decide what else happens. With `continue` the output is counted. With `dead_letter` it is counted and
+written to the dead-letter topic (`output_dead_letter`). Other outputs are not affected. With `fail` the task ends.
+
+The task also ends if a node raises after it, or a node below it, has changed a store: half of a change can be neither
+kept nor undone.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ NEVER_HANDLED = (ConfigError, FatalError, IllegalState, MemoryError)
 
 
 class Edge(NamedTuple):
-    """The edge from a node to one of its children; `reached` are the stores at and below the child.
+    """The edge from a node to one of its children; `reached` are the stores of the child and of the nodes below it.
 
-    `store` is the nearest store at or above the node. `guarded` means that a store may have the record before the
-    child does.
+    `store` is the nearest store of the node or of the nodes above it. `guarded` means that a store may have taken the
+    record before the child gets it, so the output guard handles the child's errors.
     """
 
     child: str
@@ -115,7 +117,7 @@ class OutputGuard:
             # No store has taken the record. An error rejects it as a whole (`StreamTask._process_record`).
             edge.entrance(record)
             return
-        # Below, only the stores from the child on count. A store above has taken the record in any case.
+        # An error may drop the output unless a store of the child or below it has changed.
         window = self._window
         stores = [task.stores[name] for name in edge.reached]
         if isinstance(record.key, WindowKey):
@@ -138,7 +140,10 @@ class OutputGuard:
             self._window = window
 
     def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
-        """Handle an error of a node in making an output; `record` is the known part of it. Raises unhandled errors."""
+        """Drop an output that a node could not make because of `error`; raise `error` if it cannot be handled.
+
+        `record` is the part of the output that is known.
+        """
         if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error
         window = self._window
@@ -225,13 +230,12 @@ def output_dead_letter(
 ) -> ProducerRecord:
     """Return the dead letter of an output that a node rejected.
 
-    The output is a record that a store, a punctuation or a commit forwarded.
-
-    It looks like any dead letter, except that no source record can be replayed, since a store has counted it. So it
-    lacks the headers `penstock.dlq.topic`, `.partition` and `.offset`. Its key and value are the output's: text and
-    bytes as they are, anything else as JSON, a result as a flat object. Its headers name the node that rejected it, the
-    store and the window. If a source record caused it, `penstock.origin.*` name that record. A value that makes the
-    dead letter larger than `record_bytes_max` is left out.
+    The output is a record that came from a store, a punctuation or a commit. Its dead letter must not be replayed as a
+    source record, because a store has counted the source record. So it lacks the headers `penstock.dlq.topic`,
+    `.partition` and `.offset`. Its key and value are the output's: text and bytes unchanged, a window's result as a
+    flat JSON object, anything else as JSON. Its headers name the node that rejected the output, the store and the
+    window. If a source record caused the output, the headers `penstock.origin.*` have its coordinates. A value that
+    makes the dead letter larger than `record_bytes_max` is left out.
     """
     record = emitted.record
     window = emitted.window

@@ -1,8 +1,9 @@
 """The outputs of a task until a commit takes them: single records, and columns of whole batches.
 
-A result on update has the whole window as its key. Its partition is still chosen by the window's record key, as by
-Kafka Streams' `WindowedStreamPartitioner`, so all results of one source key are in one partition, in order. Such
-outputs have a `source_key`. `assign_partitions` sets their partitions once the topics' partitions are known.
+A result with `on_update` has the whole window as its key, but the window's record key chooses the partition, as with
+Kafka Streams' `WindowedStreamPartitioner`. So all results of one record key are in one partition, in order. Such
+outputs have a `source_key`: the record key. `assign_partitions` sets their partitions when the numbers of partitions of
+the topics are known.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from penstock.shared.streams.changelog.entry_columns import EntryColumns
 class OutputColumns:
     """Encoded outputs for one topic, in order: results of windows, or late records. `timestamps` are in ms.
 
-    If `source_keys` are given, they choose the `partitions` instead of the keys. `headers` are None if no output has
-    any.
+    If `source_keys` are given, they choose the `partitions` instead of the keys. `headers` is None if no output has
+    headers.
     """
 
     topic: str
@@ -128,7 +129,7 @@ def output_partition(source_key: bytes | None, partitions: Sequence[int]) -> int
 
 
 class TaskCommit(NamedTuple):
-    """The writes of one commit: `outputs` to their topics, `changelog` (in order) to the task's changelog partition.
+    """All that one commit writes: outputs (`produced`), and records for the task's changelog partition (`changelog`).
 
     `sources` are the next offsets to read by source topic. `commit` is the commit's number within the owner's epoch.
     """

@@ -1,8 +1,12 @@
 """The input partitions of one sub-topology, processed in the order of timestamps.
 
-The record with the lowest timestamp is known only while every partition has a record here. If a partition is empty, the
-lag at the broker decides. While it may have records that are not fetched yet, the others wait. If it surely has none,
-they wait for another `max_task_idle_ms`, for a record that may still be written. With -1 they never wait.
+The next record of the group is the one with the lowest timestamp. It is known only if every partition has a fetched
+record. If a partition has none, its lag at the broker decides:
+
+- If the partition has records that are not fetched yet, or if the lag is not known, the other partitions wait.
+- If the lag is 0, they wait for another `max_task_idle_ms`, because a record may still be written.
+
+With `max_task_idle_ms` = -1 they never wait.
 
 >>> group = PartitionGroup(["left", "right"], max_task_idle_ms=0)
 >>> group.is_ready(0, {})
@@ -70,7 +74,7 @@ class RecordQueue:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the queued keys, values and headers. Records processed on arrival are never measured."""
+        """Return the bytes of the queued keys, values and headers. Fetches are measured at the first call only."""
         if not self._length:
             return 0
         # A fetch is taken in several runs. Its sizes stay until its last record is taken.
@@ -134,9 +138,10 @@ class PartitionGroup:
         """Return whether a record may be taken now.
 
         Steps:
-        1. End the wait for the partitions that have records again.
-        2. Without any record the group is not ready.
-        3. With -1 the group does not wait. Otherwise it is ready if it need not wait for any empty partition.
+        1. For partitions that have records, forget when the wait for them began.
+        2. If no partition has a record, the group is not ready.
+        3. With `max_task_idle_ms` = -1 the group is ready. Otherwise it is ready if the wait for each empty partition
+           is over.
         """
         empty = [topic for topic, queue in self.queues.items() if not queue]
         for topic in self.queues.keys() - set(empty):
@@ -157,12 +162,12 @@ class PartitionGroup:
         return now_ms >= deadline_ms
 
     def next_run(self, records_max: int | None = None) -> Columns:
-        """Remove and return the next record and those of its partition that follow it. The group must be ready.
+        """Remove and return the next records, as many as one partition can provide. The group must be ready.
 
         Steps:
-        1. Find the two partitions with the lowest next timestamps.
-        2. Take the first one's records up to the second one's timestamp. Records of equal timestamps are included only
-           if the first one's topic precedes the second one's.
+        1. Find the two partitions whose next records have the lowest timestamps.
+        2. Take the records of the first partition until one is later than the next record of the second. A record with
+           the same timestamp as that record is taken only if its topic is first in the order of the group's topics.
         """
         # PartitionGroup takes one record at a time from the queue with the lowest timestamp. A run has the same order.
         # The order of topics decides between equal timestamps, where the PriorityQueue of Kafka Streams leaves it open,

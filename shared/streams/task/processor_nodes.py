@@ -1,8 +1,8 @@
 """The processor nodes of a task and the edges between them.
 
-A node is a processor, created for each task, or a `SinkNodeWriter`. If a node has one child, its `forward` is the
-child's method, so a record costs one call a node. For that reason the current node is not tracked with each record. The
-node that raised an error is found in the error's traceback: the innermost frame that belongs to a node.
+A node is a processor, created for each task, or a `SinkNodeWriter`. If a node has one child, its `forward` calls the
+child's `process` directly. To keep this call cheap, the current node is not tracked. After an error, the failed node is
+found in the traceback: it is the node of the innermost frame that belongs to one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SinkNodeWriter:
 
 
 class UserNode:
-    """A processor of the user. Its `process` must be finished when it returns."""
+    """A processor of the user. Raises an error if its `process` returns a coroutine or a generator."""
 
     def __init__(self, name: str, processor: Processor) -> None:
         self._name = f"{name!r}: {type(processor).__name__}.process()"
@@ -160,7 +160,7 @@ class ProcessorNodes:
         """Return the node that raised an error, or None."""
         found = None
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            # The innermost frame of a node wins: nodes call each other, so the outer ones are above it.
+            # The innermost frame of a node wins: nodes call each other, so outer frames belong to nodes above it.
             found = self._names.get(id(frame.f_locals.get("self")), found)
         return found
 
@@ -169,7 +169,7 @@ class ProcessorNodes:
         return self.node_of(error) in self._sinks
 
     def close(self, partition: int) -> None:
-        """Close all processors. Raises ProcessingFailed with all their errors afterwards."""
+        """Close all processors. If some raise, raise ProcessingFailed with all errors after the last one was closed."""
         failed: list[tuple[str, Exception]] = []
         for name, processor in self.processors.items():
             try:
@@ -183,7 +183,7 @@ class ProcessorNodes:
             ][1]
 
     def failure(self, subject: str, error: Exception, node: str | None = None) -> ProcessingFailed:
-        """Return the error that ends the task. It names the node that raised, else `node`."""
+        """Return the error that ends the task. It names the node that raised, or `node` if no node has raised."""
         where = self.node_of(error) or node
         kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
         about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
@@ -334,8 +334,8 @@ class NodeContext:
     ) -> None:
         """Forward results to all children: as columns if the only child is a sink that can encode them at once.
 
-        `indexes` are the indexes of the records in `source` that caused the results, one for one. Without it, the
-        current record caused them.
+        `indexes` has for each result the index of the record in `source` that caused it. Without `indexes`, the current
+        record caused all results.
         """
         # Columns for a sink need no Python object for each result.
         if len(self._edges) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:

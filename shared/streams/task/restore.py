@@ -1,6 +1,6 @@
 """Restores a task's state from the confirmed changes of a changelog, and from a snapshot before it.
 
-A window that was written before its store got a further aggregation has no state for it. That aggregation begins empty.
+A store may have got a further aggregation after a window was written. In such a window that aggregation begins empty.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 
 
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
-    """Restore a task's stores by confirmed changes. Raises CorruptEntry for a key or state that cannot be decoded."""
+    """Apply confirmed changes to a task's stores. Raises CorruptEntry for a key or state that cannot be decoded."""
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
         written = confirmed.stores[number]
@@ -85,7 +85,7 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
-    """Restore a task's store by one confirmed change. Raises CorruptRecord if its key or state cannot be decoded."""
+    """Apply one confirmed change to a task's store. Raises CorruptRecord if its key or state cannot be decoded."""
     written = change.written_as
     own = task.topology.stores[change.store].schema
     try:
@@ -115,9 +115,10 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
-    """Restore changes of windows: columns key, start_ms, end_ms, live, then the state columns of `written` by name.
+    """Apply changes of windows to a task's store.
 
-    Later rows replace earlier ones and existing windows; a row that is not live removes its window. Raises
+    The columns are key, start_ms, end_ms, live, and the state columns of the schema `written`, by name. A row replaces
+    the window with the same key and start; a row that is not live removes it. Rows are applied in order. Raises
     CorruptRecord if a key or a state cannot be decoded.
     """
     store = task.stores[written.name]

@@ -32,7 +32,10 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def encode_row_store(builder: StoreBuilder, number: int, changes: RowChanges, epoch: int, commit: int) -> EntryColumns:
-    """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
+    """Encode the changes of a table or a join: deletions, then live rows.
+
+    Raises ProcessingFailed, which names the row, if a row cannot be encoded.
+    """
     codec = StateCodec(builder.schema.state_columns())
 
     def encode_state(row: StateStoreRow) -> bytes:
@@ -97,7 +100,10 @@ def encode_window_store(store: WindowStore, number: int, epoch: int, commit: int
 
 
 def _encode_window_states(store: WindowStore, windows: WindowColumns) -> Sequence[ChangelogColumn]:
-    """Return the state columns of windows. ProcessingFailed names a window whose state cannot be encoded."""
+    """Return the state columns of windows.
+
+    Raises ProcessingFailed, which names the window, if a state cannot be encoded.
+    """
     columns = store.columns
     try:
         return columns.to_changelog(windows.columns)

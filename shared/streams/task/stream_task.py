@@ -1,15 +1,16 @@
 """The stream task: a topology over one partition, sans-IO.
 
-A task takes columns and the wall clock. It keeps the outcome until `prepare_commit` returns it as one `TaskCommit`:
-records for other topics (results, late records, dead letters), the changelog entries of the stores, and a progress
-record that ends them. The worker writes these in one transaction, or in order, and then calls `commit_succeeded`. If it
-cannot write them, the task is discarded and restored from the changelog. There is no third case.
+A task takes records as columns, and the wall-clock time. It collects what is to be written, until `prepare_commit`
+returns all of it as one `TaskCommit`: records for other topics (results, late records, dead letters), the changelog
+entries of the stores, and a progress record that ends them. The worker writes these in one transaction, or without a
+transaction in this order, and then calls `commit_succeeded`. If it cannot write them, the task is discarded and
+restored from the changelog.
 
 `process` takes records in batches. A batch is cut where a STREAM_TIME punctuation is due and around each rejected
-record, so the test driver and production process alike. If a record's processing raises before a store takes the
-record, nothing of it remains: its outputs are dropped, and the whole record goes to the dead-letter topic. Behind a
-store only an output is left out (`output_guard`). If an error allows neither, the task fails and is never committed
-again, because its state is between two records.
+record. So the results are the same as those of the test driver, which processes single records. If an error occurs
+before a store has taken the record, all outputs of the record are dropped, and by default the record goes to the
+dead-letter topic. Behind a store only one output is dropped (`output_guard`). If an error allows neither, the task
+fails and is never committed again, because the record is only half processed.
 """
 
 from __future__ import annotations
@@ -93,12 +94,10 @@ RECORD_BYTES_MAX = 1024 * 1024
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch of its changelog entries.
 
-    With `local` its state is on disk, otherwise in memory.
-
-    `handlers` decide about a record that cannot be processed. No output may have more than `record_bytes_max` bytes as
-    a record. `state_bytes_max` is the rest of that for the key and states of a changelog entry. `columns_min` or more
-    records are taken as columns if the topology allows it. With `keeps_late` late records are written to the changelog,
-    for the lake.
+    With `local` the state is on disk, otherwise in memory. `handlers` decide about records that cannot be processed. No
+    record that the task writes may have more than `record_bytes_max` bytes. `state_bytes_max` is the part of that limit
+    that is left for the key and states of a changelog entry. Batches of at least `columns_min` records are processed as
+    columns if the topology allows it. With `keeps_late`, late records are written to the changelog, for the lake.
     """
 
     def __init__(
@@ -178,7 +177,7 @@ class StreamTask:
     # --- lifecycle ---
 
     def initialize(self, now_ms: int) -> None:
-        """Call the processors' `init`. If there is a state to restore, call `restore.restore_progress` first."""
+        """Call `init` of all processors. If the task has restored state, `restore.restore_progress` must come first."""
         self.now_ms = now_ms
         self.not_running_reason = None
         for name, processor in self._processors.items():
@@ -272,7 +271,7 @@ class StreamTask:
         return self.topology.source_above(node) if record is None else self._routes[record.topic][0]
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
-        """Return the error for a record that a store had taken. The task cannot be committed any more."""
+        """Mark the task as failed because of an error after a store had taken the record; return the error to raise."""
         assert self._source_record is not None
         return self._mark_failed(f"{coordinates_of(self._source_record)}, which a store had taken,", error)
 
@@ -326,11 +325,11 @@ class StreamTask:
         self.metrics.rejected_at["dead_letters"] = coordinates_of(record)
 
     def mark(self) -> TaskMark:
-        """Return the number of outputs and stream time, for `roll_back`."""
+        """Return the number of outputs and late records, and stream time, for `roll_back`."""
         return TaskMark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
 
     def roll_back(self, mark: TaskMark) -> None:
-        """Drop all outputs since `mark` and restore stream time: a dead letter moves no time."""
+        """Drop all outputs and late records since `mark`, and set stream time back: dead letters do not advance it."""
         self.outputs.roll_back(mark.outputs)
         del self.late_rows[mark.late_rows :]
         self.late_records = mark.late_records
@@ -343,7 +342,7 @@ class StreamTask:
         return self.failed
 
     def reject(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
-        """Reject a record as if it had failed at this stage. It moves no time, and no node sees it."""
+        """Reject a record without processing it, as if it had failed at this stage. It does not advance stream time."""
         # A record before the position was rejected or processed before.
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
@@ -382,7 +381,7 @@ class StreamTask:
             self.advance_time(0)
 
     def punctuate_wall_clock(self, now_ms: int) -> None:
-        """Evaluate WALL_CLOCK_TIME schedules. If any fired, a commit is needed, if only for the grids."""
+        """Call the WALL_CLOCK_TIME schedules that are due. If any was due, a commit is needed to keep the grids."""
         self.now_ms = now_ms
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)
@@ -401,7 +400,10 @@ class StreamTask:
         name: str | None = None,
         node: str | None = None,
     ) -> Schedule:
-        """As `ProcessorContext.schedule`; without `node` for the task's owner. IllegalState before `initialize`."""
+        """As `ProcessorContext.schedule`. Without `node` the schedule belongs to no node, but to the task's owner.
+
+        Raises IllegalState before `initialize`.
+        """
         if self.not_running_reason is not None:
             raise IllegalState(self.not_running_reason)
         add = self.schedules.schedule
@@ -428,8 +430,8 @@ class StreamTask:
     def prepare_commit(self, now_ms: int) -> TaskCommit:
         """Return everything since the last commit, to be written. Raises ProcessingFailed if the task has failed.
 
-        The task may continue at once. No other commit is prepared until `commit_succeeded`. If that is never
-        called, the task is discarded.
+        The task may process records while the commit is written. The caller prepares no other commit before it has
+        called `commit_succeeded`. If the write fails, it discards the task.
         """
         if self.failed is not None:
             raise self.failed

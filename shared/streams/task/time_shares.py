@@ -1,6 +1,6 @@
 """The time that a task may use in one turn of its worker, and the number of records in one run.
 
-The worker measures the time (`runtime.turn_time`), because this package reads no clock.
+The worker measures the time (`runtime.turn_time`), because code in `task` never reads a clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def always_has_time() -> bool:
 
 
 class TimeShare(Protocol):
-    """One share of a turn's time: `ms` from its creation. Once it is used up it stays so."""
+    """One share of a turn's time. It lasts `ms` from its creation."""
 
     ms: int
 
@@ -45,9 +45,10 @@ class TimeShares(Protocol):
 
 
 class RunLength:
-    """The maximum number of records in the next run, because a batch of columns cannot be left midway.
+    """The maximum number of records in the next run.
 
-    It follows from the cost of the previous run, and grows while runs are cheap.
+    A batch of columns cannot be left midway, so its length is chosen before. It follows from the cost of the previous
+    run, and grows as long as runs are cheap.
 
     >>> length = RunLength()
     >>> length.adapt(1_000, 400, share_ms=100), length.records_max

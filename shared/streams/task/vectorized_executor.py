@@ -1,11 +1,11 @@
 """Windows over whole batches: columns go into the store without a Python object for each record.
 
-A source is vectorized if it feeds one window and nothing else (`vectorized_executors`). The keys and values of a
-batch become columns, and the window's kernel takes them. Results of closed windows are forwarded at the batch's end,
-so no node below the window may ask for the time. If one does, the source is processed record by record.
+A source is vectorized if it feeds one window and nothing else (`vectorized_executors`). The keys and values of a batch
+become columns, and the window's kernel takes them. Results of closed windows are forwarded at the end of the batch. If
+a node below the window may read the time, it would notice that, so such a source is processed record by record.
 
-Some records are processed alone: one that cannot be put into a column, such as a value that cannot be decoded, and one
-that may make a state too large. The batch is cut before and after it, and where a STREAM_TIME schedule is due.
+A record is processed alone if it cannot be put into columns, such as a value that cannot be decoded, or if it may make
+a state too large. The batch is cut before and after such a record, and where a STREAM_TIME schedule is due.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ COLUMNS_MIN = 32
 def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> dict[str, VectorizedExecutor]:
     """Return the vectorized executors of a task, by topic.
 
-    A source has one if it feeds one window and nothing else, directly or through functions of single records
-    (`operator_chain`). The window must have no aggregation of the user, and the difference must not be visible to any
-    node.
+    A source has one if it feeds one window and nothing else, directly or through an operator chain (`operator_chain`).
+    The window must not have a user's aggregation. No node below the window may see when its results are forwarded.
     """
     found = {}
     for source in task.topology.sources():
@@ -53,7 +52,7 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
 
 
 def _sees_time(task: TaskContext, processor_nodes: ProcessorNodes, name: str) -> bool:
-    """Return whether a node below this one may see when it gets a result. A batch's results come at its end."""
+    """Return whether a node below this one may read the time, and so see that results come at the end of a batch."""
     names = list(task.topology.children[name])
     for one in names:
         names += task.topology.children[one]
@@ -75,8 +74,8 @@ class VectorizedExecutor:
     def take(self, columns: Columns) -> None:
         """Process a batch, in parts if it must be cut. No part begins when the time is used up.
 
-        Records that passed the functions before the window are processed in any case, so the functions are not called
-        again.
+        Records that have passed the operator chain are processed even then, so that its functions are not called for
+        them again.
         """
         self._take_batch(columns)
         if self._chain is not None:

@@ -1,11 +1,10 @@
 """Watermarks in repartition topics: a task reports its event time to the tasks behind the topic.
 
-With idleness (`idle_timeout_ms`) windows close without a record, and their results may pass a repartition topic to
-further windows. If those windows advanced by their own idleness, every result would be late. So a task that has read
-its sources to their ends writes watermarks at regular intervals, to each partition of each repartition topic that it
-writes to. A watermark means that no later result of the task has a lower timestamp, except for records that are late
-already. It follows the results that were written before it. Behind the topic, time advances to the lowest watermark of
-all tasks and no further.
+With idleness (`idle_timeout_ms`), windows close without a record. Their results may pass through a repartition topic to
+further windows. If those windows advanced by their own idleness, the results would be late. So a task that has read its
+sources to their ends writes watermarks at regular intervals, to each partition of each repartition topic that it writes
+to. A watermark means that the task's later results will not have a lower timestamp, except results of records that are
+late already. Behind the topic, time advances to the lowest watermark of all tasks and no further.
 
 A watermark is a record without key and value; its header has the data.
 """
