@@ -1,7 +1,7 @@
 """The store of an aggregation without windows: one row a key, which never closes.
 
-It is a store of windows in which each key has one, from 0 to 0. Joins, processors and queries read its rows: the key
-and its results by name, as one flat object.
+It is a window store in which each key has one window, from 0 to 0. Joins, processors and queries read its rows: dicts
+of the key and its results by name.
 
 >>> import numpy as np
 >>> from penstock.shared.streams.aggregations.aggregation import Count
@@ -40,7 +40,7 @@ def key_in_aggregate_row(key: str | bytes) -> str:
 
 
 class AggregateRows:
-    """Reads rows, wherever they are kept; readers get copies."""
+    """Reads the rows of an aggregation without windows, in memory or on disk; readers get copies."""
 
     names: Sequence[str]
     """The names of all aggregations; LATEST is the first."""

@@ -1,8 +1,8 @@
 """Compiled kernels that assemble many JSON objects from the encoded values of their columns.
 
-msgspec encodes all values of a column in one call, one a line, since its JSON has no line breaks. A kernel encodes
-those of an int64 array. Another kernel puts the values of a row between the names of the columns (`interleaving`). Each
-object is byte for byte the one that msgspec makes of the row.
+msgspec encodes all values of a column in one call, one value on each line; its JSON contains no line breaks. For an
+int64 array a kernel encodes them instead. Another kernel writes the values of each row between the names of the columns
+(`interleaving`). Each object is byte for byte the same as if msgspec had encoded the row.
 
 >>> keys, ns = json_texts(["ann", 'b"b']), json_texts([1, None])
 >>> list(json_objects(["key", "n"], [keys, ns]))
@@ -48,7 +48,7 @@ def _cut_lines(data, starts, lengths):
 
 @compiled
 def _write_integers(numbers, out, starts, lengths):
-    """Write each number at the end of its DIGITS_MAX bytes. A number equal to the previous one shares its bytes."""
+    """Write each number right-aligned into DIGITS_MAX bytes of `out`. Equal numbers in a row share their bytes."""
     for i in range(len(numbers)):
         if i and numbers[i] == numbers[i - 1]:
             starts[i] = starts[i - 1]
@@ -89,7 +89,7 @@ def are_bare(strings: PackedBytes) -> bool:
 
 
 def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
-    """Encode each value as JSON. Raises what msgspec raises if a value has no JSON.
+    """Encode each value as JSON. Raises msgspec's error if a value cannot be encoded.
 
     >>> json_texts(np.array([0, -7, 1_700_000_000_000])).tolist()
     [b'0', b'-7', b'1700000000000']
@@ -107,7 +107,7 @@ def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
 
 
 def json_key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
-    """Encode record keys as JSON; return them and whether they lack their quotes. `keys_of` decodes the raw keys."""
+    """Encode record keys as JSON, and return whether the quotes were left out. `keys_of` decodes the raw keys."""
     named = keys_of(keys[:1])
     if named and isinstance(named[0], str) and are_bare(keys):
         return keys, True
@@ -115,7 +115,7 @@ def json_key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[
 
 
 def json_objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:
-    """Return one object a row with these members. If `is_bare`, the first column holds strings without quotes."""
+    """Return one JSON object for each row. If `is_bare`, the first column has strings whose quotes must be added."""
     opening = [b"%s%s:" % (b"," if i else b"{", msgspec.json.encode(name)) for i, name in enumerate(names)]
     parts = [*opening, b"}"]
     if is_bare:

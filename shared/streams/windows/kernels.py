@@ -1,19 +1,20 @@
 """The compiled rules of windows: Kafka Streams' rule for each kind, record by record in order of arrival.
 
-A window is a row. `cells` (int64; `floats` is the same memory as float64, `links` as int32) has its links, its bounds
-and the numbers of its aggregations; `flags` has one byte for it. The links are its key's number, the next and the
-previous row of its key, and the next row of its bucket. The rows of a key are a list in descending order of start;
-`heads` has the first.
+A window is a row of arrays. `cells` has its links, its bounds and the numbers of its aggregations; `flags` has one byte
+for it. `floats` and `links` are the same memory as `cells`, as float64 and int32. The links are the key's number, the
+next and the previous row of the key, and the next row of the bucket. The rows of a key are a linked list in descending
+order of start; `heads` has its first row.
 
-A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
-reads one. It applies the whole rule to a record, closing included, before the next one. It returns DONE, or stops early
-with ROWS (no row is free), FULL (an output has no room) or REJECTED (a sum leaves 64 bits). The record at
-`meta[PROCESSED]` is then not begun. The caller makes room, or leaves the record out, and calls again. It calls
-`close_due` first if `meta[CLOSING]` is not NOTHING, because closing was stopped.
+A kernel takes the records from `first` to `count` (exclusive) of a batch: times, key numbers, and a row of values for
+each aggregation that reads values. It applies the whole rule to a record, including the closing of windows, before it
+takes the next one. It returns DONE, or stops early: with ROWS if no row is free, with FULL if an output has no room,
+with REJECTED if a sum would not fit into 64 bits. Then the record at `meta[PROCESSED]` is the next one, and nothing of
+it was applied. The caller makes room or leaves that record out, and calls the kernel again. If `meta[CLOSING]` is not
+NOTHING, closing was interrupted, and the caller first calls `close_due`.
 
 Windows that end below the close time are closed. The close time never goes back, even if the grace changes. A timer
-wheel finds the windows that are due. Rows are in buckets by the time at which they are due; those of the current bucket
-are on a heap. A row is filed by its end at that time, and filed again if it is found to have grown.
+wheel finds the windows that are due. Its buckets hold rows by the time at which they are due; a heap holds the rows of
+the current bucket. A row is filed by the end that it has then. If it has grown when its time comes, it is filed again.
 
 Shapes, where n is the room that the table has made: `times`, `codes` (records); `values`, `float_values`, `has`
 (numbers, records); `program` (aggregations, 3); `cells`, `floats` (rows, `base` + state cells), `links` the same memory
@@ -125,9 +126,9 @@ def _program_can_reject(program):
 
 @compiled
 def _rejected_by(program, cells, row, other, base, values, has, i):
-    """Return the aggregation whose sum would leave 64 bits with record i, or NONE.
+    """Return the aggregation whose sum would not fit into 64 bits if record i was added, or NONE.
 
-    The record is added to `row` (NONE: a new one), merged with `other` if there is one.
+    The record would be added to `row`, merged with `other`. Each of the two may be NONE: a new row, or no merge.
     """
     for a in range(len(program)):
         if program[a, 0] != SUM_INT:
@@ -184,7 +185,7 @@ def _add_number_to_cells(op, cells, floats, row, cell, n_more, number, float_num
 
 @compiled
 def _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, timestamp):
-    """Add record i to a row. Only common operations are inline here, so that callers can inline this function."""
+    """Add record i to a row. Rare operations are functions of their own, so that callers can inline this function."""
     for a in range(len(program)):
         op = program[a, 0]
         cell = base + program[a, 1]
@@ -269,7 +270,10 @@ def _link_next_row(code, previous, next_, links, heads):
 
 @compiled
 def _unlink_row(row, links, flags, heads, meta):
-    """Remove a row from its key's list. It is free once its bucket is visited, or at once if it is in none."""
+    """Remove a row from its key's list. A row in a bucket becomes free when the bucket is visited.
+
+    The caller must free a row that is in no bucket.
+    """
     previous = links[row, PREVIOUS]
     next_ = links[row, NEXT]
     _link_next_row(links[row, KEY], previous, next_, links, heads)
@@ -378,7 +382,7 @@ def _pop_due_row(heap, dues, meta):
 def _file_row_in_wheel(row, due, bucket_ms, links, ring, heap, dues, meta):
     """Add a row to the bucket of its due time, or to the heap if that bucket has been visited already.
 
-    A slot of the ring holds the buckets of several rounds. `_turn_wheel` puts the rows of later rounds back.
+    The buckets of several rounds share a slot of the ring. `_turn_wheel` files the rows of later rounds again.
     """
     bucket = due // bucket_ms
     if bucket <= meta[FRONT]:
@@ -401,9 +405,10 @@ def _write_pending_row(row, cells, pending, meta):
 
 @compiled
 def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
-    """Move the front to the bucket of the close time; earlier rows become pending if they are due, or are filed again.
+    """Visit all buckets up to that of the close time. Their rows become pending if they are due, or are filed again.
 
-    Return False if there is no room; rows that were not visited are still in their buckets.
+    The front is the last visited bucket. Return False if there is no room; rows that were not visited are still in
+    their buckets.
 
     Steps for a bucket:
     1. Detach its list from the ring, so that rows can be filed in the same slot for a later round.
@@ -420,7 +425,7 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
         row = ring[slot]
         ring[slot] = NONE
         while row != NONE:
-            # The row goes to one of the two; which one is not known yet.
+            # The row goes to `pending` or to the heap; which one is not known yet.
             if meta[PENDING] == len(pending) or meta[HEAP] == len(heap):
                 last = row
                 while links[last, BUCKET] != NONE:
@@ -437,7 +442,7 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
                 meta[FREE] += 1
             else:
                 due = _row_due_time(row, flags, cells, retained_ms)
-                # A session that grew was filed by an earlier end.
+                # A session that has grown since was filed by an earlier end, and is filed again.
                 if due < close_time:
                     _write_pending_row(row, cells, pending, meta)
                 else:
@@ -448,7 +453,7 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
 
 @compiled
 def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
-    """Make all due rows pending. Return False if there is no room; call again then."""
+    """Make all due rows pending. Return False if there is no room: then make room and call again."""
     if close_time // bucket_ms > meta[FRONT] and not _turn_wheel(
         close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
     ):
@@ -471,9 +476,10 @@ def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, r
 
 @compiled
 def _set_words(pending, n, links, arena, key_offsets, sizes):
-    """Give each pending row a number that orders its key, as far as seven bytes distinguish the keys.
+    """Set BY_KEY of each pending row: a number in the order of the keys, as far as seven bytes distinguish them.
 
-    It has the bytes after the keys' common prefix, zeros for missing ones, and then the number of bytes.
+    The number consists of the seven bytes after the common prefix of all keys (zeros for missing bytes), and then of
+    the number of bytes that are not missing.
     """
     first = links[pending[0, ROW], KEY]
     # Keys often begin alike, so the bytes after the common prefix distinguish more of them.
@@ -630,17 +636,17 @@ def close_due(
     index, retains, moves, base, bucket_ms, retained_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
     spare, arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
 ):  # fmt: skip
-    """Close the windows that end below the close time, in order. Return False if an output has no room; call again.
+    """Close the windows that end below the close time, in order. Return False if an output has no room.
 
-    With `retains` a closed window stays for another `retained_ms`. With `moves` a window's bounds may have changed
-    since the last commit.
+    After False the caller makes room and calls again. With `retains` a closed window stays for another `retained_ms`.
+    With `moves` a window's bounds may have changed since the last commit.
 
     Steps:
     1. Collect the due rows from the timer wheel and the heap.
     2. Sort them by end, start and key, so that the order does not depend on how records were batched.
-    3. Close them in that order, or remove those that were retained long enough. `meta[PENDING_AT]` is the next one, so
+    3. Close them in that order, or remove those that were retained long enough. `meta[PENDING_AT]` is the next row, so
        that another call continues there.
-    4. Begin again if a window that was retained is due already.
+    4. Begin again if a window that was just closed and retained has already been retained long enough.
     """
     close_time = meta[CLOSE_TIME]
     while True:
@@ -728,8 +734,8 @@ def take_sessions(
     below the close time. Sessions of a key are more than the gap apart, so a record joins two at most.
 
     Steps for a record of time t:
-    1. Find the open sessions that it joins, in the list that descends by start: `later`, then `earlier`. If it joins
-       one only, that is `earlier`.
+    1. Find the open sessions that the record joins: `later`, then `earlier`, because the list is in descending order of
+       start. If it joins only one, that is `earlier`.
     2. If the resulting session is closed, note the record as late and go to 5. Otherwise stop if there is no room or if
        the record would overflow a sum. Nothing has changed up to here.
     3. Create a session, or extend `earlier`. If there is `later`, merge it into `earlier` and remove its row.
@@ -851,8 +857,8 @@ def take_time_windows(
     A row's END is the last moment in its window, one less than the window's end.
 
     Steps for a record of time t:
-    1. Compute the numbers of its windows, `earliest` to `latest`, and of the first that is not closed,
-       `accepted_from`. Window n starts at n times the advance.
+    1. Window n starts at n times the advance. Compute the numbers of the record's windows, from `earliest` to `latest`,
+       and the number of the first window that is not closed, `accepted_from`.
     2. If all windows are closed, note the record as late and go to 5. Otherwise stop if there is no room or if the
        record would overflow a sum of any window. Nothing has changed up to here.
     3. Create the windows that are missing, from the latest to the earliest, and add the record to each.
@@ -997,9 +1003,9 @@ def take_sliding_windows(
 ):  # fmt: skip
     """Apply Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
-    One window ends at each record. Another starts just after it, if it contains a record. Both bounds are in the
-    window. The first aggregation is the time of the window's latest record. A closed window is retained as long as a
-    record that is still accepted can reach it, because new windows begin with its numbers.
+    For each record, one window ends at its timestamp. Another window starts 1 ms later, if it contains a record. Both
+    bounds are in the window. The first aggregation is the timestamp of the window's latest record. A closed window is
+    retained for a time, because a new window may have to begin with its numbers.
 
     Steps for a record of time t:
     1. Find the windows that contain t (in `spare`), and `left`, the one that ends before t. `right` is the latest
@@ -1218,9 +1224,9 @@ def load_rows(
     codes, starts, ends, states, retains, retained_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads,
     free, ring, heap, dues, meta,
 ):  # fmt: skip
-    """Restore windows as of the last commit. There must be as many free rows, and none of the windows may exist yet.
+    """Restore windows that are as of the last commit. None of them may exist yet, and enough rows must be free.
 
-    With `retains` those that end below the close time are closed and retained.
+    With `retains`, windows that end below the close time are restored as closed and retained.
     """
     for i in range(len(codes)):
         row = _new_row(codes[i], starts[i], ends[i], links, flags, cells, free, meta)

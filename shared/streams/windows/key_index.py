@@ -1,7 +1,7 @@
 """A hash index that gives record keys numbers, and owns the keys' bytes.
 
-A key has a number as long as something refers to it; `release` frees the numbers of the others. So a window is a row of
-numbers, and no Python object is made for a key.
+With numbers instead of keys, a window is a row of numbers, and a key needs no Python object. A key has its number until
+`release` frees it. Then another key may get the number.
 
 >>> keys = KeyIndex()
 >>> data = np.frombuffer(b"annbobann", np.uint8)
@@ -74,9 +74,9 @@ def _is_same_key(a, a_at, b, b_at, length):
 
 @compiled
 def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_offsets, sizes, free, counts):
-    """Number the keys from `first` on; return the index reached, which is less than all if there is no room.
+    """Write the numbers of the keys from `first` on to `codes`. Return the index of the first key without room, if any.
 
-    A negative length means no key; its number is NONE.
+    Otherwise return the number of keys. A negative length means that there is no key; its number is NONE.
     """
     mask = np.uint64(len(slots) - 1)
     for i in range(first, len(offsets)):
@@ -224,7 +224,7 @@ class KeyIndex:
         return f"<KeyIndex of {len(self)} keys, {int(self._counts[_BYTES])} bytes>"
 
     def codes(self, data: Bytes, offsets: Int64Array, lengths: Int64Array) -> Int32Array:
-        """Return the numbers of keys in `data`. New keys get a number; one with a negative length has NONE."""
+        """Return the numbers of the keys in `data`. New keys get a number. Where a length is negative, it is NONE."""
         codes = np.empty(len(offsets), np.int32)
         done = 0
         while True:

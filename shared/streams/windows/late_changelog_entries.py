@@ -1,6 +1,6 @@
-"""Late records as changelog entries: the state that each would have added to the windows it missed.
+"""Late records as changelog entries. An entry has the state of its record alone, and the windows that it missed.
 
-They are kept until their commit. A record for which only some windows had closed is kept too.
+Late records are kept until the next commit, also those that missed only some of their windows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ NO_OFFSET = -1
 class LateRows:
     """Late records of one store in order: keys, times in ms, source offsets (NO_OFFSET: no source record).
 
-    Each missed `missed` windows. The first begins at `first_missed`, and the others follow every `advance_ms`. `states`
-    are the state columns of each record alone, valid where `has_state`.
+    `missed` is the number of windows that each record missed. The first of them begins at `first_missed`, the others
+    follow every `advance_ms`. `states` are the state columns, with the state of each record alone. `has_state` marks
+    the records that have a valid state.
     """
 
     store: str

@@ -1,7 +1,8 @@
 """States that are Python objects, one for each row of a table, changed by the steps that a kernel writes.
 
-The steps are: begin a row, add a record to it, merge two rows, copy one, close one. Python executes them in this order,
-one aggregation after another. Consecutive records of a row are added at once.
+A step begins a row, adds a record to it, merges two rows, or copies or closes one. Python executes the steps of a batch
+in order, for one aggregation after another. Records that are added to a row without another step in between are added
+in one call.
 
 >>> from penstock.shared.streams.aggregations.collect import CollectList
 >>> states = ObjectStates(CollectList("page").bind(dict))
@@ -64,9 +65,9 @@ class Done(NamedTuple):
 
 
 class ObjectStates:
-    """The states of one aggregation; `rows` has them by row, None for a row without one.
+    """The states of one aggregation; `rows` has the state of each row, None for a row that is not in use.
 
-    No state takes more than `bytes_max` in the changelog; it is None if a state grows with its records.
+    `bytes_max` is the size that no state exceeds in the changelog; None if states grow with their records.
     """
 
     def __init__(self, aggregation: Aggregation[Any]) -> None:
@@ -89,7 +90,7 @@ class ObjectStates:
         return self._take(self.aggregation, values)
 
     def take_one(self, value: Any) -> list[Any]:
-        """As `take`, for one record. Raises DataError, or the error of the user's code, if it is rejected."""
+        """As `take`, for one record. If it is rejected, raise DataError or the error of the user's code."""
         try:
             return self._take(self.aggregation, (value,))
         except Exception:
@@ -109,7 +110,7 @@ class ObjectStates:
         return np.fromiter((len(msgspec.json.encode(g)) + 1 for g in inputs), np.int64, len(inputs))
 
     def encoded_bytes(self, row: int) -> int:
-        """Return the bytes of a row's state in the changelog that have no fixed size."""
+        """Return the bytes of a row's binary state columns in the changelog."""
         return sum(len(c) for c in self.aggregation.to_columns(self.rows[row]) if isinstance(c, bytes))
 
     def execute(
@@ -119,9 +120,10 @@ class ObjectStates:
         times: Sequence[int],
         undo: list[tuple[int, Any]] | None = None,
     ) -> Done:
-        """Execute a kernel's steps; `inputs` is what the records of a batch add, `times` are their times.
+        """Execute a kernel's steps; `inputs` is what the records of a batch add, `times` are their timestamps.
 
-        With `undo` the rows' previous states are appended to it, and none of them is changed in place.
+        With `undo`, the previous states of changed rows are appended to this list, and no previous state is changed in
+        place.
         """
         rows = self.rows
         aggregation = self.aggregation
@@ -158,7 +160,7 @@ class ObjectStates:
                 feed_waiting_inputs(other)
                 rows[row] = aggregation.copy(rows[other])
             elif op == k.UPDATE:
-                # Later records of the batch change the state. The result is as of now.
+                # Later records of the batch may change the state, but this update must have the state as of now.
                 done.updated[other] = aggregation.copy(rows[row])
             elif op == k.CLOSE:
                 done.closed.append(rows[row])
@@ -173,13 +175,13 @@ class ObjectStates:
         return done
 
     def to_changelog(self, column: NDArray[Any]) -> list[ChangelogColumn]:
-        """Return the aggregation's `state_columns`. Raises encoding errors."""
+        """Return the aggregation's `state_columns` for the changelog. Raises the error of a state that has no JSON."""
         kinds = [one.type for one in self.aggregation.state_columns]
         many = list(zip(*map(self.aggregation.to_columns, column.tolist()), strict=True)) or [()] * len(kinds)
         return [list(own) if kind == "binary" else np.array(own, kind) for kind, own in zip(kinds, many, strict=True)]
 
     def from_changelog(self, columns: Sequence[Any]) -> NDArray[Any]:
-        """Decode `state_columns`. Raises ValueError or another decoding error."""
+        """Return the states that these `state_columns` contain. Raises ValueError or another decoding error."""
         plain = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
         return object_column(map(self.aggregation.from_columns, zip(*plain, strict=True)), len(columns[0]))
 

@@ -1,10 +1,10 @@
 """Results of many windows: as records for the next node, or encoded at once for a sink.
 
-Encoded results are byte for byte those that `result_encoders` makes one by one (`json_rows`). Rows of an aggregation
-without windows are results without bounds.
+Results that are encoded at once are byte for byte the same as those of `result_encoders` (`json_rows`). Rows of an
+aggregation without windows are results without bounds.
 
-A commit forwards results in order of event time, so that none of them is late for a window downstream. A retraction
-precedes the result that replaces it, which is never older.
+A commit forwards the results of updates in order of timestamps, so that none of them makes another one late for a
+window downstream. A retraction is forwarded before the result that replaces it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ BOUNDS = ("key", "start", "end")
 class ResultBatch:
     """Results of a store's windows; `is_retracted` marks those that retract a window.
 
-    `names` are those of the aggregations. Results are in the order of the windows. With `by_time` they are in order of
-    time, retractions before results of the same time, then of start. Without bounds each is a row of its key, and none
-    is retracted.
+    `names` are the names of the aggregations. Results are in the order of `windows`. With `by_time` they are sorted by
+    timestamp, then retractions before other results, then by start. Without `has_bounds` the results are rows of an
+    aggregation without windows, and none of them is a retraction.
     """
 
     store: str

@@ -1,10 +1,9 @@
 """The size limits of a window's key and states.
 
-A key that a store takes must also be written, and it may occur twice in one record: a result has the window's key as
-its own key and as a field of its JSON. If that record cannot be written, no commit that closes the window succeeds, and
-an old record stops the partition. So a key is measured at its maximum size before a store takes it: twice as JSON,
-where control characters grow sixfold and bytes by a third. The key and states of a changelog entry are also measured
-before a store takes them.
+A result contains the window's key twice: in the record's key and in a field of the JSON value. If a result is too large
+to be written, no commit that closes its window can succeed, and the partition stops. So a key is measured before a
+store takes it, as twice its size in JSON. In JSON, a control character takes six bytes, and bytes grow by a third. The
+key and states of a changelog entry are also measured before a store takes them.
 
 >>> key_bytes("ann"), key_bytes(b"ann"), key_bytes("\\0")
 (10, 12, 16)
@@ -57,7 +56,7 @@ def default_state_bytes_max(record_bytes_max: int) -> int:
 
 
 def key_bytes(key: str | bytes) -> int:
-    """Return the bytes of a key in a result: twice as JSON. Raises SerializationError for text without UTF-8."""
+    """Return the bytes that a key takes in a result: twice its JSON. Text must be encodable as UTF-8."""
     return 2 * len(msgspec.json.encode(key))
 
 

@@ -1,8 +1,8 @@
-"""The states of a store's aggregations as columns: numbers in the cells of a table's rows, objects beside them.
+"""The states of a store's aggregations as columns: numbers in the cells of a table's rows, or Python objects.
 
-The kernels compute Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, cell by
-cell. All other aggregations have states that are Python objects, one for each row (`ObjectStates`); for these the
-kernels write steps. A missing number has 0 in its cells.
+The kernels compute Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, in the
+cells. The states of all other aggregations are Python objects, one for each row (`ObjectStates`). For these the kernels
+write steps, which Python executes. The cells of a missing number are 0.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])
@@ -64,8 +64,8 @@ class RecordNumbers(NamedTuple):
 class StateColumns:
     """The state columns of several aggregations in order.
 
-    `program` is the kernels' operations, `cells` the number of a row's cells for it. `types` are the types of the
-    windows' columns: int64, float64 or object.
+    `program` has the kernels' operation for each aggregation. `cells` is the number of a row's cells that they need.
+    `types` are the types of the columns: int64, float64 or object.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
@@ -108,9 +108,9 @@ class StateColumns:
     # --- records ---
 
     def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[RecordNumbers, list[list[Any]]]:
-        """Return what records add in the kernels, and to each of `object_column`.
+        """Return what records add to states: numbers for the kernels, and a list for each of `objects`.
 
-        Raises ValueRejected if a record would be rejected. `values` may be None if no aggregation reads them.
+        Raises ValueRejected if an aggregation rejects a value. `values` may be None if no aggregation reads them.
         """
         count = len(timestamps)
         numbers = self.no_values(count)
@@ -147,7 +147,7 @@ class StateColumns:
             raise ValueRejected from e
 
     def settle_zeros(self, cells: Int64Array) -> None:
-        """Change -0.0 to 0.0 where numbers are added or compared, so there is one zero. `cells` are from `take`."""
+        """Change -0.0 to 0.0 in the values of Sum, Mean, Min and Max, so that there is one zero."""
         for own, number in zip(cells, self.numbers, strict=True):
             if number.type == "float64" and type(number) not in _BY_TIME:
                 # -0.0 + 0.0 is 0.0. Min and Max would otherwise depend on the order of the two zeros.
@@ -159,7 +159,7 @@ class StateColumns:
         return RecordNumbers(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
 
     def take_one(self, value: Any, into: RecordNumbers) -> None:
-        """As `take`, for one record, into `into`. Raises DataError if an aggregation rejects its value."""
+        """Write the numbers that one record adds for the kernels to `into`. Raises DataError if one is rejected."""
         for at, number in enumerate(self.numbers):
             converted = number.number(value)
             into.has[at, 0] = converted is not None
@@ -169,14 +169,14 @@ class StateColumns:
     def of_each(
         self, values: RecordNumbers, inputs: Sequence[Sequence[Any]], times: Int64Array
     ) -> tuple[Sequence[ChangelogColumn], NDArray[np.bool_]]:
-        """Return the `state_columns` of windows of one record each, and a mask of the records that have them.
+        """Return the state columns that each record would have alone in a window, and a mask of valid ones.
 
-        A record has none if a user's aggregation, or encoding its state, raises.
+        A record has no valid state if a user's aggregation raises, or if its state cannot be encoded.
         """
         try:
             return self.to_changelog(self._columns_of_each_record(values, inputs, times)), np.ones(len(times), np.bool_)
         except Exception:
-            # A single record has no state then. Of several, each is tried alone.
+            # A single record that raises has no state. If there are several records, try each alone.
             if len(times) == 1:
                 types = [column.type for aggregation in self.aggregations for column in aggregation.state_columns]
                 none: list[ChangelogColumn] = [[b""] if of == "binary" else np.zeros(1, of) for of in types]
@@ -221,7 +221,7 @@ class StateColumns:
     # --- windows ---
 
     def of_rows(self, cells: Int64Array, states: Sequence[Sequence[Any]]) -> list[Column]:
-        """Return the columns of windows with these cells, and these states for each of `object_column`."""
+        """Return the columns of windows with these cells, and with these states for each of `objects`."""
         columns: list[Column] = []
         own = iter(states)
         for (op, at, _), kind in zip(self.program, self._slices, strict=True):
@@ -256,7 +256,7 @@ class StateColumns:
         return [v for (op, _, _), a, s in own for v in ((s,) if op == k.OBJECT else a.to_columns(s))]
 
     def as_columns(self, rows: Sequence[Sequence[Any]]) -> list[Column]:
-        """Return columns of windows from the values of each."""
+        """Return the columns of windows from the column values of each window."""
         many = list(zip(*rows, strict=True)) or [()] * len(self.types)
         return [
             object_column(column, len(rows)) if type_ == "object" else np.array(column, type_)
@@ -289,7 +289,7 @@ class StateColumns:
         return found
 
     def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:
-        """Return the aggregations' `state_columns`. Raises encoding errors."""
+        """Return the aggregations' `state_columns` for the changelog. Raises the error of a state that has no JSON."""
         if not self.objects:
             return columns
         made: list[ChangelogColumn] = []
@@ -299,7 +299,7 @@ class StateColumns:
         return made
 
     def from_changelog(self, columns: Sequence[Any]) -> list[Column]:
-        """Return the windows' columns from the aggregations' `state_columns`. Raises decoding errors."""
+        """Return the columns of windows from the `state_columns` of the changelog. Raises decoding errors."""
         found: list[Column] = []
         at = 0
         own = iter(self.objects)

@@ -1,13 +1,13 @@
 """Upper bounds for the size of the states of each key's windows in a changelog entry.
 
-A state that no entry can hold must not be made, so the record that would make it is rejected. Encoding a state with
-every record would cost as much as the state is large. So each key has an upper bound, which grows by each record's
-size. Only if the bound exceeds the limit are the key's states encoded, and the bound is set to their size. If they
-might still become too large, records are processed one by one, and each state is measured.
+A record is rejected if it would make a state too large for a changelog entry. To encode the state with every record
+would be slow for large states. So each key has an upper bound, which grows by the size of each record. Only if the
+bound exceeds the limit, the key's states are encoded, and the bound is set to their size. If the next records might
+still exceed the limit, they are processed one by one, and each state is measured.
 
-A window's states contain what its key's records added, each once. A session's states also contain those of other
-sessions of its key that were merged into it. So the largest window of a key, or the sum of its sessions, bounds the
-states after a batch.
+A record is added once to each of its windows. So after a batch no window of a key is larger than its largest window
+before, plus all records of the batch. Sessions may also be merged with each other. So for sessions the bound is the sum
+of all sessions of the key, plus the records.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class StateSizeBounds:
         self._bounds[codes] = UNKNOWN
 
     def in_doubt(self, codes: Int32Array, inputs: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
-        """Return the indexes of records with which a state may take more than `bytes_max`, including the key.
+        """Return the indexes of records with which a key and its state may take more than `bytes_max`.
 
-        `inputs` is what the records add for each aggregation with objects as states; a code below 0 is no key. Raises
-        encoding errors.
+        `inputs` has what the records add to each aggregation whose states are objects. A record with a code below 0 has
+        no key. Raises the error of a value that cannot be encoded.
         """
-        # Only states of limited size: nothing has to be measured.
+        # All states have a limited size, and fit.
         if not self._growing and self._fixed + self._longest_key_states(codes) <= bytes_max:
             return []
         growth = np.zeros(len(codes), np.int64)

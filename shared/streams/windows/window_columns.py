@@ -53,9 +53,10 @@ class WindowColumns:
 
 
 def newest_of_each_window(codes: Any, starts: Int64Array) -> Int64Array:
-    """Return the indexes of the newest row of each window, ascending: the last one with a key's code and a start.
+    """Return the indexes of the newest row of each window, ascending.
 
-    Codes are small numbers, or NONE. Rows must be in order, so that the last row is the newest.
+    A window is identified by its key's code and its start. Codes are small numbers, or NONE. Rows must be in order, so
+    the last row of a window is the newest.
 
     >>> newest_of_each_window(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
     [1, 2, 3]

@@ -12,7 +12,7 @@ KEY_SHOWN_MAX = 100
 
 
 def describe_key(key: Any) -> str:
-    """Return the description of a window's or row's key for a message.
+    """Return the key of a window or a row for a message; a long key is shortened.
 
     >>> describe_key("a" * 5), describe_key(b"a" * 102)[95:]
     ("'aaaaa'", "aaaaaaa'... (102 bytes)")

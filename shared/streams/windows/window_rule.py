@@ -1,18 +1,19 @@
 """The definition of windows: their kind, and the times at which they take a record and close.
 
-Sessions: all records of a key, each within `gap_ms` of another. A session closes when stream time has passed its end by
-more than gap and grace. Example: a gap of 10, no grace, records of one key at 0, 8 and 25. The record at 8 extends the
-session [0, 0] to [0, 8]. The one at 25 is 17 after its end, so it starts [25, 25]. The close time is now
-25 - 0 - 10 = 15 > 8, so [0, 8] is closed. A record at 12 is late (12 < 15); one at 16 merges into [16, 25].
+Sessions: a session has records of one key, each at most `gap_ms` from another. It closes when stream time has passed
+its end by more than gap and grace. Example: a gap of 10, no grace, records of one key at 0, 8 and 25. The record at 8
+extends the session [0, 0] to [0, 8]. The record at 25 is 17 after that end, so it starts the session [25, 25]. The
+close time (stream time - grace - gap) is now 25 - 0 - 10 = 15 > 8, so [0, 8] is closed. A record at 12 is late
+(12 < 15). A record at 16 extends [25, 25] to [16, 25].
 
-Tumbling and hopping windows: fixed spans that begin at multiples of the advance. A record is in every window that began
-less than `size_ms` before it; a window's end is not in it. Example: a size of 10, an advance of 5. A record at 12 is in
-[5, 15) and [10, 20). The first start is 0, so one at 3 is only in [0, 10). A window closes when stream time reaches its
-end plus the grace. A record that is too late for some of its windows counts in the others; it is late if it is too late
-for all.
+Tumbling and hopping windows: fixed spans that begin at multiples of the advance. A window's end is not in the window. A
+record is in every window that began less than `size_ms` before it. Example: a size of 10, an advance of 5. A record at
+12 is in [5, 15) and [10, 20). A record at 3 is only in [0, 10), because the first window begins at 0. A window closes
+when stream time reaches its end plus the grace. A record is added to those of its windows that are not closed. It is
+late if all of them are closed.
 
-Sliding windows: both bounds are in the window. One ends at each record, and one starts just after each record, if it
-contains another.
+Sliding windows: both bounds are in the window. For each record, one window ends at its timestamp. Another window starts
+1 ms after it, if that window contains a record.
 
 Sources of the semantics: KStreamSessionWindowAggregate, KStreamWindowAggregate and KStreamSlidingWindowAggregate.
 """
@@ -66,17 +67,17 @@ class WindowRule:
 
     @property
     def reach_ms(self) -> int:
-        """How much later than a record a bound or the closing of its windows may be."""
+        """How far after a record's timestamp a bound of its windows may be, in ms; for sessions, plus the grace."""
         if self.kind == "session":
             return self.span_ms + self.grace_ms
         return self.span_ms + 1 if self.kind == "sliding" else self.span_ms  # one may start just after a record
 
     @property
     def results_before_ms(self) -> int:
-        """How far before the close time the timestamp of a later result may be.
+        """The maximum difference in ms from the timestamp of a later result to the close time.
 
-        A result has the time of its window's latest record, which may be the window's first moment. A session's result
-        has the session's end.
+        A result has the timestamp of its window's latest record, which may be at the window's start. A session's result
+        has the session's end, so it is never before the close time.
         """
         return 0 if self.kind == "session" else self.span_ms
 
@@ -131,8 +132,8 @@ class WindowRule:
     def missed_windows(self, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return for each record the start of the first window that it missed, and the number of missed windows.
 
-        For sessions this is the one that the record would have been alone, for sliding windows the one that ends with
-        it.
+        For sessions the missed window is a session of this record alone. For sliding windows it is the window that ends
+        at the record's timestamp.
 
         >>> hopping = WindowRule("hopping", span_ms=10, advance_ms=5)
         >>> [found.tolist() for found in hopping.missed_windows(np.array([12, 12]), np.array([17, 30]))]

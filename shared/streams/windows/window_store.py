@@ -1,7 +1,7 @@
 """The live windows of one store: a table of numbers that kernels change, and the changes for the next commit.
 
-`take` applies the whole rule to a batch of records. `take_one` does so for one record that a user's aggregation may
-reject after its windows are known; then everything is undone. Closed windows are kept until the commit.
+`take` applies the window rule to a batch of records. `take_one` applies it to one record. If a user's aggregation
+rejects that record after windows were changed, `take_one` undoes all changes. Closed windows are kept until the commit.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", WindowRule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
@@ -39,7 +39,10 @@ ROWS_AT_ONCE = 1_000
 
 
 class LiveWindow(NamedTuple):
-    """One live window; its kind defines its bounds (ms). A `closed` one is retained for the numbers of later ones."""
+    """One live window; its kind defines its bounds (ms).
+
+    A sliding window may be `closed`, but retained because later windows may begin with its numbers.
+    """
 
     key: Any
     start: int
@@ -52,10 +55,10 @@ class LiveWindow(NamedTuple):
 class BatchOutcome:
     """The outcome of a batch: `count` records are done, and `rejected_by` is the aggregation that rejects the next one.
 
-    `late` has a row for each record that was too late for a window: its index in the batch, the close time and stream
-    time (ms) then, and 1 if other windows accepted it, 0 if it is a late record. `closed_by` are the indexes of the
-    records that closed the windows, `updates_by` those that caused the updates. `is_retracted` marks the updates that
-    retract a window.
+    `late` has a row for each record that missed a closed window: its index in the batch, the close time and stream time
+    (ms) when it came, and 1 if other windows accepted it, or 0 if it is a late record. `missed` is the number of missed
+    windows. `closed_by` has the index of the record that closed each window of `closed`. `updates_by` has the index of
+    the record that caused each update. `is_retracted` marks the updates that retract a window.
     """
 
     count: int
@@ -81,7 +84,7 @@ class WindowStore:
         self.sizes = StateSizeBounds(self.table, columns)
         self.touched = False
         self.fetch: Callable[[Iterable[bytes], int], None] | None = None
-        """As `prepare`, if windows are on disk."""
+        """The function that `prepare` calls if windows are on disk."""
         self._text_keys = text_keys
         self._finals: list[WindowColumns] = []
         self._final_changed: list[WindowColumns] = []
@@ -106,7 +109,7 @@ class WindowStore:
 
     @property
     def close_time_ms(self) -> int | None:
-        """Windows that end below this are closed; None before the first record. It never goes back."""
+        """The close time: windows that end below it are closed. None before the first record. It never goes back."""
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NO_CLOSE_TIME else time_ms
 
@@ -130,9 +133,10 @@ class WindowStore:
         *,
         updates: bool = False,
     ) -> BatchOutcome:
-        """Take records until all are taken or one is rejected; `inputs` is what they add for each of `columns.objects`.
+        """Take records until all are taken or one is rejected.
 
-        With `updates` each changed result is returned.
+        `inputs` has what the records add to each of `columns.objects`. With `updates`, the outcome contains every
+        change of a result.
         """
         table = self.table
         table.logs_updates = updates
@@ -151,7 +155,7 @@ class WindowStore:
         *,
         updates: bool = False,
     ) -> BatchOutcome:
-        """As `take`, for one record. If an aggregation or `check` raises, nothing has changed.
+        """As `take`, for one record. If an aggregation or `check` raises, all changes are undone.
 
         `check` is called with the states of each window that took the record.
         """
@@ -357,9 +361,9 @@ class WindowStore:
         return self.index.keys(codes), starts, ends
 
     def updated(self) -> tuple[WindowColumns, NDArray[np.bool_]]:
-        """Return the changes of results since the last commit: retracted windows, marked so, and all changed ones.
+        """Return the windows whose results have changed since the last commit, and a mask of the retracted ones.
 
-        Windows that were closed since then are included.
+        Changed windows that were closed since then are included.
         """
         live = self.live()
         # A window that was only closed and retained also counts as changed, for the changelog, but its result is the
@@ -406,10 +410,11 @@ class WindowStore:
         is_live: NDArray[np.bool_],
         read: Callable[[Int64Array], Sequence[Any]],
     ) -> None:
-        """Restore changes of windows in the order of the changelog: each window is live, or removed.
+        """Apply changes of windows, in the order of the changelog, during a restore.
 
-        For each key and start the last change counts. `read` returns the `state_columns` of the windows at these
-        indexes. Raises the errors of `read` and decoding errors before anything is changed.
+        `is_live` tells whether a change sets a window or removes it. For each key and start the last change counts.
+        `read` returns the `state_columns` of the changes at the given indexes. Errors of `read` and decoding errors are
+        raised before anything is changed.
         """
         codes = self.index.codes_of(keys)
         newest = newest_of_each_window(codes, starts)

@@ -53,8 +53,8 @@ class TableMark(NamedTuple):
 class WindowTable:
     """The live windows of one store, by `rule`.
 
-    `program` has for each aggregation its operation (`kernels`), its first cell and its row of values. There are
-    `state_cells` cells of numbers.
+    `program` has for each aggregation its operation (`kernels`), its first cell and its row of values. `state_cells` is
+    the number of cells that the aggregations need in each row.
     """
 
     def __init__(self, rule: WindowRule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
@@ -104,7 +104,8 @@ class WindowTable:
     ) -> tuple[int, int | None]:
         """Take records until all are taken or one is rejected.
 
-        Return how many are taken, and the aggregation that rejects the next one. Outputs add up until `clear`.
+        Return how many were taken, and the index of the aggregation that rejects the next record, or None. Outputs are
+        appended until `clear`.
         """
         self._see_keys()
         first = 0
@@ -115,7 +116,7 @@ class WindowTable:
                 return len(times), None
             if result == k.REJECTED:
                 return first, int(self.meta[k.REJECTED_BY])
-            # The record at `first` is not begun. After the arrays have grown, the kernel begins with it.
+            # Nothing of the record at `first` was applied. After the arrays have grown, the kernel continues with it.
             self._grow_arrays(result)
             # The kernel had taken the record and was closing when an output was full.
             if self.meta[k.CLOSING]:
@@ -231,7 +232,7 @@ class WindowTable:
     # --- undoing a record ---
 
     def mark(self, code: int) -> TableMark:
-        """Copy what a record of this key can change. The next `take` must be of one record, and close nothing."""
+        """Copy all that a record of this key can change. The next `take` must have one record, and close nothing."""
         self._see_keys()
         needed = self.rule.rows_per_record
         if self.meta[k.FREE] < needed:
