@@ -1,7 +1,7 @@
 """Compiles the kernels before they are needed.
 
-`python -m penstock.shared.streams.compile_kernels` compiles all kernels, the clients' as well, for an
-installation or an image.
+`python -m penstock.shared.streams.compile_kernels` compiles all kernels, including those of the clients. An
+installation or an image runs this command once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Error handlers: the reaction to a record that cannot be processed, for each stage.
 
-`dead_letter` sends the record to its source's dead-letter topic. `continue` leaves it out and counts it. `fail` stops
-the task before it. In the stage `process` a DataError means that the record is bad, not the program, so the record
-becomes a dead letter even under `fail`. After a store has taken the record, the handlers decide about one output
-instead of the record (`output_guard`).
+`dead_letter` sends the record to its source's dead-letter topic. `continue` skips and counts the record. `fail` ends
+the task, whose position stays before the record. In the stage `process` a DataError says that the record is invalid,
+not the program. Even under `fail` it therefore makes the record a dead letter. Once a store has taken the record, the
+handlers decide about a single output instead of the record (`output_guard`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checks of the names of stores and aggregations for the lake, where each is a column beside the tables' own.
+"""Checks that the names of stores and aggregations can be column names in the lake's tables.
 
-In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Delta compares names
-without regard to case, and rejects blanks and some punctuation. The aggregator checks its topology when it starts, the
-Spark jobs before they write.
+The table `state` has a column for each store, the tables `closed/<store>` and `late/<store>` one for each aggregation.
+These names must differ from the tables' other columns. Delta ignores case in names, and rejects blanks and some
+punctuation. The aggregator checks its topology when it starts, the Spark jobs check before they write.
 
 >>> require_names_in_lake_table("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):

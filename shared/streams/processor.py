@@ -85,9 +85,9 @@ class ProcessorContext(Protocol[KForward, VForward]):
         source: Columns | None = None,
         indexes: Int64Array | None = None,
     ) -> None:
-        """Forward results of many windows, or rows, to all children.
+        """Forward the results of many windows or rows to all children.
 
-        `indexes` are the indexes of the records in `source` that caused them.
+        `indexes` has for each result the index of the record in `source` that caused it.
         """
         ...
 
@@ -100,13 +100,15 @@ class ProcessorContext(Protocol[KForward, VForward]):
         start: Start = None,
         name: str | None = None,
     ) -> Schedule:
-        """Call `callback` every `interval` (timedelta or ms), on the grid that `start` begins.
+        """Call `callback` every `interval` (timedelta or ms). `start` is the first due time.
 
-        `start` is ms since the epoch, or an equivalent timedelta or datetime. Without it a STREAM_TIME grid begins at
-        0, and a WALL_CLOCK_TIME grid one interval from now. A schedule with a name keeps its grid across restarts, as
-        long as its type and interval stay the same; names are separate for each node. Raises ConfigError, which names
-        the invalid argument, also if another live schedule of the node has the name. Raises IllegalState outside of a
-        callback.
+        `start` is ms since the epoch, or an equivalent timedelta or datetime. Without `start`, a STREAM_TIME schedule
+        is first due at 0, and a WALL_CLOCK_TIME schedule one interval from now. The due times are a grid: `start` plus
+        multiples of the interval. A schedule with a name keeps its grid across restarts, as long as its type and
+        interval stay the same. Names are separate for each node.
+
+        Raises ConfigError, which names the invalid argument, or if another live schedule of the node has the name.
+        Raises IllegalState outside of a callback.
         """
         ...
 
@@ -117,7 +119,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         """Count the record as late and send its source record to the late topic.
 
-        A record that a punctuation or a commit forwarded has no source record, and is sent itself.
+        A record that a punctuation or a commit forwarded has no source record. Then the record itself is sent.
         """
         ...
 
@@ -141,18 +143,18 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
-        """Return whether windows of this span may take a record of this time.
+        """Return True if windows of this span may take a record of this timestamp.
 
-        They may not if a window's bound would leave 64 bits, or if the time is more than `max_future_ms` ahead of the
-        clock. Then a DataError rejects the source record. In a punctuation or a commit there is none; the record is
-        counted as skipped, and the result is False.
+        The timestamp is invalid if a window's bound would not fit into 64 bits, or if it is more than `max_future_ms`
+        ahead of the clock. Then a DataError rejects the source record. In a punctuation or a commit there is no source
+        record: the forwarded record is counted as skipped, and the result is False.
         """
         ...
 
     def reject_output(self, record: Record, error: Exception) -> None:
-        """Leave out an output behind a store that cannot be made, if the error handlers allow it; else raise `error`.
+        """Leave out one output of this node because of `error`, if the error handlers allow that; else raise `error`.
 
-        `record` is the known part of the output.
+        This is for outputs that an operator makes from its store. `record` is the part of the output that is known.
         """
         ...
 
@@ -166,14 +168,15 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
 
 class Processor(Generic[KIn, VIn, KOut, VOut]):
-    """The base class of processors: it keeps its context and forwards nothing.
+    """The base class of processors. It keeps the context and forwards nothing.
 
-    The type parameters are the keys and values that it takes, then those that it forwards; each is `Any` by default.
+    The type parameters are the types of the keys and values that the processor takes, then of those that it forwards.
+    Each is `Any` by default.
     """
 
     context: ProcessorContext[KOut, VOut]
     sees_time: ClassVar[bool] = True
-    """Whether it may read the time or schedule. If so, each record must reach it at its own time."""
+    """Whether the processor may read the time or schedule. If so, records reach it one by one, each at its own time."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "context":  # absent until init() has set it
@@ -190,17 +193,19 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
     def process(self, record: Record[KIn, VIn], /) -> None:
         """Process one record.
 
-        A DataError sends the source record to the dead-letter topic. So does any other error, unless
-        `processing_exception_handler` is `fail`. ConfigError and FatalError end the worker. Behind a store, and for a
-        record that a punctuation or a commit forwarded, only this record is left out. An error after a store of the
-        processor itself took something ends the worker.
+        An error rejects the source record, and `processing_exception_handler` decides what happens to it: by default it
+        goes to the dead-letter topic. Under `fail` an error ends the worker, except a DataError, which still makes the
+        source record a dead letter. ConfigError and FatalError always end the worker.
+
+        Behind a store, and for a record that a punctuation or a commit forwarded, only the record given to this
+        processor is left out. If the processor changed a store of its own and then raises, the worker ends.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 
     def commit(self) -> None:
-        """Forward what was held back; called before each commit.
+        """Forward the records that the processor has held back; called before each commit.
 
-        A record or a punctuation leads to a commit; holding records back alone does not.
+        Held-back records do not make a commit due. A processed record or a punctuation does.
         """
 
     def close(self) -> None:
@@ -208,11 +213,11 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
 
 
 class TimedProcessor(Processor):
-    """The base class of operators with event time. Their times are state: progress records have them by store name.
+    """The base class of operators with event time. Progress records contain the operators' times by store name.
 
-    `stream_time_ms` is the highest timestamp of a record; it advances when the source is idle. `close_time_ms` is the
-    watermark by which windows were closed: stream time minus the grace, and minus the gap of sessions; None before the
-    first record. It never goes back: with a longer grace it stays until stream time has caught up.
+    `stream_time_ms` is the highest timestamp of a record. It also advances when the source is idle. `close_time_ms` is
+    stream time minus the grace, and for sessions also minus the gap; None before the first record. Windows that end
+    below it are closed. It never goes back: if the grace is made longer, it stays until stream time has caught up.
     """
 
     store_name: str

@@ -1,8 +1,9 @@
 """Punctuation: callbacks on a grid of stream time or wall-clock time, after Kafka Streams' PunctuationQueue.
 
-A grid is the series of a schedule's due times. A STREAM_TIME schedule is first due at 0, so it fires with the first
-record. A WALL_CLOCK_TIME one is first due at now + interval. `start` sets the grid of either. A schedule that is due is
-called once with the current time, however many intervals were missed, and the next due time stays on the grid:
+A grid is the series of a schedule's due times. By default, a STREAM_TIME schedule is first due at 0, so it fires with
+the first record. A WALL_CLOCK_TIME schedule is first due at now + interval. For both types, `start` sets another first
+due time. A schedule that is due is called once with the current time, however many intervals were missed. Its next due
+time stays on the grid:
 
 >>> queue = PunctuationQueue()
 >>> called = []
@@ -13,8 +14,8 @@ called once with the current time, however many intervals were missed, and the n
 >>> queue.may_punctuate(99), called
 (False, [21])
 
-A task has a queue for each of the two times (`TaskSchedules`), and continues the grids of named schedules after a
-restore. A named schedule's grid is kept under its node, name, type and interval. So one processor in two nodes has two
+A task has one queue for each of the two types (`TaskSchedules`). After a restore it continues the grids of named
+schedules. A grid is identified by the schedule's node, name, type and interval. So one processor in two nodes has two
 grids, and a schedule with a new type or interval begins a new grid.
 """
 
@@ -134,9 +135,10 @@ class PunctuationQueue:
 class TaskSchedules:
     """The punctuation schedules of one task.
 
-    `restored` are the next due times of named schedules as of the last commit, until they are scheduled again. A
-    wall-clock schedule is due within one interval whatever was restored, because clocks differ and are corrected.
-    `has_new_grid` means that a named schedule began a grid that no commit contains yet.
+    `restored` has the restored due times of named schedules that were not scheduled again yet. A restored wall-clock
+    schedule is due within one interval, or at its start, even if the restored due time is later. The reason is that
+    clocks differ and are corrected. `has_new_grid` means that a named schedule began a grid that no commit contains
+    yet.
     """
 
     def __init__(self) -> None:
@@ -177,7 +179,7 @@ class TaskSchedules:
                 )
             grid = f"{full_name} ({type_.value}, every {ms} ms)"
             restored = self.restored.pop(grid, None)
-            # The grid of another type or interval, which no schedule continues.
+            # Forget the grids of this schedule with another type or interval.
             for other in [key for key in self.restored if key.startswith(f"{full_name} (")]:
                 del self.restored[other]
             # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
@@ -206,9 +208,9 @@ class TaskSchedules:
 
 
 def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
-    """Return a wall-clock grid's next point for punctuation: at most one interval ahead, or as far as the start.
+    """Return the next due time on a restored wall-clock grid, at most one interval from now or at the start, if later.
 
-    The clock of another instance, or this one's before a correction, may have been ahead.
+    `due_ms` may be later, because it was computed by another instance's clock, or by this one's before a correction.
 
     >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
     70

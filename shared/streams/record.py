@@ -23,7 +23,7 @@ class _Record(NamedTuple, Generic[K, V]):
 class Record(_Record[K, V]):
     """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1.
 
-    `headers` are pairs, or a dict if no name occurs twice; `context.forward` converts it to pairs.
+    `headers` are pairs of name and value. A processor may also set a dict, which `context.forward` converts to pairs.
     """
 
     __slots__ = ()

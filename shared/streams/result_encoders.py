@@ -64,9 +64,9 @@ def encode_result_key(key: Any) -> bytes | None:
 
 
 def encode_without_error(value: Any) -> bytes | None:
-    """Encode the key or value of a result, or of another record, that no sink writes; never raises.
+    """Encode the key or value of a record that is written without a sink, such as a dead letter; never raises.
 
-    Text and bytes are encoded as they are, anything else as JSON, or as its `repr` if it has no JSON.
+    Text is encoded as UTF-8, bytes are unchanged. Anything else is encoded as JSON, or as its `repr` if that fails.
     """
     if value is None or isinstance(value, bytes):
         return value

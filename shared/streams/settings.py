@@ -182,9 +182,10 @@ class StreamsSettings(Section, TaskSettings):
     def carried_out(self, internal_topics: Sequence[str]) -> StreamsSettings:
         """Return the settings for a worker whose topology has these internal topics.
 
-        Without transactions, a record that is written twice to an internal topic would count twice for its reader, and
-        no owner epoch would reveal it. So with internal topics commits are transactions, whatever the configured
-        guarantee is, and that is logged.
+        Without transactions, a record that is written twice to an internal topic would count twice. The owner epoch
+        protects the changelog only. So an application with internal topics always commits in transactions. If
+        at_least_once is configured, the change is logged.
+
         >>> configured = StreamsSettings(processing_guarantee="at_least_once")
         >>> [configured.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
         ['at_least_once', 'exactly_once']

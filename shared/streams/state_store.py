@@ -1,7 +1,7 @@
 """The interface between a task and its state stores, whatever they hold.
 
-Every store holds rows under (key, start): a live session or window, a table's row (start 0), or a join's records of one
-timestamp. So one changelog format, one snapshot and one way to restore serve all of them.
+Every store holds rows by key and start. A row is a live window, a table's row (start 0), or the records of one side of
+a join with one timestamp. So the changelog format, the snapshot and the restore are the same for all stores.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class StateStoreRow(Protocol):
 
 
 class RowChanges(NamedTuple):
-    """The changes of a table or a join for a commit, in the order in which they must be written.
+    """The changes of a table or a join for a commit.
 
-    `deleted` are keys and starts of removed rows, `live` the rows that are new or have changed.
+    `deleted` are keys and starts of removed rows, `live` the rows that are new or have changed. The changelog must have
+    the deleted rows before the live ones.
     """
 
     deleted: Sequence[tuple[Any, int]]

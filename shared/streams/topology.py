@@ -1,4 +1,4 @@
-"""A topology: sources, processors, sinks and stores, and their edges. Built once, run by one task a partition."""
+"""A topology: sources, processors, sinks and stores, and their edges. Every partition has a task that runs it."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ class Topology:
         self.global_tables[table.name] = table
 
     def of_application(self, application: str) -> Topology:
-        """Return the topology with its internal topics named after the application, as a task runs it.
+        """Return the topology that a task runs: its internal topics are named after the application.
 
-        Raises ConfigError if the two names together are too long for a topic.
+        Raises ConfigError if the name of an application's internal topic is too long.
         """
         internal = {name: f"{application}-{name}" for name in self.internal_topics()}
         if not internal or self.application is not None:
@@ -242,7 +242,7 @@ class Topology:
         return found
 
     def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
-        """Describe the topology as text: one line a node with its connections, by sub-topology if there are several.
+        """Describe the topology as text, with one line for each node, grouped by sub-topology if there are several.
 
         With `format="mermaid"` return the chart of `mermaid()`. Raises ConfigError for any other format.
         """

@@ -31,9 +31,10 @@ def load_function(name: str, setting: str, folder: str | None = None) -> Callabl
 
 
 def load_topology(name: str, options: Mapping[str, str], folder: str | None = None) -> Topology:
-    """Return the topology that `module:function` returns. Raises ConfigError if that fails or is no topology.
+    """Call `module:function` with `options`, and return its topology. Raises ConfigError if it returns no topology.
 
-    `folder` is where user code lies, besides Python's own path; the current folder by default.
+    `folder` is added to Python's path, so that the user's module is found there; the default is the current folder.
+    Raises ConfigError too if the function cannot be loaded or called.
     """
     build = load_function(name, "topology", folder)
     try:

@@ -1,17 +1,18 @@
 """The boundary to users' code: checks of the functions that a task calls, and copies of the values it hands out.
 
-A task never awaits, so a function must have finished when it returns. A coroutine that is never awaited, or a generator
-that is never iterated, looks like a function that did its work, and the record is lost without a trace. If a function
-is known to be one, it is rejected when the topology is defined. If a plain function returns another's coroutine, that
-is an error of its record, as if the function had raised.
+A task never awaits, so a user's function must have done its work when it returns. A coroutine function or a generator
+function returns at once and its body never runs, so the record would be lost without a trace. Such a function is
+rejected when the topology is defined. A plain function may also return a coroutine of another function. That is an
+error of the current record, as if the function had raised.
 
 >>> plain("filter: predicate", 3)
 Traceback (most recent call last):
     ...
 penstock.errors.ConfigError: filter: predicate must be callable, got 3
 
-A store and an aggregation keep Python values, and pass copies to users' code. If the code changed the original in place
-and did not put it back, memory and changelog would differ. A record that is rejected midway would leave traces.
+Stores and aggregations keep Python values, and pass copies of them to users' code. If the code could change the
+original in place, without a `put`, memory and changelog would differ. The change would also remain if the record was
+rejected.
 
 >>> kept = {"n": [1]}
 >>> handed_out = user_copy(kept)
@@ -61,9 +62,9 @@ def require_plain_methods(owner: str, made: Any, methods: tuple[str, ...]) -> No
 
 
 def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -> Callable[P, R]:
-    """Wrap a function so that it raises TypeError if it returns something that has yet to run.
+    """Wrap a function so that it raises TypeError if it returns an awaitable or a generator.
 
-    Raises ConfigError as `require_callable`.
+    A generator is allowed with `may_yield`. Raises ConfigError as `require_callable`.
     """
     require_callable(argument, function, may_yield=may_yield)
     is_wrong: Callable[[Any], bool] = _is_awaitable_type if may_yield else _is_awaitable_or_generator_type
@@ -78,7 +79,7 @@ def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -
 
 
 def require_done(call: str, returned: Any) -> None:
-    """Raise TypeError if a call returned something that has yet to run."""
+    """Raise TypeError if a call returned an awaitable or a generator."""
     kind: Any = type(returned)
     if _is_awaitable_or_generator_type(kind):
         raise _unfinished_result_error(call, returned)
@@ -112,9 +113,9 @@ def _unfinished_result_error(argument: str, returned: Any) -> TypeError:
 
 
 def user_copy(value: Any) -> Any:
-    """Copy a value that users' code passes in or gets; an immutable value is returned itself.
+    """Return a deep copy of a value that users' code passes in or gets; an immutable value is returned itself.
 
-    A copy is deep and has the same types. Raises the errors of copying a user's own type.
+    Raises any error that copying an object of a user's own class raises.
     """
     kind = type(value)
     if kind in _UNCHANGEABLE:

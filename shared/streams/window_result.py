@@ -12,7 +12,7 @@ from penstock.shared.streams.record import K
 class WindowKey(NamedTuple, Generic[K]):
     """The key of a windowed result: the record key and the window's bounds in ms.
 
-    The end of a session and of a sliding window is inclusive, that of a tumbling or hopping window is not.
+    `end` is inclusive for sessions and sliding windows, and exclusive for tumbling and hopping windows.
     """
 
     key: K
