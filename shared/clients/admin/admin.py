@@ -554,8 +554,8 @@ class Admin:
     ) -> dict[TopicPartition, OffsetChange]:
         """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset outside the
-        log is set to the first or last offset of the partition. With `dry_run` nothing is changed, and members of the
+        `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset below
+        the log becomes the partition's first offset, and one above it the end offset. With `dry_run` nothing is changed, and members of the
         group raise no error. Raises GroupNotEmpty, which names the members. Raises GroupNotFound if there is nothing to
         reset. Raises ValueError or TypeError for an invalid `to`.
         """

@@ -371,8 +371,8 @@ class _Lists:
         """Skip a batch without visible records."""
 
     def add(self, batch: _FetchedBatch) -> None:
-        """Add the records of a batch from the start offset on. If one of them cannot be read, none is added and the
-        error is raised."""
+        """Add the records of a batch that are at or above the requested offset. If one of them cannot be read, none is
+        added, and the error is raised."""
         view = memoryview(self._data)[batch.start : batch.stop]
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
         before = len(self.keys)

@@ -90,7 +90,8 @@ class ObjectStates:
         return self._take(self.aggregation, values)
 
     def take_one(self, value: Any) -> list[Any]:
-        """As `take`, for one record. If it is rejected, raise DataError or the error of the user's code."""
+        """As `take`, for one record. If the aggregation cannot add it, raise the cause: DataError for a wrong value of a
+        field, or the error that the user's code raised."""
         try:
             return self._take(self.aggregation, (value,))
         except Exception:
@@ -175,7 +176,10 @@ class ObjectStates:
         return done
 
     def to_changelog(self, column: NDArray[Any]) -> list[ChangelogColumn]:
-        """Return the aggregation's `state_columns` for the changelog. Raises the error of a state that has no JSON."""
+        """Return the states as changelog columns, one for each of the aggregation's `state_columns`.
+
+        Raises the JSON encoder's error if a state of the user's code cannot be written as JSON.
+        """
         kinds = [one.type for one in self.aggregation.state_columns]
         many = list(zip(*map(self.aggregation.to_columns, column.tolist()), strict=True)) or [()] * len(kinds)
         return [list(own) if kind == "binary" else np.array(own, kind) for kind, own in zip(kinds, many, strict=True)]
