@@ -310,7 +310,10 @@ class Executor:
                 )
 
     async def _write_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
-        """Write dead letters and return their errors. A dead letter too large for the topic is shortened and marked."""
+        """Write dead letters. Returns for each the error of its write, or None.
+
+        A dead letter that is too large for the topic is shortened and marked.
+        """
         assert self._write is not None
         errors = list(await self._write(records))
         # Again while something can be shortened: the topic's limit is unknown here.

@@ -554,10 +554,10 @@ class Admin:
     ) -> dict[TopicPartition, OffsetChange]:
         """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset below
-        the log becomes the partition's first offset, and one above it the end offset. With `dry_run` nothing is changed, and members of the
-        group raise no error. Raises GroupNotEmpty, which names the members. Raises GroupNotFound if there is nothing to
-        reset. Raises ValueError or TypeError for an invalid `to`.
+        `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset below the log
+        becomes the partition's first offset, and one above it the end offset. With `dry_run` nothing is changed, and
+        members of the group raise no error. Raises GroupNotEmpty, which names the members. Raises GroupNotFound if
+        there is nothing to reset. Raises ValueError or TypeError for an invalid `to`.
         """
         _check_reset(to)
         if not dry_run:

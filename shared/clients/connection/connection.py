@@ -254,7 +254,7 @@ class Connection:
     def leader_moved(self, tp: TopicPartition, node: int) -> None:
         """Store a partition's new leader, which a broker named in a response (KIP-951), until the next metadata.
 
-        A node without a known address is ignored. Addresses come from the metadata and from `brokers_told`.
+        A node without a known address is ignored. `brokers_told` stores the addresses that a response names.
         """
         if self.cluster.broker_metadata(node) is not None:
             self._moved[tp] = node

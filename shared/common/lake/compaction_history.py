@@ -57,7 +57,10 @@ def read_compactions(
 
 
 def compactions_of_table(state: DeltaTable, limit: int) -> list[Compaction]:
-    """The last compactions of a table `state`, newest first. Raises LakeUnavailable."""
+    """The last compactions of an application, newest first, from the history of its table `state`.
+
+    Raises LakeUnavailable.
+    """
     found: list[Compaction] = []
     for versions in HISTORY_VERSIONS:
         try:

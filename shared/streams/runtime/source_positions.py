@@ -209,8 +209,9 @@ def start_position_of(
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
-    `find` and `check` raise SourceTopicChanged and SourceOffsetsMissing. `find` also raises GroupAhead and
-    SchemaMismatch.
+    `find` sets the positions of a restored task. `check` compares those of a running task with the log. Both raise
+    SourceTopicChanged and SourceOffsetsMissing. `find` also raises SchemaMismatch, and GroupAhead if the group has
+    committed offsets beyond those in the changelog.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:

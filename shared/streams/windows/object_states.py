@@ -90,8 +90,10 @@ class ObjectStates:
         return self._take(self.aggregation, values)
 
     def take_one(self, value: Any) -> list[Any]:
-        """As `take`, for one record. If the aggregation cannot add it, raise the cause: DataError for a wrong value of a
-        field, or the error that the user's code raised."""
+        """As `take`, for one record. If the aggregation cannot add it, raise the cause.
+
+        The cause is a DataError for a wrong value of a field, or the error that the user's code raised.
+        """
         try:
             return self._take(self.aggregation, (value,))
         except Exception:
