@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from penstock.shared.clients.admin import TopicDescription
 from penstock.shared.common.errors import ChangelogHole, ConfigError, OffsetOutOfRange
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot, read_snapshot
+from penstock.shared.common.lake import state_snapshot
+from penstock.shared.common.lake.state_snapshot import PartitionSnapshot, Snapshot
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import (
@@ -87,7 +88,7 @@ async def _read_snapshot(location: ChangelogLocation, topic: TopicDescription) -
     if location.lake is None:
         return None
     snapshot = await asyncio.to_thread(
-        read_snapshot,
+        state_snapshot.read_snapshot,
         location.lake,
         location.application,
         [each.partition for each in topic.partitions],
