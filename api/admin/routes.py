@@ -310,7 +310,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": OffsetsAnswer}},
     )
     async def reset_offsets(group: of.Group, request: OffsetsRequest) -> Response:
-        partitions = await _requested_partitions(admin, request.topics)
+        partitions = await _partitions_to_reset(admin, request.topics)
         to: Reset
         match request.to:
             case ToOffset(offset=offset):
@@ -339,12 +339,12 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         return Response(status_code=NO_CONTENT)
 
 
-async def _requested_partitions(
+async def _partitions_to_reset(
     admin: AdminClient, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
 ) -> list[TopicPartition] | None:
-    """Return the partitions that a request names: all of a topic, or the listed ones. None if it names no topic.
+    """Return the partitions that a request to reset a group's offsets names: all of a topic, or the listed ones.
 
-    Raises UnknownTopicOrPartition if a listed partition does not exist.
+    Returns None if the request names no topic. Raises UnknownTopicOrPartition if a listed partition does not exist.
     """
     if topics is None:
         return None

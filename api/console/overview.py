@@ -181,7 +181,10 @@ class CounterRate:
         self._total = 0.0
 
     def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Add the counter's current value, None if unknown. Returns the rate, or None before the second value."""
+        """Add the counter's value when an overview is built, None if unknown.
+
+        Returns the rate for the overview, or None before the second value.
+        """
         if value is None:
             return None
         if self._last is not None:
@@ -213,7 +216,7 @@ class GroupWatch:
         rows = []
         for group in groups[:GROUPS_MAX]:
             name = str(group["group"])
-            self._record_changes(name, group, now_ms)
+            self._add_rebalance(name, group, now_ms)
             rate = self._lag_rate(name, int(group["lag"]), monotonic_ms)
             catch_up_s: float | None = None
             if group["lag"] == 0:
@@ -227,8 +230,8 @@ class GroupWatch:
                 self._lags.pop(name, None)
         return rows
 
-    def _record_changes(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
-        """Add an event if the group's state or its number of members changed since the last sample."""
+    def _add_rebalance(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
+        """Add a rebalance to the overview if the group's state or number of members changed since the last sample."""
         before = self._last.get(name)
         self._last[name] = group
         if before is None:
@@ -324,7 +327,7 @@ class OverviewBuilder:
         late_records: float | None = _sum_of_tasks(tasks, "late_records")
         if late_records is None:
             late_records = _sum_of_metrics(services, lambda name: name == LATE)
-        dead_letters = _sum_of_metrics(services, _counts_dead_letters)
+        dead_letters = _sum_of_metrics(services, _is_dead_letter_metric)
         if dead_letters is None:
             dead_letters = _sum_of_tasks(tasks, "dead_letters")
         compactions = [dict(compaction) for stream in streams for compaction in stream.get("compactions", ())]
@@ -382,8 +385,8 @@ def _missing_count(streams: Mapping[str, Any]) -> int:
     return len(streams.get("missing", ()))
 
 
-def _counts_dead_letters(name: str) -> bool:
-    """Return whether the overview counts a metric as dead letters: consumers and tasks each have one."""
+def _is_dead_letter_metric(name: str) -> bool:
+    """Return whether `OverviewBuilder` counts a metric as dead letters: consumers and tasks each have one."""
     return name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX)
 
 
@@ -398,13 +401,13 @@ def _service_row(sample: ServiceSample) -> ServiceRow:
 
 
 def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> float | None:
-    """Return the overview's sum of the selected metrics of all services; None if there are none."""
+    """Return the sum of the selected metrics of all services, for `OverviewBuilder`; None if there are none."""
     values = [value for service in services for name, value in service.metrics.items() if selects(name)]
     return sum(values) if values else None
 
 
 def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
-    """Return the overview's sum of a value of all tasks; None if no task reports it."""
+    """Return the sum of a value of all tasks, for `OverviewBuilder`; None if no task reports it."""
     values = [task[key] for task in tasks if task.get(key) is not None]
     return sum(values) if values else None
 

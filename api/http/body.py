@@ -139,10 +139,10 @@ class BodyReader:
         """The Content-Length; 0 if there is none, or if it is not the length of the inflated data."""
         return 0 if self._inflater is not None else self._declared_bytes
 
-    async def turn(self, events: int) -> Turn:
-        """Wait until the next batch of this body may be parsed and sent. `events` is the number of events before it.
+    async def wait_for_turn(self, events: int) -> Turn:
+        """Wait until the request that sends this body may parse and send its next batch.
 
-        Raises ServiceShuttingDown.
+        `events` is the number of events before the batch. Raises ServiceShuttingDown.
         """
         entry = self._queue_entry
         is_bulk = max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
@@ -267,12 +267,12 @@ async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
 
 
 async def next_turn(body: BodyReader, events: int) -> Turn:
-    """Like `BodyReader.turn`, but raises Problem (503) if the service shuts down.
+    """Like `BodyReader.wait_for_turn`, but raises Problem (503) if the service shuts down.
 
     Use it while no event of the body is stored, so that the whole request can be rejected.
     """
     try:
-        return await body.turn(events)
+        return await body.wait_for_turn(events)
     except ServiceShuttingDown as e:
         raise Problem.of(IllegalState(str(e))) from None
 

@@ -140,7 +140,7 @@ class Admission:
 
 
 def client_of(request: Request) -> str:
-    """Return the name of the request's credential, or the client's address if there is none."""
+    """Return the client that `Admission` checks for a request: the name of its credential, or its address if none."""
     return str(request.scope.get("principal") or (request.client.host if request.client else ""))
 
 

@@ -307,7 +307,7 @@ def _json_type_name(value: Any) -> str:
 
 
 def explain_malformed(value: bytes, error: Exception) -> EventRejected:
-    """Return the error for bytes that are not JSON, with the position of the first wrong character."""
+    """Return EventRejected for an event or a body that is not JSON, with the position of the first wrong character."""
     if isinstance(error, UnicodeDecodeError):
         at = _first_non_utf8_byte(value)
         reason = "not UTF-8"

@@ -233,7 +233,7 @@ class Ingest:
     async def _send_events(self, events: RequestEvents, sender: EventSender, body: BodyReader) -> None:
         try:
             while await events.wait():
-                with await body.turn(events.position) as turn:
+                with await body.wait_for_turn(events.position) as turn:
                     keep_reading = await sender.send(events.parse_batch(), turn)
                 if not keep_reading:
                     sender.result.stop(events.position, sender.result.must_stop)
@@ -258,7 +258,7 @@ class Ingest:
         accepted_count = 0
         try:
             while await events.wait():
-                with await body.turn(events.position) as turn:
+                with await body.wait_for_turn(events.position) as turn:
                     accepted_count += await sender.send_unacknowledged(events.parse_batch(), turn)
                 if sender.result.must_stop:
                     sender.result.stop(events.position, sender.result.must_stop)

@@ -118,7 +118,7 @@ class StreamedAnswer(Response):
 
     async def _next_batch_turn(self) -> Turn | None:
         """Return the turn for the next batch; None at the end of the body."""
-        return await self._body.turn(self._events.position) if await self._events.wait() else None
+        return await self._body.wait_for_turn(self._events.position) if await self._events.wait() else None
 
     async def _wait_and_report(self, upcoming: asyncio.Future[Turn | None], send: Send) -> Turn | None:
         """Wait for the turn of the next batch. Meanwhile report the events whose outcomes are known."""

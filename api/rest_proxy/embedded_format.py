@@ -36,7 +36,10 @@ def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -
 
 
 def decode_base64(text: str, name: str) -> bytes:
-    """Return the bytes of a text in base64. Raises EventRejected, with `name`, for another text."""
+    """Return the bytes of a BINARY key or value, or of a header, which a request to REST Proxy has in base64.
+
+    Raises EventRejected for another text, which it calls `name`.
+    """
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

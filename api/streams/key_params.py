@@ -6,7 +6,7 @@ base64.
 >>> keys = requested_keys(key="ann", key_from_base64="_wE=")
 >>> keys["key"], keys["key_from"], keys["key_to"]
 ('ann', b'\\xff\\x01', None)
->>> query_params(keys)
+>>> encode_query_params(keys)
 {'key': 'ann', 'key_from_base64': '/wE='}
 """
 
@@ -76,8 +76,8 @@ def requested_keys(
     )
 
 
-def query_params(query: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that send the same query to another instance."""
+def encode_query_params(query: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the query parameters of the same query to another instance. Bytes are base64."""
     params: dict[str, Any] = {}
     for name, value in query.items():
         if isinstance(value, bytes):

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.settings import GuardedSettings, Scope
-from penstock.api.streams.key_params import StoreQueryParams, query_params
+from penstock.api.streams.key_params import StoreQueryParams, encode_query_params
 from penstock.api.streams.routes import StreamsState, StreamsView
 from penstock.services.aggregator.continuations import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
@@ -226,7 +226,7 @@ class ApplicationView:
         self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET"
     ) -> dict[str, Any]:
         """Return one instance's answer for itself. Raises NotAnswered if it has no usable one."""
-        params = query_params(wanted) | {"local": "true"}
+        params = encode_query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         limit_ms = self._settings.timeout_ms

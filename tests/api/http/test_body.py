@@ -153,19 +153,19 @@ async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
     def reader(declared: int = 0) -> BodyReader:
         return BodyReader(receiving(part(bytes(BULK_BYTES + 1))), drain, 1_000, declared_bytes=declared, turns=turns)
 
-    held = await reader(BULK_BYTES + 1).turn(0)
+    held = await reader(BULK_BYTES + 1).wait_for_turn(0)
     for small in (reader(), reader(BULK_BYTES)):
-        assert await small.turn(BULK_EVENTS) is FREE
+        assert await small.wait_for_turn(BULK_EVENTS) is FREE
     long, many = reader(), reader()
     await long.next()
-    waiting = [asyncio.ensure_future(long.turn(0)), asyncio.ensure_future(many.turn(BULK_EVENTS + 1))]
+    waiting = [asyncio.ensure_future(long.wait_for_turn(0)), asyncio.ensure_future(many.wait_for_turn(BULK_EVENTS + 1))]
     await asyncio.sleep(0)
     assert repr(turns) == "Turns(free=0, waiting=2, in_flight=0)"
     drain.begin(0)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [ServiceShuttingDown, ServiceShuttingDown]
     held.release()
-    assert await BodyReader.of(b"1").turn(BULK_EVENTS + 1) is FREE
+    assert await BodyReader.of(b"1").wait_for_turn(BULK_EVENTS + 1) is FREE
 
 
 async def test_a_whole_body_has_a_deadline_of_its_own() -> None:

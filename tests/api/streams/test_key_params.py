@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.api.http.problem import Problem
-from penstock.api.streams.key_params import query_params, requested_keys
+from penstock.api.streams.key_params import encode_query_params, requested_keys
 
 
 def test_keys_round_trip_as_query_parameters() -> None:
@@ -14,7 +14,7 @@ def test_keys_round_trip_as_query_parameters() -> None:
         key=None, key_from="ä", key_to_base64="/wE=", key_base64=None, key_from_base64=None, key_to=None
     )
     assert keys == {"key": None, "key_from": "ä", "key_to": b"\xff\x01"}
-    params = query_params({**keys, "rows_max": 3})
+    params = encode_query_params({**keys, "rows_max": 3})
     assert params == {"key_from": "ä", "key_to_base64": "/wE=", "rows_max": 3}
 
 
