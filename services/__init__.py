@@ -6,7 +6,7 @@ setting of another command.
 
 from __future__ import annotations
 
-from penstock.services.command_settings import settings_of_all_commands
+from penstock.services.settings_discovery import settings_of_all_commands
 from penstock.shared.common import setting_names
 
 setting_names.register_commands(settings_of_all_commands)

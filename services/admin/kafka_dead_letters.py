@@ -141,7 +141,7 @@ class KafkaDeadLetters:
 
     async def topics(self) -> list[dict[str, Any]]:
         """See the protocol. Each call reads and counts the records since the last call."""
-        names = [name for name in await self._admin.list_topics() if _kind_of_topic(name)]
+        names = [name for name in await self._admin.list_topics() if _dead_letter_topic_kind(name)]
         descriptions = await self._admin.describe_topics(names) if names else {}
         offsets = await self._partition_offsets(descriptions.values())
         spans = {tp: Span(descriptions[tp.topic].topic_id, first, end) for tp, (first, end) in offsets.items()}
@@ -149,7 +149,7 @@ class KafkaDeadLetters:
         return [
             {
                 "topic": name,
-                "kind": _kind_of_topic(name),
+                "kind": _dead_letter_topic_kind(name),
                 "source": name.removesuffix(DEAD_LETTER_SUFFIX).removesuffix(LATE_SUFFIX),
                 "records": sum(count.records for tp, count in counts.items() if tp.topic == name),
                 "exact": all(count.exact for tp, count in counts.items() if tp.topic == name),
@@ -247,7 +247,7 @@ class KafkaDeadLetters:
     def _check_dead_letter_topic(self, topic: str) -> None:
         """Raise InvalidRequest if the topic is neither a dead-letter nor a late topic."""
         check_topic_name(topic)
-        if not _kind_of_topic(topic):
+        if not _dead_letter_topic_kind(topic):
             raise InvalidRequest(f"{topic}: neither a dead-letter topic (…{DEAD_LETTER_SUFFIX}) nor a late one")
 
     async def _check_target(self, topic: str, to: str) -> None:
@@ -257,8 +257,8 @@ class KafkaDeadLetters:
         await self._admin.describe_topics([to])
 
 
-def _kind_of_topic(topic: str) -> str:
-    """Return the kind of a topic by its suffix: `dead_letters`, `late`, or "" for any other topic."""
+def _dead_letter_topic_kind(topic: str) -> str:
+    """Return the kind of a dead-letter or late topic by its suffix: `dead_letters`, `late`, or "" for another topic."""
     if topic.endswith(DEAD_LETTER_SUFFIX):
         return "dead_letters"
     return "late" if topic.endswith(LATE_SUFFIX) else ""
@@ -270,26 +270,29 @@ def _dead_letter_row(record: ConsumerRecord) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "written_ms": record.timestamp,
-        "key": _shortened_text(record.key),
-        "value": _shortened_text(record.value),
+        "key": _text_in_row(record.key),
+        "value": _text_in_row(record.value),
     }
     try:
         dead_letter = parse_late_record(record) if record.topic.endswith(LATE_SUFFIX) else parse_dead_letter(record)
     except DataError:
-        return row | {"headers": [[name, _shortened_text(value)] for name, value in record.headers]}
+        return row | {"headers": [[name, _text_in_row(value)] for name, value in record.headers]}
     source = dead_letter.record
     row |= {
         "source": {"topic": source.topic, "partition": source.partition, "offset": source.offset},
         "timestamp_ms": source.timestamp,
         "stage": dead_letter.stage,
         "message": dead_letter.message,
-        "headers": [[name, _shortened_text(value)] for name, value in source.headers],
+        "headers": [[name, _text_in_row(value)] for name, value in source.headers],
     }
     if dead_letter.stage == STAGE_LATE:
         return row
     return row | {"exception": dead_letter.exception, "attempts": dead_letter.attempts, "group": dead_letter.group}
 
 
-def _shortened_text(data: bytes | None) -> str | None:
-    """Return bytes as text, cut to TEXT_CHARACTERS_MAX; bytes that are not UTF-8 as escapes."""
+def _text_in_row(data: bytes | None) -> str | None:
+    """Return a key, value or header from Kafka as text for `_dead_letter_row`.
+
+    The text is cut to TEXT_CHARACTERS_MAX. Bytes that are not UTF-8 are escapes.
+    """
     return None if data is None else data.decode(errors="backslashreplace")[:TEXT_CHARACTERS_MAX]

@@ -33,7 +33,7 @@ def live_pages(application: str, store: str | None, key: str) -> ContinuationCod
 
 
 def page_with_continuation(answer: StoreAnswer, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
-    """Return a page of a store's rows as plain values, with the continuation of the next page."""
+    """Return the answer of a store query for HTTP: its rows as plain values, and the continuation of the next page."""
     fields = msgspec.structs.asdict(answer)
     position = fields.pop("last")
     return {**fields, "is_cut": position is not None, "continuation": pages.encode(position)}

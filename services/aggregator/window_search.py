@@ -108,7 +108,7 @@ def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:
 
 
 def _open_window_of_row(row: dict[str, Any]) -> Window:
-    """Return a row of a store as an open window of the search's answer."""
+    """Return a store's row as an open window that `WindowSearch` found."""
     results = {name: value for name, value in row.items() if name not in COLUMNS}
     return {
         "partition": row["partition"],

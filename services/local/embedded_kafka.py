@@ -350,9 +350,9 @@ def probe_request() -> bytes:
 
 
 def is_probe_response(body: bytes) -> bool:
-    """Return whether a response's bytes (without the size) answer the probe without an error.
+    """Return whether the embedded broker's response (without its size) answers the probe without an error.
 
-    It has correlation id, error code, the versions.
+    The response has correlation id, error code, the versions.
     """
     return len(body) >= 6 and struct.unpack(">ih", body[:6]) == (PROBE_CORRELATION_ID, 0)
 

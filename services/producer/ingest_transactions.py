@@ -151,7 +151,7 @@ class KafkaTransactor:
 
 
 async def open_producer(kafka: KafkaSettings, settings: ProducerSettings, transactional_id: str) -> Producer:
-    """Return a producer that owns the transactional id. The previous owner is fenced."""
+    """Return a producer for ingest transactions that owns the transactional id. The previous owner is fenced."""
     producer = Producer(kafka, settings.model_copy(update={"transactional_id": transactional_id}))
     await producer.start()
     try:

@@ -136,7 +136,7 @@ class StoredKeys:
 
 
 def pack_stored_response(response: StoredResponse) -> bytes:
-    """Return the body of a response to store with its Idempotency-Key, compressed.
+    """Return a response's body, compressed for the record of a stored Idempotency-Key.
 
     The rows of `offsets` become columns of differences.
     """
@@ -152,9 +152,9 @@ def pack_stored_response(response: StoredResponse) -> bytes:
 
 
 def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
-    """Return the response that was stored with an Idempotency-Key, with this status.
+    """Return the response with this status from the data of a stored Idempotency-Key's record.
 
-    Raises DataError if it cannot be decoded.
+    Raises DataError if the data cannot be decoded.
     """
     try:
         end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]

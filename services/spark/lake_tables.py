@@ -41,7 +41,7 @@ class LakeTables:
         """`folder` is the application's folder as Spark names it. Raises ConfigError if it has no table `state`."""
         self._spark = spark
         self._folder = folder
-        state = snapshot(spark, f"{folder}/state")
+        state = read_lake_table(spark, f"{folder}/state")
         if state is None:
             raise ConfigError(
                 f"{folder}/state: there is no such table: lake and application must be the aggregator's, and a "
@@ -103,7 +103,7 @@ class LakeTables:
         return rows.select(key, *bounds, *result_expressions(store).values(), "state", "partition")
 
     def _read_table(self, kind: str, store: StoreSchema) -> DataFrame:
-        rows = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
+        rows = read_lake_table(self._spark, f"{self._folder}/{kind}/{store.name}")
         schema = rows_schema(kind, store)
         if rows is None:
             rows = empty(self._spark, sql_columns(schema))
@@ -121,8 +121,8 @@ class LakeTables:
         return rows.select(*(computed.get(name, F.col(quoted(name))) for name in names))
 
 
-def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
-    """Read a Delta table of the lake, fixed at its newest version. Return None if there is no table.
+def read_lake_table(spark: SparkSession, path: str) -> DataFrame | None:
+    """Return one table of `LakeTables`, fixed at its newest version; None if there is no table.
 
     All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, every
     Spark action would read the version that is then the newest.
@@ -136,7 +136,10 @@ def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
 
 
 def _read_coverage(state: DataFrame) -> dict[int, Coverage]:
-    """Read how far `state` covers each partition. Raises SchemaMismatch if the table is not Penstock's."""
+    """Return each partition's Coverage for `LakeTables`, from the DataFrame of the table `state`.
+
+    Raises SchemaMismatch if the table is not Penstock's.
+    """
     columns = ("row", "partition", "changelog_offset", "topic_id", "progress", "expired_ms")
     if missing := set(columns) - set(state.columns):
         raise SchemaMismatch(f"the lake's table `state` has no column {', '.join(sorted(missing))}: not Penstock's")
@@ -149,7 +152,7 @@ def _read_coverage(state: DataFrame) -> dict[int, Coverage]:
 
 
 def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
-    """Return the column `state` of rows that were read, with all fields that the store has now.
+    """Return the column `state` of a DataFrame of `LakeTables`, with all fields that the store has now.
 
     The fields of an aggregation that was added later are null in older rows.
     """

@@ -19,7 +19,9 @@ from penstock.shared.common.lake.location import hadoop_uri, lake_root
 
 @contextmanager
 def session(settings: SparkSettings | None = None, lake: str | None = None) -> Iterator[SparkSession]:
-    """Yields a Spark session that reads Delta tables and stops it at the end. `settings` default to a local Spark.
+    """Yields a Spark session for reading with `penstock.spark`, and stops it at the end.
+
+    `settings` default to a local Spark.
 
     Pass the `lake` if it is on S3, so that Spark loads the connector. Raises ConfigError without Java or the
     connectors' jars, SparkFailed if Spark does not start.
@@ -30,7 +32,7 @@ def session(settings: SparkSettings | None = None, lake: str | None = None) -> I
 
 
 def closed(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Return a store's closed windows, one row each.
+    """Read a store's closed windows as a DataFrame of Spark, one row each.
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
     `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if the store or
@@ -41,7 +43,7 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
 
 
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Return a store's late records, one row each, with the results of that record alone.
+    """Read a store's late records as a DataFrame of Spark, one row each, with the results of that record alone.
 
     A result is null if the aggregation rejected the record. Columns: `key` (or `key_bytes`), `event_time`, `missed`
     (the starts of the windows that the record missed), a column of results for each aggregation, `source_offset`,
@@ -52,7 +54,7 @@ def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 
 
 def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Return a store's windows that were not closed when the newest compaction read the changelog.
+    """Read a store's windows that were not closed when the newest compaction read the changelog, as a DataFrame.
 
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
     `partition`. Raises the errors of `closed`.
@@ -62,7 +64,7 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 
 
 def corrected(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Return a store's windows as if no record had been late: closed and live windows with the late records merged in.
+    """Read a store's windows as if no record had been late: closed and live windows with the late records merged in.
 
     Sessions within the gap of each other are joined. The states of tumbling and hopping windows are added up, in the
     order in which the records came. Windows that retention deleted, wholly or possibly in part, are left out. The

@@ -80,13 +80,13 @@ _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
 def use_java(java: Java) -> None:
-    """Make Spark's launcher use this Java. The launcher looks at JAVA_HOME only, and then at PATH."""
+    """Make the next Spark session start with this Java. Spark's launcher looks at JAVA_HOME only, and then at PATH."""
     if (java.home / "bin" / "java").exists():  # a version manager may have no such file
         os.environ["JAVA_HOME"] = str(java.home)
 
 
 def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
-    """Return the jars of Spark's connectors. Download them if this user lacks them."""
+    """Return the jars of the connectors for a Spark session. Download them if this user lacks them."""
     folder = cache_root() / wanted.folder
     if missing_jars(wanted):
         asyncio.run(fetch_jars(wanted))

@@ -98,7 +98,7 @@ def lake_time_column(times_ms: Any) -> pa.Array:
 
 
 def lake_state_column(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
-    """Return encoded states as the column `state` of a Delta table: structs of the state's columns.
+    """Return the column `state` of a lake table, with a struct of the store's state columns for each encoded state.
 
     Raises CorruptRecord, which names the first invalid state.
     """

@@ -37,14 +37,14 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
         if not (inspect.isclass(each) or inspect.isfunction(each)) or not each.__module__.startswith(PRIVATE):
             continue
         if inspect.isclass(each):
-            _resolve_annotations(each, members)
+            _resolve_public_annotations(each, members)
             # doctest finds a class's examples only in the class's `__module__` or in `__test__`.
             vars(sys.modules[each.__module__]).setdefault("__test__", {})[each.__qualname__] = each
         each.__module__ = module
 
 
-def _resolve_annotations(each: type, members: Mapping[str, Any]) -> None:
-    """Replaces annotations that are text by the objects they name, also in the fields of a dataclass."""
+def _resolve_public_annotations(each: type, members: Mapping[str, Any]) -> None:
+    """Replaces a published class's annotations that are text by the objects they name, also in dataclass fields."""
     hints = typing.get_type_hints(each, localns=dict(members), include_extras=True)
     each.__annotations__ = {name: hints[name] for name in inspect.get_annotations(each)}
     if dataclasses.is_dataclass(each):

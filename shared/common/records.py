@@ -38,9 +38,9 @@ NO_TIMESTAMP = -1
 
 
 def header_pairs(headers: AnyHeaders) -> Headers:
-    """The headers of a record as pairs. A value that is neither pairs nor a dict is returned unchanged.
+    """Convert the accepted forms of a record's headers, pairs or a dict, to the pairs of `Headers`.
 
-    The check of the record rejects such a value later.
+    Any other value is returned unchanged. The check of the record rejects it later.
 
     >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
     ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))

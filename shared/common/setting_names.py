@@ -133,14 +133,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
     """One text for each key of a settings file that is no command's top-level name."""
     foreign = [key for key in keys if key not in model.model_fields]
-    known = model.model_fields.keys() | _names_of_others(foreign)
+    known = model.model_fields.keys() | _top_level_names(foreign)
     return [f"{key}: no such setting{nearest(key, known)}" for key in foreign if key not in known]
 
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
     """One text for each variable with Penstock's prefix that names no setting, without the variable's value."""
     given = {name: _setting_path(name) for name, value in environ.items() if _is_setting_variable(name.upper(), value)}
-    others = _names_of_others(path[0] for path in given.values() if path[0] not in model.model_fields)
+    others = _top_level_names(path[0] for path in given.values() if path[0] not in model.model_fields)
     spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in others}
     return [
         f"{name}: no such setting{nearest(name.upper(), spelled)}"
@@ -149,8 +149,11 @@ def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> lis
     ]
 
 
-def _names_of_others(wanted: Iterable[str]) -> set[str]:
-    """Return the top-level setting names of all commands, or of the first commands that have all wanted names."""
+def _top_level_names(wanted: Iterable[str]) -> set[str]:
+    """Return the top-level setting names with which names are compared.
+
+    They are those of all commands, or of the first commands that have all wanted names.
+    """
     missing = set(wanted)
     found = set[str]()
     commands = iter(_commands())
@@ -161,7 +164,7 @@ def _names_of_others(wanted: Iterable[str]) -> set[str]:
 
 
 def unknown_flags(model: type[BaseModel], flags: Iterable[str]) -> str:
-    """The names of unknown flags as text, each with the most similar known name."""
+    """The unknown flags as text for an error, each with the most similar name of a setting."""
     spelled = [flag(path) for path in paths(model)]
     return ", ".join(name + nearest(name, spelled) for name in flags)
 
@@ -192,7 +195,7 @@ def _setting_path(name: str) -> list[str]:
 
 
 def _has_setting(model: type[BaseModel], path: Sequence[str]) -> bool:
-    """Return whether a model whose section a path begins with has the rest of it."""
+    """Return whether a settings model, which has the first name of a setting's path, has its other names too."""
     at: Any = model.model_fields[path[0]].annotation
     for part in path[1:]:
         section = _settings_section(at)

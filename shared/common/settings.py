@@ -356,7 +356,7 @@ def _show_setting_value(path: Sequence[str], value: Any) -> str:
 
 
 def _hide_flag_values(cls: type[BaseModel], message: str) -> str:
-    """The error of unknown settings with the names of the flags only: the value of a misspelled one may be a secret."""
+    """The error for unknown flags with their names only: the value of a misspelled setting may be a secret."""
     head, unknown, flags = message.partition("unrecognized arguments: ")
     names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)
     return head + unknown + (unknown_flags(cls, names) or flags)

@@ -57,7 +57,7 @@ DEFAULT_GAP, DEFAULT_GRACE = "30m", "15m"
 
 
 def csv_topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "") -> Topology:
-    """Return the topology for a CSV file: sessions per key with their number of events.
+    """Return the demo's topology for the events of a user's CSV file: sessions per key with their number of events.
 
     Rows that are marked as rejected become dead letters. `suffix` is appended to the output topics.
     """

@@ -20,8 +20,8 @@ from penstock.services.local.demo.data_folder import fresh_folder
 from penstock.services.local.demo.display import Display
 from penstock.services.local.demo.events import DemoEvents
 from penstock.services.local.demo.flights import FlightEvents
-from penstock.services.local.demo.scenario import DemoOutcome, Scenario
-from penstock.services.local.demo.summary import json_summary, print_summary
+from penstock.services.local.demo.scenario import Scenario
+from penstock.services.local.demo.summary import DemoOutcome, json_summary, print_summary
 from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import LogSettings
@@ -59,7 +59,7 @@ def demo(
         Path, typer.Option(help="Folder of Kafka's data, the lake and the logs.", metavar="FOLDER")
     ] = DEFAULT_FOLDER,
 ) -> None:
-    """Replay the flights that left New York in 2013, or your own CSV file, through the whole pipeline."""
+    """Run the demo: the flights that left New York in 2013, or your own CSV file, go through the whole pipeline."""
     log.configure(LogSettings(level="error"), "demo")
     console = Console(stderr=json)
     if not console.is_terminal:

@@ -21,7 +21,6 @@ import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from penstock.services.local.demo.service_specs import (
     consumer_spec,
     gateway_spec,
 )
+from penstock.services.local.demo.summary import DemoOutcome
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -61,54 +61,6 @@ REASONS = 3  # of dead letters, in the summary
 COUNTED = ("closed_sessions", "late_records", "dead_letters")
 
 Task = dict[str, Any]
-
-
-@dataclass(slots=True)
-class DemoOutcome:
-    """The results of the demo."""
-
-    counts: ReplayCounts
-    restores: list[Task] = field(default_factory=list)
-    compactions: int = 0
-    replay_seconds: float = 0.0
-    audit_ok: bool = False
-    audit: dict[str, Any] = field(default_factory=dict)
-    batch: dict[str, int] = field(default_factory=dict)
-    unfit: int = 0
-    lake: dict[str, Any] = field(default_factory=dict)
-    longest: list[dict[str, Any]] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    notable: int = 0
-    seconds: float = 0.0
-
-    @property
-    def dead_letters_ok(self) -> bool:
-        """Whether the number of dead letters is that of the unfit events.
-
-        An event that ingest rejected becomes no dead letter, and it is unknown whether it was unfit. So each rejected
-        event makes the expected number one lower or not.
-        """
-        dead: int = self.audit.get("dead_letters", -1)
-        return self.unfit - self.counts.rejected <= dead <= self.unfit
-
-    @property
-    def ok(self) -> bool:
-        """Whether the demo passed."""
-        return self.audit_ok and self.dead_letters_ok and self.batch_ok
-
-    @property
-    def batch_ok(self) -> bool:
-        """Whether the batch produced the same windows and late records as the aggregator."""
-        return self.batch.get("batch_rows", 0) > 0 and not self.batch["batch_differences"]
-
-    @property
-    def restore_ms(self) -> int:
-        """The longest restore of a task after the crash, in ms. All tasks restore concurrently."""
-        return max((task["restore_ms"] for task in self.restores), default=0)
-
-    def restored(self, what: str) -> int:
-        """Return the number of `windows` (snapshot), `changelog_windows` or `changelog_records` that restore read."""
-        return sum(task[f"restored_{what}"] for task in self.restores)
 
 
 class Scenario:

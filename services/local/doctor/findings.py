@@ -83,7 +83,7 @@ class TopicFacts:
 
 
 def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
-    """Check how Kafka treats the event times of a topic that is neither a changelog nor for dead letters."""
+    """Return the findings on how Kafka treats the event times of a topic, neither a changelog nor for dead letters."""
     found: list[Finding] = []
     if not topic.holds_event_times:
         return found
@@ -124,7 +124,7 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
 
 
 def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_servers: str) -> list[Finding]:
-    """Check that a changelog keeps its records.
+    """Return the findings on whether a changelog keeps its records.
 
     A topic whose name ends like a changelog's may belong to another system. It is Penstock's if there is a group of the
     application's name; otherwise the finding is a warning.
@@ -140,7 +140,7 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
 
 
 def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
-    """Check that a source topic has a topic for its dead letters, and that the largest ones fit."""
+    """Return the findings on a source topic's dead-letter topic: it is missing, or the largest ones do not fit."""
     name = dead_letter_topic(source.name)
     needed = int(source.configs.get("max.message.bytes") or 0) + DEAD_LETTER_OVERHEAD_MAX
     if letters is None:
@@ -161,7 +161,7 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
 def all_topic_findings(
     topics: Mapping[str, TopicFacts], missing: Iterable[str], groups: Iterable[str], bootstrap_servers: str
 ) -> list[Finding]:
-    """Check all topics of a cluster. `missing` topics were named and do not exist."""
+    """Return the findings on all topics of a cluster. `missing` topics were named and do not exist."""
     found: list[Finding] = []
     groups = set(groups)
     for name in missing:
@@ -185,7 +185,7 @@ def all_topic_findings(
 
 
 def disk_finding(folder: str, free_bytes: int) -> Finding:
-    """Check the free space of a folder's disk."""
+    """Return the finding on the free space of a folder's disk."""
     about = f"disk of {folder}"
     message = f"{free_bytes >> 20} MiB are free"
     if free_bytes >= DISK_SCARCE_BYTES:

@@ -159,7 +159,10 @@ def in_sample(sample: float) -> SparkColumn:
 
 
 def require_auditable(store: StoreSchema) -> None:
-    """Raises NotAuditable if there are no windows, or if processor nodes are between the source topic and them."""
+    """Check a store before the audit's inputs are read.
+
+    Raises NotAuditable if the store has no windows, or if processor nodes are between the source topic and them.
+    """
     if store.kind not in WINDOWED:
         raise NotAuditable(f"store {store.name!r} cannot be audited: it has no windows ({store.kind})")
     if store.upstream:

@@ -37,6 +37,16 @@ WINDOW_CHECKS = {
 """The checks of windows that do not merge. The contents of tumbling and hopping windows do not depend on time."""
 
 
+def materialized(rows: DataFrame) -> DataFrame:
+    """Compute now the rows that several checks compare. Returns them without their plan.
+
+    The executors keep the rows in memory or on disk. Otherwise Spark would execute the plan again for each check that
+    uses the rows, which took most of an audit's time. If an executor is lost, its rows are lost too, and the audit must
+    be run again.
+    """
+    return rows.localCheckpoint()
+
+
 def label_outcomes(inputs: Inputs) -> DataFrame:
     """Return the source records in the sample, each with its outcome.
 
@@ -67,14 +77,14 @@ def label_outcomes(inputs: Inputs) -> DataFrame:
 
 
 def late_window_count(store: StoreSchema) -> SparkColumn:
-    """Return the number of windows that the audit expects in a late record that missed all of its windows."""
+    """Return the number of windows, of any kind, that a late record missed if it missed all of its windows."""
     if store.kind != "hopping":
         return F.lit(1)
     return F.size(late_window_starts(store))
 
 
 def late_window_starts(store: StoreSchema) -> SparkColumn:
-    """Return the starts of windows that the audit expects in a late record that missed all of its windows."""
+    """Return the starts of the windows, of any kind, that a late record missed if it missed all of its windows."""
     time = F.col("timestamp_ms")
     if store.kind == "session":
         return F.array(time)

@@ -38,16 +38,6 @@ def as_differences(rows: DataFrame, check: str, at: str, detail: SparkColumn) ->
     )
 
 
-def materialized(rows: DataFrame) -> DataFrame:
-    """Compute now the rows that several checks compare. Returns them without their plan.
-
-    The executors keep the rows in memory or on disk. Otherwise Spark would execute the plan again for each check that
-    uses the rows, which took most of an audit's time. If an executor is lost, its rows are lost too, and the audit must
-    be run again.
-    """
-    return rows.localCheckpoint()
-
-
 def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame:
     """Return the differences without those of the partitions whose time advanced while they were idle."""
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences

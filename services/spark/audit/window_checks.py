@@ -29,6 +29,7 @@ from penstock.services.spark.audit.common_checks import (
     differing_windows,
     early_closed_windows,
     label_outcomes,
+    materialized,
     repeated_coordinates,
     stream_windows,
     unknown_coordinates,
@@ -36,7 +37,6 @@ from penstock.services.spark.audit.common_checks import (
 from penstock.services.spark.audit.differences import (
     Compared,
     as_differences,
-    materialized,
     union_differences,
     without_idle_partitions,
 )

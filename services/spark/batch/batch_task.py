@@ -112,9 +112,9 @@ class GroupHasMembers(PenstockError):
 
 
 async def require_no_members(kafka: KafkaSettings, group: str) -> None:
-    """Raise GroupHasMembers, which names the members, if live instances run.
+    """Raise GroupHasMembers, which names the members, if live instances run. A batch's task would fence them.
 
-    A batch would take over their partitions.
+    The driver checks this before a batch, and each task before it takes its partition over.
     """
     async with Admin(kafka) as admin:
         found = (await admin.describe_group(group)).members
@@ -252,7 +252,7 @@ class PartitionBatch:
         task.require_whole_input()
         partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
         reads = min(POLL_RECORDS, self._options.commit_records)
-        async with Consumer(self._options.kafka, _consumer_settings(self._streams.application_id)) as consumer:
+        async with Consumer(self._options.kafka, _task_consumer_settings(self._streams.application_id)) as consumer:
             consumer.assign(partitions.values())
             positions = SourcePositions(self._options.kafka, self._streams, self._registry)
             await positions.find(task, consumer, partitions.values())
@@ -381,8 +381,8 @@ class PartitionBatch:
                 await asyncio.sleep(STABLE_POLL_S)
 
 
-def _consumer_settings(group: str) -> ConsumerSettings:
-    """Return the settings of a consumer that reads assigned partitions and never joins the group.
+def _task_consumer_settings(group: str) -> ConsumerSettings:
+    """Return the settings of the consumer of a batch's task. It reads an assigned partition and never joins the group.
 
     The settings have the group's id, with which the consumer looks up the group's offsets.
     """
@@ -447,7 +447,10 @@ def require_same_files(where: str, found: BatchInput, fingerprint: str) -> None:
 
 
 def record_columns(batch: Any, topic: str, partition: int, first: int) -> Columns:
-    """Return rows of files (timestamp_ms, key, value) as records. Their offsets are row numbers, from `first` on."""
+    """Return the rows (timestamp_ms, key, value) that a batch's task gets from Spark as records of a topic.
+
+    Their offsets are row numbers, from `first` on.
+    """
     return Columns(
         topic,
         partition,

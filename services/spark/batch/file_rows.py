@@ -406,7 +406,7 @@ def as_written(
 
 
 def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Return whether JSON would write a value differently than the file, if the value had the field's type.
+    """Return whether JSON would write a value of a row differently than the file, if it had the field's type.
 
     A float or double may be written differently if it is the same number (`1.10`, 1.1), unless `exactly` is set.
     """

@@ -22,9 +22,10 @@ HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTI
 
 
 def table_stores(uri: str, options: Mapping[str, str]) -> list[str]:
-    """Return the sorted names of the stores for which compactions wrote tables to a folder, `closed` or `late`.
+    """Find the Delta tables that earlier compactions wrote: return the sorted names of their stores.
 
-    Each table is a folder in it. Returns no names if the folder does not exist. Raises LakeUnavailable.
+    `uri` is the folder `closed` or `late`, in which each table is a folder. Returns no names if it does not exist.
+    Raises LakeUnavailable.
     """
     try:
         files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
@@ -75,7 +76,9 @@ def table_positions(table: DeltaTable) -> dict[str, Any] | None:
 
 
 def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
-    """Read the progress rows of `state` that compactions appended, by partition, newest first.
+    """Read the progress rows from which a compaction continues: those of the Delta table `state`, by partition.
+
+    The newest row of a partition is first.
 
     Raises SchemaMismatch if the table is not Penstock's.
     """

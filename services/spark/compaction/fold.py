@@ -80,7 +80,7 @@ class ChangelogRange(NamedTuple):
 
     @property
     def lagging(self) -> list[str]:
-        """The tables for which the range is read again: they lack rows of the partition that they once had."""
+        """The tables for which the fold reads the range again: they lack rows of the partition that they once had."""
         return lagging_tables(self.newest, self.positions)
 
     @property
@@ -90,7 +90,7 @@ class ChangelogRange(NamedTuple):
 
 
 def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
-    """Return the tables for which a fold reads a part of a partition again.
+    """Return the tables for which the fold, a compaction's Spark task, reads a part of a partition again.
 
     According to the partition's newest progress row, these tables had rows that they lack now.
     """

@@ -200,7 +200,7 @@ class _WrongContent(Exception):
 async def _fetch_jar(
     client: httpx.AsyncClient, jar: Jar, part: _PartialJar, wanted: JarSet, repository: Repository
 ) -> None:
-    """Download one jar to its path, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
+    """Download one jar of a jar set to the set's folder, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
     why = ""
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
@@ -277,7 +277,7 @@ class _PartialJar:
         return self.size
 
     def restart(self) -> None:
-        """Drop the jar's bytes, since it is downloaded from its beginning."""
+        """Drop the bytes of the jar's part file, since the download starts again from the jar's beginning."""
         assert self._file is not None
         self._file.truncate(0)
         self._digest = hashlib.sha256()

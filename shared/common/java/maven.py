@@ -51,7 +51,7 @@ class Repository:
 
 
 def home_folder(environ: Mapping[str, str]) -> Path:
-    """The user's home folder: `HOME`, or the system's entry for the user."""
+    """The user's home folder, which has Maven's `.m2`: `HOME`, or the system's entry for the user."""
     home = environ.get("HOME", "")
     if not home:  # Path.home() would return the root folder
         with contextlib.suppress(KeyError):
@@ -188,7 +188,7 @@ def _read_settings_file(file: Path) -> str | None:
 
 
 def _read_jar_member(jar: Path, name: str) -> str | None:
-    """The text of one file in a jar; None if either is missing."""
+    """The text of one file in a jar of Maven or Ivy, such as its default settings; None if either is missing."""
     try:
         with zipfile.ZipFile(jar) as archive:
             return archive.read(name).decode()
@@ -197,7 +197,10 @@ def _read_jar_member(jar: Path, name: str) -> str | None:
 
 
 def _ivy_folder() -> Path | None:
-    """The folder of the Ivy that comes with pyspark, found without importing pyspark; None without pyspark."""
+    """The folder of pyspark's Ivy, whose settings have Maven Central's address; None without pyspark.
+
+    It is found without importing pyspark.
+    """
     folders: Iterator[Path] = (
         Path(folder, "jars")
         for spec in (importlib.util.find_spec("pyspark"),)

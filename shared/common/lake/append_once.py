@@ -31,8 +31,11 @@ def table_versions(uri: str, applications: list[str], options: Mapping[str, str]
     return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}
 
 
-def set_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
-    """Set the versions of applications; None removes a version. Does nothing without a table. Raises RetriableError."""
+def set_table_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
+    """Set the versions of applications from which their next `append_once` continues; None removes a version.
+
+    Does nothing if there is no table. Raises RetriableError.
+    """
     table = _open_table(uri, options)
     if table is not None:
         transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]

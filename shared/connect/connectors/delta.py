@@ -16,7 +16,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 
-from penstock.shared.common.lake.append_once import append_once, set_versions, table_versions
+from penstock.shared.common.lake.append_once import append_once, set_table_versions, table_versions
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
@@ -196,5 +196,5 @@ class DeltaSinkConnector(SinkConnector):
         if (path := local_path("table.uri", uri)) is not None:
             uri = await asyncio.to_thread(os.path.realpath, path)  # the worker has just checked it
         versions = {delta_application_id(props["name"], tp): offset for tp, offset in offsets.items()}
-        await asyncio.to_thread(set_versions, uri, versions, with_prefix(props, "storage."))
+        await asyncio.to_thread(set_table_versions, uri, versions, with_prefix(props, "storage."))
         return True
