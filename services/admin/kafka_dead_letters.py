@@ -12,7 +12,11 @@ from typing import Any, NamedTuple
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
-from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, replay_producer_settings, wanted_by
+from penstock.shared.clients.dead_letters.dead_letter_log import (
+    DeadLetterLog,
+    dead_letter_filter,
+    replay_producer_settings,
+)
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
 from penstock.shared.common.log import get_logger
@@ -229,7 +233,7 @@ class KafkaDeadLetters:
             raise InvalidRequest(f"{topic}: late records have no stage and no exception")
         if to is not None:
             await self._check_target(topic, to)
-        selects = wanted_by(stage, exception)
+        selects = dead_letter_filter(stage, exception)
         parse = parse_late_record if is_late else parse_dead_letter
         async with self._replaying, DeadLetterLog(self._kafka, topic, parse) as dead_letters:
             if dry_run:

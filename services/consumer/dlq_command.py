@@ -27,8 +27,8 @@ from penstock.shared.clients.dead_letters.dead_letter_log import (
     DeadLetterEntry,
     DeadLetterLog,
     Wanted,
+    dead_letter_filter,
     replay_producer_settings,
-    wanted_by,
 )
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common import log, topic_names
@@ -72,7 +72,7 @@ def list_command(
     json: Json = False,
 ) -> None:
     """List dead letters with their reasons, oldest first within each partition."""
-    wanted = wanted_by(stage, exception, partition or ())
+    wanted = dead_letter_filter(stage, exception, partition or ())
     entries, more = _run_dlq_command(
         lambda kafka: _list_dead_letters(kafka, (topic, dead_letter_topic), wanted, pending, limit),
         bootstrap_servers,
@@ -103,7 +103,7 @@ def replay_command(
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
     target = (topic, dead_letter_topic)
-    wanted = wanted_by(stage, exception, partition or ())
+    wanted = dead_letter_filter(stage, exception, partition or ())
     if dry_run:
         entries, _ = _run_dlq_command(
             lambda kafka: _list_dead_letters(kafka, target, wanted, not include_replayed, limit),

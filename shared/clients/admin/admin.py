@@ -11,9 +11,7 @@ GroupNotEmpty, which names them. The broker rejects the change if a member joins
 
 from __future__ import annotations
 
-import base64
 import functools
-import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
@@ -34,6 +32,7 @@ from penstock.shared.clients.admin.types import (
     PartitionDescription,
     PartitionLag,
     TopicDescription,
+    topic_id_text,
 )
 from penstock.shared.clients.connection import Connection, by_leader, list_offsets
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec
@@ -89,15 +88,6 @@ class ShiftBy:
 Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
 """The target of a reset: the earliest or latest offset, a time in ms since the epoch, a shift, or an offset for each
 partition."""
-
-
-def topic_id_text(topic_id: uuid.UUID) -> str:
-    """Return the id in a TopicDescription: base64 of 22 characters, as Kafka's tools write it.
-
-    >>> topic_id_text(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
-    '2ia3basOR-KblWWPsTuLbw'
-    """
-    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
 def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -72,6 +74,15 @@ class TopicDescription:
     topic_id: str
     is_internal: bool
     partitions: tuple[PartitionDescription, ...]
+
+
+def topic_id_text(topic_id: uuid.UUID) -> str:
+    """Return the text of a topic id in a TopicDescription: base64 of 22 characters, as Kafka's tools write it.
+
+    >>> topic_id_text(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
+    '2ia3basOR-KblWWPsTuLbw'
+    """
+    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def checked_offsets(
 
 
 def checked_time(what: object, time_ms: object) -> int:
-    """Return the time in ms if it is valid. Raises TypeError or ValueError otherwise."""
+    """Return the time in ms whose offset is looked up if it is valid. Raises TypeError or ValueError otherwise."""
     if not isinstance(time_ms, int) or isinstance(time_ms, bool):
         raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
     if time_ms < 0:

@@ -103,7 +103,7 @@ class NextRequests:
     next_ms: float | None
 
 
-class PartitionFetchState:
+class FetcherPartition:
     """One partition that the fetcher reads: its position, its buffer, and its open request."""
 
     __slots__ = (
@@ -138,7 +138,7 @@ class PartitionFetchState:
         return f"<{at}, {fetched} to {self.fetch_offset}>"
 
     def go_to(self, position: int | None, reset: ResetPolicy | None, epoch: int = NO_EPOCH) -> None:
-        """Set the position, with the leader epoch of the batch before it.
+        """Set the position that the fetcher reads from, with the leader epoch of the batch before it.
 
         If `position` is None, it is looked up: by the policy `reset`, or as the group's committed offset if `reset` is
         None.
@@ -183,7 +183,7 @@ class Fetcher:
         self._policy = policy
         self.read_committed = read_committed
         self._has_group = has_group
-        self._partitions: dict[TopicPartition, PartitionFetchState] = {}  # in the order of fetching
+        self._partitions: dict[TopicPartition, FetcherPartition] = {}  # in the order of fetching
         self.assignment: frozenset[TopicPartition] = frozenset()
         self._ready: dict[TopicPartition, None] = {}  # with completed fetches or an error, in the order of handing out
         self._in_flight: dict[int, int] = {}  # by node, the bytes that may arrive
@@ -201,7 +201,7 @@ class Fetcher:
         old = self._partitions
         self._partitions = {}
         for tp in partitions:
-            self._partitions[tp] = old[tp] if tp in stay and tp in old else PartitionFetchState()
+            self._partitions[tp] = old[tp] if tp in stay and tp in old else FetcherPartition()
         self._ready = {tp: None for tp in self._ready if self._partitions.get(tp) is old[tp]}
         self.assignment = frozenset(self._partitions)
 
@@ -403,7 +403,7 @@ class Fetcher:
         return moved
 
     def _handle_diverging_epoch(
-        self, tp: TopicPartition, state: PartitionFetchState, end_offset: int, high_watermark: int
+        self, tp: TopicPartition, state: FetcherPartition, end_offset: int, high_watermark: int
     ) -> None:
         """Handle a log that was truncated below the fetched offset (KIP-320, KIP-595).
 
@@ -432,7 +432,7 @@ class Fetcher:
                 self._moves[tp] = Move(end_offset, replaced=position, reason="the log was truncated")
             self._ready.pop(tp, None)
 
-    def _add_completed_fetch(self, tp: TopicPartition, state: PartitionFetchState, answer: FetchedPartition) -> None:
+    def _add_completed_fetch(self, tp: TopicPartition, state: FetcherPartition, answer: FetchedPartition) -> None:
         state.failures = 0
         state.retry_ms = 0.0
         state.high_watermark = answer.high_watermark
@@ -451,7 +451,7 @@ class Fetcher:
         # first next time.
         self._partitions[tp] = self._partitions.pop(tp)
 
-    def _handle_fetch_error(self, tp: TopicPartition, state: PartitionFetchState, code: int, now_ms: float) -> None:
+    def _handle_fetch_error(self, tp: TopicPartition, state: FetcherPartition, code: int, now_ms: float) -> None:
         state.back_off(now_ms, self._backoff)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")
@@ -520,7 +520,7 @@ class Fetcher:
         self._moves = {}
         return moves
 
-    def _take_records_of(self, state: PartitionFetchState, limit: int | None) -> Columns | None:
+    def _take_records_of(self, state: FetcherPartition, limit: int | None) -> Columns | None:
         while state.completed_fetches:
             completed = state.completed_fetches[0]
             try:
@@ -555,12 +555,12 @@ class Fetcher:
 
     # --- helpers ---
 
-    def _assigned_state(self, tp: TopicPartition) -> PartitionFetchState:
+    def _assigned_state(self, tp: TopicPartition) -> FetcherPartition:
         if (state := self._partitions.get(tp)) is None:
             raise IllegalState(f"{tp}: not assigned")
         return state
 
-    def _close_request(self, request: Fetch | OffsetLookup) -> list[tuple[TopicPartition, PartitionFetchState]]:
+    def _close_request(self, request: Fetch | OffsetLookup) -> list[tuple[TopicPartition, FetcherPartition]]:
         """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
@@ -571,7 +571,7 @@ class Fetcher:
             state.request_out = None
         return awaiting
 
-    def _handle_missing_commit(self, tp: TopicPartition, state: PartitionFetchState) -> None:
+    def _handle_missing_commit(self, tp: TopicPartition, state: FetcherPartition) -> None:
         if self._policy.is_none:
             self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
@@ -579,6 +579,6 @@ class Fetcher:
             state.replaced = None
             state.reset_reason = "no committed offset"
 
-    def _fail_partition(self, tp: TopicPartition, state: PartitionFetchState, error: PenstockError) -> None:
+    def _fail_partition(self, tp: TopicPartition, state: FetcherPartition, error: PenstockError) -> None:
         state.error = error
         self._ready[tp] = None

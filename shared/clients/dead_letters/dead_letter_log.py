@@ -239,8 +239,11 @@ class DeadLetterLog:
                     result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
 
 
-def wanted_by(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
-    """Return a filter of dead letters by stage, exception class (full name or its last part) and source partitions."""
+def dead_letter_filter(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
+    """Return a filter of the dead letters in a `DeadLetterLog` by stage, exception class and source partitions.
+
+    `exception` is the full name of the class, or the name's last part.
+    """
     partitions = frozenset(source_partitions)
 
     def is_wanted_dead_letter(dead_letter: DeadLetter) -> bool:

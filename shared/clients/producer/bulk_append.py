@@ -175,12 +175,12 @@ class ColumnBulk(Bulk):
         self._fields = zip(part.keys, part.values, timestamps, headers, strict=False)
 
     def sliced(self, count: int, spans: list[Span]) -> None:
-        """Note that the next `count` records went into batches, or failed, as in `spans`."""
+        """Note that the bulk's next `count` records went into batches, or failed, as in `spans`."""
         self._locations.add_slice(count, spans)
         self.stop = len(self)
 
     def slice_failed(self, error: Exception, records: int) -> None:
-        """Note that `records` records of a slice failed."""
+        """Note that the bulk's append of a slice failed for `records` records."""
         self.rejections += records
         self.first_rejection = self.first_rejection or error
         self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended

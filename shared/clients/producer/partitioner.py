@@ -5,7 +5,7 @@ A record with a key goes to a partition by Java's murmur2 of the key. Records wi
 leader. The fewer batches a partition has queued, the more often it is drawn. A partition is skipped if a batch has been
 ready for its broker for longer than `partitioner_availability_timeout_ms`.
 
-`Routes` has the partitions of each topic in the metadata, their queues, and the sticky partition.
+`ProducerPartitioner` has the partitions of each topic in the metadata, their queues, and the sticky partition.
 
 >>> for_key(b"21", 7)
 3
@@ -104,7 +104,7 @@ RECORD_OVERHEAD = 12
 that the next records fill."""
 
 
-class RoutedTopic:
+class PartitionedTopic:
     """A topic's partitions, those with a leader, the cached partitions of keys, and the sticky choice."""
 
     __slots__ = (
@@ -143,8 +143,8 @@ class RoutedTopic:
         return queue
 
 
-class Routes:
-    """The topics a producer sends to, and the partitioner's choice for each record."""
+class ProducerPartitioner:
+    """Chooses the partition of each record of a producer, and knows the topics that it sends to."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ class Routes:
         self._settings = settings
         self._partitioner = partitioner
         self._is_slow = is_slow
-        self._topics: dict[str, RoutedTopic] = {}
+        self._topics: dict[str, PartitionedTopic] = {}
 
-    def topic(self, name: str) -> RoutedTopic | None:
-        """Return a topic as the current metadata has it. Returns None while it is unknown."""
+    def topic(self, name: str) -> PartitionedTopic | None:
+        """Return a topic with the partitions from which to choose, or None while the metadata lacks it."""
         numbers = self._connection.partitions(name)
         if numbers is None:
             return None
@@ -171,7 +171,7 @@ class Routes:
         if known is None or known.numbers != numbers:
             queues = {number: self._accumulator.queue(TopicPartition(name, number)) for number in numbers}
             adaptive = self._settings.partitioner_adaptive_partitioning_enable
-            known = self._topics[name] = RoutedTopic(
+            known = self._topics[name] = PartitionedTopic(
                 name, queues, StickyPartition(self._settings.batch_size, adaptive=adaptive)
             )
             self._connection.watch(name)
@@ -194,7 +194,7 @@ class Routes:
                     self._accumulator.drop(name)
 
     def number_for(
-        self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
+        self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
     ) -> int | None:
         """Return the partition that the record names or the custom partitioner chooses, None if neither does.
 
@@ -206,7 +206,7 @@ class Routes:
         checked_partition(topic.name, number)
         return number
 
-    def queue_for(self, topic: RoutedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:
+    def queue_for(self, topic: PartitionedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:
         """Return the queue of a partition; if `number` is None, of the one that the built-in partitioner chooses.
 
         Returns None if there is no such partition.
@@ -225,7 +225,7 @@ class Routes:
         # 4. That batch was sent, or there was none.
         return self._choose_sticky_partition(topic)
 
-    def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
+    def spread(self, topic: PartitionedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
         """Choose partitions for records without a key, from their sizes in bytes.
 
         Returns for each run of records the index of its partition in `topic.numbers`, and the end of the run. A run
@@ -252,7 +252,7 @@ class Routes:
             before = int(ends[end - 1])
             room = batch_size
 
-    def slice_taken(self, topic: RoutedTopic) -> None:
+    def slice_taken(self, topic: PartitionedTopic) -> None:
         """Note that the records were appended to the partitions that `spread` chose.
 
         The sticky partition stays until its open batch is full.
@@ -261,7 +261,7 @@ class Routes:
             topic.sticky_batch = topic.sticky_queue.open
 
     def after_full(
-        self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
+        self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
     ) -> PartitionQueue:
         """Return the queue for a record that does not fit into its queue's open batch."""
         # A full batch is the moment at which the sticky choice may move on (KIP-480): within a batch a move would only
@@ -270,8 +270,8 @@ class Routes:
             return self._choose_sticky_partition(topic)
         return queue
 
-    def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: ProducerBatch) -> None:
-        """Note that a record opened or joined a batch: the sticky choice stays until that batch is full."""
+    def opened(self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, batch: ProducerBatch) -> None:
+        """Note that a record opened or joined a batch: the sticky partition stays until that batch is full."""
         if (
             self._uses_sticky_partition(record, key)
             and topic.sticky_queue is not None
@@ -282,7 +282,7 @@ class Routes:
     def _uses_sticky_partition(self, record: ProducerRecord, key: bytes | None) -> bool:
         return record.partition is None and (key is None or self._settings.partitioner_ignore_keys)
 
-    def _choose_sticky_partition(self, topic: RoutedTopic) -> PartitionQueue:
+    def _choose_sticky_partition(self, topic: PartitionedTopic) -> PartitionQueue:
         # Bytes are counted for a whole batch, since the choice does not change within one.
         if topic.sticky_batch is not None:
             topic.sticky.produced(topic.sticky_batch.size())

@@ -79,7 +79,9 @@ def _sort_kernel(partitions: Any, ends: Any, out: Any) -> None:
 
 
 def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
-    """Return the partition of each key, as `partitioner.for_key` chooses it; NO_PARTITION for a record without a key.
+    """Run the partitioner's kernel: return the partition of each key, or NO_PARTITION for a record without a key.
+
+    The partition is the one that `partitioner.for_key` chooses.
 
     >>> keys = PackedBytes.of([b"21", None, b"ann", b"21"])
     >>> partitions = partitions_of_keys(keys, 7)
@@ -95,7 +97,7 @@ def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
 
 
 def rows_by_partition(partitions: Int64Array, partition_count: int) -> list[tuple[int, Int64Array]]:
-    """Return the partitions that occur, ascending, each with its rows in order."""
+    """Run the partitioner's sort kernel: return the partitions that occur, ascending, each with its rows in order."""
     ends = np.zeros(partition_count, np.int64)
     rows = np.empty(len(partitions), np.int64)
     _sort_kernel(partitions, ends, rows)

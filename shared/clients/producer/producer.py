@@ -43,7 +43,7 @@ from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, Colum
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, serialized_size
 from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
+from penstock.shared.clients.producer.partitioner import PartitionedTopic, Partitioner, ProducerPartitioner
 from penstock.shared.clients.producer.producer_batch import OnDelivery, ProducerBatch, RecordCallback
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import (
@@ -146,10 +146,12 @@ class Producer:
         self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
         self._close_deadline: asyncio.Timeout | None = None
-        self._routes = Routes(self._connection, self._accumulator, settings, partitioner, self._sender.is_slow)
+        self._partitioner = ProducerPartitioner(
+            self._connection, self._accumulator, settings, partitioner, self._sender.is_slow
+        )
         # Topics whose records may go straight into an open batch. A metadata update, close and a failure empty it, so
         # `send` needs no check of the producer's state.
-        self._direct: dict[str, RoutedTopic] = {}
+        self._direct: dict[str, PartitionedTopic] = {}
         plain = key_serializer is bytes_serializer and value_serializer is bytes_serializer
         self._may_be_direct = (
             plain and not interceptors and partitioner is None and not settings.partitioner_ignore_keys
@@ -604,10 +606,10 @@ class Producer:
             await self._take_slice(bulk, part)
             return
         queues = [known.queues[number] for number in known.numbers]
-        some_without_key = part.by_key(queues, partial(self._routes.spread, known))
+        some_without_key = part.by_key(queues, partial(self._partitioner.spread, known))
         await self._take_slice(bulk, part)
         if some_without_key:
-            self._routes.slice_taken(known)
+            self._partitioner.slice_taken(known)
 
     async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
         """Move a slice of columns into batches, in turn one batch for each partition.
@@ -754,10 +756,10 @@ class Producer:
         # A record without a key that needs a new batch may go to another partition (KIP-480).
         if batch is not None and batch.append(batch.count, *fields) is None:
             batch = None
-            queue = self._routes.after_full(known, record, key, queue)
+            queue = self._partitioner.after_full(known, record, key, queue)
         if batch is None:
             batch = await self._append_to_new_batch(queue, fields, size, deadline_ms)
-            self._routes.opened(known, record, key, batch)
+            self._partitioner.opened(known, record, key, batch)
         index = batch.count
         batch.count = index + 1
         if on_delivery is not None:
@@ -820,14 +822,14 @@ class Producer:
 
     async def _choose_partition(
         self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
-    ) -> tuple[RoutedTopic, PartitionQueue]:
+    ) -> tuple[PartitionedTopic, PartitionQueue]:
         # The partition may be new, and this client's metadata older than it (Java: `KafkaProducer.waitOnMetadata`).
         while True:
             known = self._find_known_topic(record.topic)
             number = record.partition
             if known is not None:
-                number = self._routes.number_for(known, record, key, value)
-                queue = self._routes.queue_for(known, number, key)
+                number = self._partitioner.number_for(known, record, key, value)
+                queue = self._partitioner.queue_for(known, number, key)
                 if queue is not None:
                     return known, queue
             left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
@@ -842,8 +844,8 @@ class Producer:
                         await self._connection.refresh_metadata()
                         await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
 
-    def _find_known_topic(self, topic: str) -> RoutedTopic | None:
-        known = self._direct.get(topic) or self._routes.topic(topic)
+    def _find_known_topic(self, topic: str) -> PartitionedTopic | None:
+        known = self._direct.get(topic) or self._partitioner.topic(topic)
         if known is not None and self._may_be_direct and self._state == "open":
             self._direct[topic] = known
         return known
@@ -867,7 +869,7 @@ class Producer:
 
     def _on_metadata_update(self) -> None:
         self._direct = {}
-        self._routes.forget_idle(SYSTEM_CLOCK.monotonic_ms())
+        self._partitioner.forget_idle(SYSTEM_CLOCK.monotonic_ms())
         self._sender.wake()
 
     def _sender_broke(self, error: Exception) -> None:

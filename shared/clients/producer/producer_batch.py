@@ -75,7 +75,7 @@ class RecordCallback(NamedTuple):
     on_delivery: OnDelivery
 
     def call(self, metadata: RecordMetadata | None, error: PenstockError | None) -> None:
-        """Call `on_delivery` of a record of the batch. An exception from it is logged and has no other effect."""
+        """Call `on_delivery` for this record of a `ProducerBatch`. An exception from it is only logged."""
         try:
             self.on_delivery(metadata, error)
         except Exception:

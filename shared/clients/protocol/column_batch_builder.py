@@ -156,7 +156,10 @@ class EncodableColumns(NamedTuple):
     def of(
         cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array, headers: PackedBytes = NO_HEADERS
     ) -> EncodableColumns:
-        """Return the columns, which must have the same length. `headers` are as in `PackedHeaders`, or NO_HEADERS."""
+        """Return the columns for a `ColumnBatchBuilder`. They must have the same length.
+
+        `headers` are as in `PackedHeaders`, or NO_HEADERS.
+        """
         return cls(*keys.arrays, *values.arrays, *headers.arrays, read_only(timestamps, np.int64))
 
 

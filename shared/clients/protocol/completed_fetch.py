@@ -126,7 +126,7 @@ class _FetchedBatch:
 
 @cache
 def compile_decoding() -> None:
-    """Compile the kernel that completed fetches decode by, or load it from the cache, once per process."""
+    """Prepare `CompletedFetch` to decode: compile its kernel, or load it from the cache, once per process."""
     if IS_COMPILED:
         from penstock.shared.clients.protocol import decoding_kernel
 
@@ -254,7 +254,7 @@ class CompletedFetch:
 
     def _decode(self, max_records: int | None) -> Columns | None:
         """Return the records of the next batches, until there are `max_records`. Returns None if there are no more."""
-        into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
+        into = _PackedFetch(self._data, self.position) if self._is_packed else _ListFetch(self._data, self.position)
         # Without a limit, a bound that only highly compressed batches exceed: the next call returns the rest.
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
         batches = self._batches
@@ -303,7 +303,7 @@ class CompletedFetch:
             return CorruptRecord(f"{where}: {error}")
         return CorruptRecord(f"{where}: a batch cannot be read: {type(error).__name__}: {error}")
 
-    def _open(self, batch: _FetchedBatch, into: _Packed | _Lists) -> None:
+    def _open(self, batch: _FetchedBatch, into: _PackedFetch | _ListFetch) -> None:
         """Check a batch, and add its records unless they are invisible."""
         view = memoryview(self._data)[batch.start : batch.stop]
         # The checksum comes first (Java: `check.crcs`): a wrong byte must not reach a decompressor.
@@ -350,7 +350,7 @@ Broken = tuple[int, Exception] | None
 """The index of the first batch that cannot be read (skipped ones count too), and its error."""
 
 
-class _Lists:
+class _ListFetch:
     """Records as lists of bytes, by aiokafka's compiled reader."""
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
@@ -431,8 +431,8 @@ class _Part(NamedTuple):
     headers: Sequence[Headers] | None
 
 
-class _Packed:
-    """Records as positions in a buffer, decoded by the kernel. One call decodes consecutive batches."""
+class _PackedFetch:
+    """A completed fetch's records as positions in a buffer, decoded by the kernel: consecutive batches in one call."""
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
         self._data = data
@@ -447,7 +447,7 @@ class _Packed:
         self._batches.append(None)
 
     def add(self, batch: _FetchedBatch) -> None:
-        """Add the next batch; it is decoded later."""
+        """Add the next batch of the completed fetch; it is decoded later."""
         self._batches.append(batch)
         # Versions 0 and 1 have no number of records in the header.
         self.count += max(batch.count, 0) if batch.magic >= 2 else 1
@@ -465,7 +465,7 @@ class _Packed:
             # The kernel leaves this batch to aiokafka's reader.
             if done < max(len(run), 1):
                 where, batch = own[at]
-                lists = _Lists(self._data, self._start)
+                lists = _ListFetch(self._data, self._start)
                 try:
                     lists.add(batch)
                 # Bytes from outside can break a decompressor or a parser in any way.
@@ -576,7 +576,7 @@ def _decompress_fetched(
     return np.frombuffer(b"".join(texts), np.uint8), bounds
 
 
-def _packed(lists: _Lists) -> _Part:
+def _packed(lists: _ListFetch) -> _Part:
     columns, _ = lists.columns("", 0)
     if columns is None:
         return _Part(PackedBytes.of([]), PackedBytes.of([]), np.empty(0, np.int64), np.empty(0, np.int64), None)

@@ -73,12 +73,12 @@ class Row(Schema):  # type: ignore[misc]
 
 
 def array_of(*fields: tuple[str, Any]) -> Any:
-    """Return the wire type of an array of structs in a request or response (Java: `ArrayOf`)."""
+    """Return the type of an array of structs in the definition of a request or response (Java: `ArrayOf`)."""
     return Array(Row(*fields))
 
 
 def compact_array_of(*fields: tuple[str, Any]) -> Any:
-    """Return the wire type of an array of structs in a request or response of a flexible version."""
+    """Return the type of an array of structs in the definition of a request or response of a flexible version."""
     return CompactArray(Row(*fields))
 
 

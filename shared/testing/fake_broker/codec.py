@@ -148,7 +148,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def write_varint(value: int) -> bytes:
-    """An unsigned varint.
+    """Encode an unsigned varint of a message of the fake broker.
 
     >>> write_varint(300).hex()
     'ac02'

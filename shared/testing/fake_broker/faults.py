@@ -112,7 +112,10 @@ class Control:
 
 
 def failed_response(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
-    """The response of a `Fail`: the error `code` for all of the request, or for those partitions only."""
+    """The response to a request on which the fault `Fail` acts.
+
+    It has the error `code` for all of the request, or for those partitions only.
+    """
     body = request.body
     answer = Message()
     fields = {one.name: one for one in SUPPORTED_APIS[request.api].response.fields}

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.shared.clients.producer import partitioner
 from penstock.shared.clients.producer.partitioner import (
+    PartitionedTopic,
     Partitioner,
-    RoutedTopic,
-    Routes,
+    ProducerPartitioner,
     StickyPartition,
     for_key,
 )
@@ -119,35 +119,37 @@ def test_an_unavailable_choice_is_replaced() -> None:
 
 
 class Table:
-    """Routes over an accumulator, with records appended as the producer does."""
+    """A partitioner over an accumulator, with records appended as the producer does."""
 
     def __init__(self, partitioner: Partitioner | None = None, **settings: object) -> None:
         self.settings = ProducerSettings.model_validate({"batch_size": 200, **settings})
         self.accumulator = RecordAccumulator(self.settings)
         self.connection = connection()
         self.slow: set[TopicPartition] = set()
-        self.routes = Routes(self.connection, self.accumulator, self.settings, partitioner, lambda tp: tp in self.slow)
+        self.partitioner = ProducerPartitioner(
+            self.connection, self.accumulator, self.settings, partitioner, lambda tp: tp in self.slow
+        )
 
-    def topic(self, name: str = "t") -> RoutedTopic:
-        known = self.routes.topic(name)
+    def topic(self, name: str = "t") -> PartitionedTopic:
+        known = self.partitioner.topic(name)
         assert known is not None
         return known
 
     def put(self, key: bytes | None = None, size: int = 20, partition: int | None = None) -> ProducerBatch | None:
         topic, value = self.topic(), b"x" * size
         record = ProducerRecord("t", value, key, partition=partition)
-        queue = self.routes.queue_for(topic, self.routes.number_for(topic, record, key, value), key)
+        queue = self.partitioner.queue_for(topic, self.partitioner.number_for(topic, record, key, value), key)
         if queue is None:
             return None
         batch = queue.open
         if batch is not None and batch.append(batch.count, 0, key, value, []) is None:
-            batch, queue = None, self.routes.after_full(topic, record, key, queue)
+            batch, queue = None, self.partitioner.after_full(topic, record, key, queue)
         if batch is None:
             batch = queue.open
             if batch is None or batch.append(batch.count, 0, key, value, []) is None:
                 batch = self.accumulator.open_batch(queue, 0, 0)
                 batch.append(0, 0, key, value, [])
-            self.routes.opened(topic, record, key, batch)
+            self.partitioner.opened(topic, record, key, batch)
         batch.count += 1
         return batch
 
@@ -155,7 +157,7 @@ class Table:
 async def test_an_unknown_topic() -> None:
     """A record of an unknown topic is not routed until the metadata has it."""
     table = Table()
-    assert table.routes.topic("t") is None
+    assert table.partitioner.topic("t") is None
     know(table.connection, {"t": {0: 1}})
     assert table.topic().numbers == [0]
 
@@ -281,7 +283,7 @@ async def test_a_topic_created_again_with_other_partitions() -> None:
 
 
 async def test_leaders_change_without_a_new_topic() -> None:
-    """A leader change keeps the routes, and availability is updated."""
+    """A leader change keeps the topic, and availability is updated."""
     table = Table()
     know(table.connection, {"t": {0: 1, 1: 1}})
     topic = table.topic()
@@ -301,13 +303,13 @@ async def test_idle_topics_are_left_out_of_the_metadata() -> None:
     table.topic("idle")
     for now_ms in (1_000, 4_000, 6_000):
         table.topic("t")
-        table.routes.forget_idle(now_ms)
+        table.partitioner.forget_idle(now_ms)
     assert watched == {"t", "idle", "busy"}
     table.topic("t")
-    table.routes.forget_idle(6_001)
+    table.partitioner.forget_idle(6_001)
     assert watched == {"t", "busy"}
     table.accumulator.freed(batch)
-    table.routes.forget_idle(11_002)
+    table.partitioner.forget_idle(11_002)
     assert watched == {"t"}
     table.topic("idle")
     assert watched == {"t", "idle"}
@@ -322,7 +324,7 @@ async def test_queues_of_deleted_topics_are_dropped() -> None:
     know(table.connection, {"t": {0: 1}, "idle": {0: 1}})
     for now_ms in (1_000, 6_001):
         table.topic("t")
-        table.routes.forget_idle(now_ms)
+        table.partitioner.forget_idle(now_ms)
     assert table.accumulator.partitions == 2
 
 
@@ -332,5 +334,5 @@ async def test_the_last_topic_stays() -> None:
     know(table.connection, {"t": {0: 1}})
     table.topic()
     for now_ms in (0, 10**6):
-        table.routes.forget_idle(now_ms)
+        table.partitioner.forget_idle(now_ms)
     assert table.connection._client._topics == {"t"}
