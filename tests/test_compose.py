@@ -24,7 +24,7 @@ from penstock.services.local.demo.flights import PLAN
 from penstock.shared.clients.admin import event_time_topic
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import ServiceSettings
-from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))

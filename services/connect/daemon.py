@@ -28,14 +28,15 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.herder.base_herder import Stores
 from penstock.shared.connect.herder.distributed import DistributedHerder
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.metrics import ConnectMetrics
-from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.connect.storage.cluster_config_state import ConfigChange
 from penstock.shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
 from penstock.shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore

@@ -14,10 +14,10 @@ from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.runtime.client_settings import unknown_properties
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig, WorkerConfig
 
 Mode = Literal["standalone", "distributed"]
 

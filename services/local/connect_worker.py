@@ -14,7 +14,7 @@ from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
-from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.runtime.plugins import Plugins
 
 PROGRAM = "penstock connect"

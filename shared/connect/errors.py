@@ -88,7 +88,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the error with its traceback, as status and REST show it."""
+    """Return an error of a connector or task with its traceback: for FailedThere the one in the other process."""
     if isinstance(error, FailedThere):
         return error.trace
     return "".join(traceback.format_exception(error)).rstrip()

@@ -22,7 +22,7 @@ from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, from_avr
 from penstock.shared.connect.converters.schema_registry_client import RegistrySchema
 from penstock.shared.connect.converters.schema_registry_serde import (
     HEAD_BYTES,
-    Registry,
+    SchemaRegistrySerde,
     framed,
     parse_registered_schema,
     registry_config,
@@ -60,7 +60,7 @@ class AvroConverter(Converter):
     kafka_class = "io.confluent.connect.avro.AvroConverter"
 
     def __init__(self) -> None:
-        self._registry: Registry
+        self._registry: SchemaRegistrySerde
         self._read: dict[int, _AvroSchemaCodec] = {}
         self._written: dict[Schema, _AvroSchemaCodec] = {}
 
@@ -70,7 +70,7 @@ class AvroConverter(Converter):
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
         self._fastavro = avro_library()
-        self._registry = Registry.of(configs, KIND, is_key=is_key)
+        self._registry = SchemaRegistrySerde.of(configs, KIND, is_key=is_key)
 
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
         if value is None and (schema is None or not schema.has_default):

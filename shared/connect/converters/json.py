@@ -2,10 +2,10 @@
 
 A value with a schema is in an envelope: `{"schema": …, "payload": …}`.
 
->>> schema = schema_from_json({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
+>>> schema = schema_from_envelope({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
 >>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})
 ({'n': 3}, {'n': 3})
->>> schema_to_json(schema)
+>>> schema_to_envelope(schema)
 {'type': 'struct', 'fields': [{'type': 'int32', 'optional': True, 'field': 'n'}], 'optional': False}
 """
 
@@ -139,9 +139,9 @@ class JsonConverter(Converter, HeaderConverter):
         try:
             known = self._written.get(schema)
         except TypeError:  # a default that is not hashable
-            return self._encode(schema_to_json(schema, self._numeric))
+            return self._encode(schema_to_envelope(schema, self._numeric))
         if known is None:
-            known = self._encode(schema_to_json(schema, self._numeric))
+            known = self._encode(schema_to_envelope(schema, self._numeric))
             if len(self._written) < self._cache_size:
                 self._written[schema] = known
         return known
@@ -177,7 +177,7 @@ class JsonConverter(Converter, HeaderConverter):
         """Return the schema, and whether its values must be read without floats."""
         if raw in self._read:
             return self._read[raw]
-        schema = schema_from_json(self._decode_exactly(raw))
+        schema = schema_from_envelope(self._decode_exactly(raw))
         found = schema, has_decimals(schema)
         if len(self._read) < self._cache_size:
             self._read[raw] = found
@@ -190,7 +190,7 @@ class JsonConverter(Converter, HeaderConverter):
         return self.to_connect_data(topic, data)
 
 
-def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
+def schema_from_envelope(json: Any, depth: int = 0) -> Schema | None:
     """Return the schema in JsonConverter's envelope; None for null. Raises DataError if it is invalid."""
     if json is None:
         return None
@@ -217,7 +217,7 @@ def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
 
 def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:
     def inner_schema(name: str) -> Schema:
-        found = schema_from_json(json.get(name), depth + 1)
+        found = schema_from_envelope(json.get(name), depth + 1)
         if found is None:
             raise DataError(f"{kind.value} schema without its {name}")
         return found
@@ -235,12 +235,12 @@ def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict
         name = field.get("field") if isinstance(field, dict) else None
         if not isinstance(name, str):
             raise DataError('Struct schema\'s field name not specified properly: no text in "field"')
-        fields.append(Field(name, schema_from_json(field, depth + 1)))  # type: ignore[arg-type]  # not null: a dict
+        fields.append(Field(name, schema_from_envelope(field, depth + 1)))  # type: ignore[arg-type]  # not null: a dict
     return {"fields": tuple(fields)}
 
 
 def has_decimals(schema: Schema | None) -> bool:
-    """Return whether a value in JSON may contain decimals by its schema: as a float, a decimal would change."""
+    """Return whether JsonConverter must read a schema's values without floats: as a float, a decimal would change."""
     if schema is None:
         return False
     inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))
@@ -251,20 +251,21 @@ def _schema_attributes(schema: Schema) -> dict[str, Any]:
     return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
 
 
-def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
-    """Return a schema in the form of JsonConverter's envelope."""
+def schema_to_envelope(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
+    """Return a schema as JSON, in the form of JsonConverter's envelope."""
     if schema is None:
         return None
     json: dict[str, Any] = {"type": schema.type.value}
     if schema.type is SchemaType.STRUCT:
         json["fields"] = [
-            {**(schema_to_json(field.schema, numeric_decimals) or {}), "field": field.name} for field in schema.fields
+            {**(schema_to_envelope(field.schema, numeric_decimals) or {}), "field": field.name}
+            for field in schema.fields
         ]
     elif schema.type is SchemaType.ARRAY:
-        json["items"] = schema_to_json(schema.value_schema, numeric_decimals)
+        json["items"] = schema_to_envelope(schema.value_schema, numeric_decimals)
     elif schema.type is SchemaType.MAP:
-        json["keys"] = schema_to_json(schema.key_schema, numeric_decimals)
-        json["values"] = schema_to_json(schema.value_schema, numeric_decimals)
+        json["keys"] = schema_to_envelope(schema.key_schema, numeric_decimals)
+        json["values"] = schema_to_envelope(schema.value_schema, numeric_decimals)
     json["optional"] = schema.optional
     optional_parts = {"name": schema.name, "version": schema.version, "doc": schema.doc}
     json |= {key: value for key, value in optional_parts.items() if value is not None}

@@ -25,7 +25,7 @@ from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_
 from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.json import DEPTH_MAX, has_decimals, value_from_json, value_to_json
 from penstock.shared.connect.converters.schema_registry_serde import (
-    Registry,
+    SchemaRegistrySerde,
     framed,
     parse_registered_schema,
     registry_config,
@@ -66,7 +66,7 @@ class JsonSchemaConverter(Converter):
     kafka_class = "io.confluent.connect.json.JsonSchemaConverter"
 
     def __init__(self) -> None:
-        self._registry: Registry
+        self._registry: SchemaRegistrySerde
         self._numeric = False
         self._read: dict[int, tuple[Schema | None, bool]] = {}
         self._written: dict[Schema, str] = {}
@@ -87,7 +87,7 @@ class JsonSchemaConverter(Converter):
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
         self._numeric = self.config().parse(configs)["decimal.format"].upper() == "NUMERIC"
-        self._registry = Registry.of(configs, KIND, is_key=is_key)
+        self._registry = SchemaRegistrySerde.of(configs, KIND, is_key=is_key)
 
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
         if value is None and (schema is None or not schema.has_default):
@@ -344,7 +344,7 @@ def _convert_maps_in_value(
     leaf: Callable[[Schema | None, Any], Any],
     entries: Callable[[Schema, Any, Callable[[Schema | None, Any], Any]], Any],
 ) -> Any:
-    """Convert the maps with entries in a value by `entries`, and everything else by `leaf`.
+    """Convert a value of JsonSchemaConverter: maps that have entries by `entries`, and everything else by `leaf`.
 
     A map has entries in JSON if its keys are not strings. A value without such maps is converted as a whole.
     """

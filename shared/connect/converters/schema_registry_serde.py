@@ -82,8 +82,11 @@ def subject_of(strategy: str, topic: str, record_name: str | None, *, is_key: bo
 
 
 @dataclass
-class Registry:
-    """One converter's registry: the known schemas and ids, and the requests for unknown ones."""
+class SchemaRegistrySerde:
+    """One converter's schemas in the registry: the known schemas and ids, and the requests for unknown ones.
+
+    It is the common part of serializer and deserializer (Confluent: `AbstractKafkaSchemaSerDe`).
+    """
 
     client: RegistryClient
     kind: str
@@ -100,8 +103,8 @@ class Registry:
         self._latest: dict[str, tuple[int, RegistrySchema]] = {}
 
     @classmethod
-    def of(cls, configs: Mapping[str, Any], kind: str, *, is_key: bool) -> Registry:
-        """Return the registry of a converter's settings. ConfigError names the setting that is wrong."""
+    def of(cls, configs: Mapping[str, Any], kind: str, *, is_key: bool) -> SchemaRegistrySerde:
+        """Return the serde of a converter's settings. ConfigError names the setting that is wrong."""
         values = registry_config().parse({key: configs[key] for key in configs if key in registry_config().names()})
         user = values["basic.auth.user.info"].value
         by_user_info = values["basic.auth.credentials.source"].upper() == "USER_INFO"

@@ -37,11 +37,11 @@ from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
 from penstock.shared.connect.herder.connector_offsets import Row
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRejected
-from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
+from penstock.shared.connect.herder.restart_plan import RestartPlan, merge_restart_requests, plan_restart
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
-from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.client_settings import sink_group_id
@@ -773,7 +773,7 @@ class PendingChanges:
             case TargetStateChanged(connector):
                 self._changes.targets.add(connector)
             case RestartRequest(connector):
-                self._changes.restarts[connector] = _wider_restart_request(
+                self._changes.restarts[connector] = merge_restart_requests(
                     self._changes.restarts.get(connector), change
                 )
             case LoggerLevel():
@@ -802,12 +802,3 @@ class PendingChanges:
         reason = self.rejoin
         self.rejoin = None
         return reason
-
-
-def _wider_restart_request(first: RestartRequest | None, second: RestartRequest) -> RestartRequest:
-    """Return the one of two concurrent requests that restarts more."""
-    if first is None:
-        return second
-    return RestartRequest(
-        second.connector, first.only_failed and second.only_failed, first.include_tasks or second.include_tasks
-    )

@@ -106,17 +106,17 @@ class ConnectMetrics(Collector):
             own = (task.connector, str(task.task))
             found.setdefault(("connector_task_metrics", "status"), {})[(*own, state.value.lower())] = 1.0
             for name, value in values.items():
-                found.setdefault((group_of(name), name), {})[own] = value
+                found.setdefault((_group_of_task_metric(name), name), {})[own] = value
         for (group, name), rows in sorted(found.items()):
             labels = ("connector", "task", "status") if name == "status" else ("connector", "task")
             yield _metric_family(group, name, rows, labels)
 
 
-def group_of(name: str) -> str:
-    """Return the metric group of one of a task's metrics.
+def _group_of_task_metric(name: str) -> str:
+    """Return the group in which the herder's metrics have a metric of a task.
 
-    >>> group_of("put_batch_avg_time_ms"), group_of("source_record_poll_rate"), group_of("total_retries")
-    ('sink_task_metrics', 'source_task_metrics', 'task_error_metrics')
+    >>> [_group_of_task_metric(name) for name in ("put_batch_avg_time_ms", "source_record_poll_rate", "total_retries")]
+    ['sink_task_metrics', 'source_task_metrics', 'task_error_metrics']
     """
     if name in ERROR_METRICS:
         return "task_error_metrics"

@@ -41,3 +41,12 @@ def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Seq
     return RestartPlan(
         not request.only_failed or connector.state in TO_RESTART, tuple(status.task for status in chosen)
     )
+
+
+def merge_restart_requests(pending: RestartRequest | None, request: RestartRequest) -> RestartRequest:
+    """Return one restart request for a connector that restarts at least what both requests restart."""
+    if pending is None:
+        return request
+    return RestartRequest(
+        request.connector, pending.only_failed and request.only_failed, pending.include_tasks or request.include_tasks
+    )

@@ -31,8 +31,8 @@ from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.errors import DataError, summary_of
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.loggers import Loggers
-from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message, error_message, pack, unpack
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins

@@ -67,7 +67,7 @@ class StoredOffsetReader:
 
 
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """Return the key of a source partition in an offset backing store. Equal partitions have equal bytes.
+    """Return the key of a source partition in an OffsetBackingStore. Equal partitions have equal bytes.
 
     Raises DataError if the partition is not JSON, or too large.
     """
@@ -75,19 +75,19 @@ def offset_key(connector: str, partition: Partition) -> bytes:
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
-    """Return the value of a source offset in an offset backing store. Raises DataError if it is not JSON."""
+    """Return the value of a source offset in an OffsetBackingStore. Raises DataError if it is not JSON."""
     return (
         None if offset is None else _encode_offset_json(_sort_partition_fields(offset), f"{connector}: source offset")
     )
 
 
 def encode_offsets(connector: str, offsets: Iterable[PartitionOffset]) -> dict[bytes, bytes | None]:
-    """Return source offsets as keys and values of an offset backing store. Raises DataError if one is not JSON."""
+    """Return source offsets as keys and values of an OffsetBackingStore. Raises DataError if one is not JSON."""
     return {offset_key(connector, partition): offset_value(offset, connector) for partition, offset in offsets}
 
 
 def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
-    """Return the connector and source partition of an offset backing store's key, or None if it has another form."""
+    """Return the connector and source partition of an OffsetBackingStore's key, or None if it has another form."""
     try:
         name, partition = msgspec.json.decode(key, type=tuple[str, dict[str, Any]])
     except msgspec.DecodeError:
@@ -96,7 +96,7 @@ def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
 
 
 def parse_offset_value(value: bytes | None) -> Offset | None:
-    """Return the source offset of an offset backing store's value. Raises DataError if it is invalid."""
+    """Return the source offset of an OffsetBackingStore's value. Raises DataError if it is invalid."""
     if value is None:
         return None
     try:

@@ -148,7 +148,7 @@ class Plugins:
 
 
 def connector_type(plugin: type[Connector]) -> str:
-    """Return `source` or `sink`."""
+    """Return the type of a connector plugin: `source` or `sink`."""
     return "source" if issubclass(plugin, SourceConnector) else "sink"
 
 

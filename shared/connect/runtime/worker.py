@@ -339,7 +339,7 @@ class WorkerRestarts:
         self._started_ms: dict[Id, int] = {}
 
     def started(self, id: Id, now_ms: int) -> None:
-        """Records that the worker started a connector or task."""
+        """Records when the worker started a connector or task, from which `failed` derives the next backoff."""
         self._started_ms[id] = now_ms
 
     def failed(self, id: Id, now_ms: int) -> int | None:

@@ -1,10 +1,11 @@
-"""A worker's settings: Kafka Connect's names and defaults, and additional ones."""
+"""The settings of every worker, and of a standalone one: Kafka Connect's names and defaults, and additional ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HEAD_BYTES_MIN, KafkaSettings
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, are_allowed_files
 from penstock.shared.connect.config_def import NO_DEFAULT, ClassResolver, ConfigDef, Importance, Type, at_least, one_of
@@ -135,3 +136,24 @@ class WorkerConfig:
         own = {name: value for name, value in self.props.items() if name not in self.definition}
         own["bootstrap.servers"] = self.values["bootstrap.servers"]
         return own | with_prefix(self.props, prefix) if prefix else own
+
+
+def standalone_config() -> ConfigDef:
+    """Return a standalone worker's settings."""
+    return worker_config().define(
+        "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "File that stores the source offsets."
+    )
+
+
+class StandaloneConfig(WorkerConfig):
+    """A standalone worker's settings. A ConfigError names every invalid one."""
+
+    def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
+        """If `resolve` is given, it finds a class by name, and the converters must exist."""
+        super().__init__(props, standalone_config(), resolve)
+        if error := isolation_error(self[ISOLATION], self.values):
+            raise ConfigError(error)
+
+    @property
+    def exactly_once(self) -> bool:
+        return False

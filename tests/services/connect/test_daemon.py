@@ -10,7 +10,7 @@ from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon, StartFa
 from penstock.services.connect.worker_command_line import CommandLine
 from penstock.services.exit_status import ExitStatus
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.herder.settings import StandaloneConfig
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.testing.fake_broker import FakeCluster
 
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"

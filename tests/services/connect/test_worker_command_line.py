@@ -10,7 +10,8 @@ import pytest
 from penstock.services.connect.property_files import read_properties
 from penstock.services.connect.worker_command_line import misspelled_settings, read_command_line
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 
 CONVERTERS = "key.converter=org.apache.kafka.connect.json.JsonConverter\n" + (
     "value.converter=org.apache.kafka.connect.json.JsonConverter\n"

@@ -49,7 +49,7 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Truncate,
     Update,
     Values,
-    decode,
+    decode_pgoutput,
 )
 from penstock.shared.connect.errors import ConnectError, DataError
 from penstock.shared.connect.record import Header, Offset, Partition, SourceRecord
@@ -226,7 +226,7 @@ class SlotReader:
 
         `incomplete` lists rows without some values.
         """
-        message = decode(data)
+        message = decode_pgoutput(data)
         if isinstance(message, Begin):
             self._begun = message
             self._change = 0

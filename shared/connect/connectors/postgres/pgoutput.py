@@ -3,7 +3,7 @@
 Each row of `pg_logical_slot_get_binary_changes` is one message. Numbers are big-endian, names end with a zero byte, and
 the value of a column is text. The formats are those of Postgres's documentation, "Logical Replication Message Formats".
 
->>> decode(bytes.fromhex("420000000001530388000303da8e5700bd000002d6"))
+>>> decode_pgoutput(bytes.fromhex("420000000001530388000303da8e5700bd000002d6"))
 Begin(final_lsn=22217608, committed_us=848662155952317, xid=726)
 """
 
@@ -39,7 +39,7 @@ class Begin(NamedTuple):
 
     @property
     def committed_ms(self) -> int:
-        """The commit time, in ms since 1970."""
+        """The time at which Postgres committed the transaction, in ms since 1970."""
         return EPOCH_MS + self.committed_us // 1000
 
 
@@ -109,8 +109,8 @@ class Other(NamedTuple):
 Message = Begin | PgCommit | Relation | Insert | Update | Delete | Truncate | Other
 
 
-def decode(data: bytes) -> Message:
-    """Decode one message. Raises DataError if it is invalid."""
+def decode_pgoutput(data: bytes) -> Message:
+    """Decode one message of Postgres's `pgoutput`. Raises DataError if it is invalid."""
     cursor = _Cursor(data)
     try:
         return _decode_message(cursor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.connect.converters.schema_registry_serde import Registry, subject_of
+from penstock.shared.connect.converters.schema_registry_serde import SchemaRegistrySerde, subject_of
 from penstock.shared.connect.errors import DataError, MoreNeeded
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
@@ -12,9 +12,9 @@ from tests.shared.connect.converters.registry_server import SchemaRegistry, sche
 INT = '"int"'
 
 
-def registry_of(server: SchemaRegistry, **settings: str) -> Registry:
+def registry_of(server: SchemaRegistry, **settings: str) -> SchemaRegistrySerde:
     given = {name.replace("_", "."): value for name, value in settings.items()}
-    return Registry.of({"schema.registry.url": server.url, **given, "of.another": "x"}, "AVRO", is_key=False)
+    return SchemaRegistrySerde.of({"schema.registry.url": server.url, **given, "of.another": "x"}, "AVRO", is_key=False)
 
 
 @pytest.mark.parametrize(

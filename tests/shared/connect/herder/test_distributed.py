@@ -19,8 +19,8 @@ from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder import distributed
 from penstock.shared.connect.herder.base_herder import Stores
 from penstock.shared.connect.herder.distributed import DistributedHerder
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import AlreadyExists, NotHere
-from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.status_listener import StatusListener

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED
-from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 
 PROPS = {
     "bootstrap.servers": "a:9092",

@@ -16,13 +16,13 @@ from penstock.shared.connect.connector import Props, SourceConnector
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.herder.base_herder import Stores
 from penstock.shared.connect.herder.errors import AlreadyExists
-from penstock.shared.connect.herder.settings import StandaloneConfig
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.config_store import MemoryConfigStore

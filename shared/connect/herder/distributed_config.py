@@ -1,4 +1,4 @@
-"""The settings of distributed and standalone workers: Kafka Connect's names and defaults."""
+"""The settings of a distributed worker (`DistributedConfig`): Kafka Connect's names and defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.shared.connect.config_def import NO_DEFAULT, ClassResolver, Config
 from penstock.shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
 from penstock.shared.connect.herder.session_keys import HASHES
 from penstock.shared.connect.properties import with_prefix
-from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig, isolation_error, worker_config
+from penstock.shared.connect.runtime.worker_config import WorkerConfig, worker_config
 from penstock.shared.connect.storage.kafka_based_log import LogTopic
 
 HIGH = Importance.HIGH
@@ -76,13 +76,6 @@ def distributed_config() -> ConfigDef:
     return definition
 
 
-def standalone_config() -> ConfigDef:
-    """Return a standalone worker's settings."""
-    return worker_config().define(
-        "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "File that stores the source offsets."
-    )
-
-
 class DistributedConfig(WorkerConfig):
     """A distributed worker's settings. A ConfigError names every invalid one."""
 
@@ -137,17 +130,3 @@ class DistributedConfig(WorkerConfig):
     def leader_transactional_id(self) -> str:
         """The transactional id of the leader's producer."""
         return f"connect-cluster-{self['group.id']}"
-
-
-class StandaloneConfig(WorkerConfig):
-    """A standalone worker's settings. A ConfigError names every invalid one."""
-
-    def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
-        """If `resolve` is given, it finds a class by name, and the converters must exist."""
-        super().__init__(props, standalone_config(), resolve)
-        if error := isolation_error(self[ISOLATION], self.values):
-            raise ConfigError(error)
-
-    @property
-    def exactly_once(self) -> bool:
-        return False
