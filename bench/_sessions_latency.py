@@ -24,7 +24,7 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.task.context import Guarantee
+from penstock.shared.streams.task.task_context import Guarantee
 
 RECORDS_PER_SECOND = 10_000
 RATE_HELD_MIN = 0.98  # of the records that were due while sending

@@ -60,8 +60,8 @@ from penstock.shared.streams.compile_kernels import compile_kernels
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.task_context import Guarantee
 from penstock.shared.streams.topology import Topology
 
 COMMIT_INTERVAL_MS = 200

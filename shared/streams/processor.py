@@ -76,7 +76,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def forward(self, record: Record[KForward, VForward], to: str | None = None) -> None:
-        """Forward a record to all children, or to the one named `to`. Raises DataError for an invalid timestamp."""
+        """Forward a record to all child processors, or to the one named `to`.
+
+        Raises DataError for an invalid timestamp.
+        """
         ...
 
     def forward_results(
@@ -100,7 +103,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         start: Start = None,
         name: str | None = None,
     ) -> Schedule:
-        """Call `callback` every `interval` (timedelta or ms). `start` is the first due time.
+        """Call the processor's `callback` every `interval` (timedelta or ms). `start` is the first due time.
 
         `start` is ms since the epoch, or an equivalent timedelta or datetime. Without `start`, a STREAM_TIME schedule
         is first due at 0, and a WALL_CLOCK_TIME schedule one interval from now. The due times are a grid: `start` plus
@@ -159,7 +162,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def count_missed(self, windows: int) -> None:
-        """Count windows that the current record was too late for."""
+        """Count the processor's windows that the current record was too late for."""
         ...
 
     def count_skipped(self, reason: str, records: int = 1) -> None:

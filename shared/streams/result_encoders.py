@@ -1,14 +1,12 @@
-"""Encoders of results, of which two are the defaults of `to()`, and the deserializer that reads results back."""
+"""Encoders of results, of which two are the defaults of `to()`."""
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import msgspec
 
-from penstock.shared.common.errors import SerializationError
-from penstock.shared.common.serialization import Deserializer, json_deserializer, json_serializer
+from penstock.shared.common.serialization import json_serializer
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.window_result import WindowKey, WindowResult
 
@@ -25,29 +23,6 @@ def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
     if isinstance(key, WindowKey):
         return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
     return encode_result_key(key), _value_bytes(record.value)
-
-
-def result_deserializer(window_key: str) -> Deserializer:
-    """Return a deserializer of windows' results from flat objects; `window_key` is "bytes" if their keys are bytes."""
-
-    def decode_window_result(topic: str, data: bytes | None) -> WindowResult | None:
-        if (value := json_deserializer(topic, data)) is None:
-            return None
-        try:
-            key = value.pop("key")
-            start = value.pop("start")
-            end = value.pop("end")
-            key = base64.b64decode(key, validate=True) if window_key == "bytes" else key
-        except (AttributeError, TypeError, LookupError, ValueError) as e:
-            raise SerializationError(f"{topic}: no window's result: {e!r}") from e
-        return WindowResult(key, start, end, value)
-
-    return decode_window_result
-
-
-def bytes_keyed(result: WindowResult) -> WindowResult:
-    """Return a result that was read from JSON with its key decoded from base64 to bytes."""
-    return msgspec.structs.replace(result, key=base64.b64decode(result.key))
 
 
 def _value_bytes(value: Any) -> bytes | None:

@@ -15,7 +15,7 @@ NAME_PATTERN = r"^[\w.]+:\w+$"
 
 
 def load_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
-    """Load a user's function, such as one that returns a topology, by its name `module:function`.
+    """Load the function that returns a topology, or another one of the user, by its name `module:function`.
 
     Raises ConfigError, which names the setting, if that fails.
     """

@@ -42,11 +42,11 @@ from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import continue_from_local_state, write_restored_rows
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.restore import restore_changes, restore_progress
 from penstock.shared.streams.task.stream_task import RECORD_BYTES_MAX, StreamTask
+from penstock.shared.streams.task.task_context import Guarantee
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.manual_clock import ManualClock

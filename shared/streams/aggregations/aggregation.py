@@ -387,7 +387,7 @@ class Aggregate(Aggregation[Any]):
 
 
 def _is_verbatim_field(value_type: Any, field: str) -> bool:
-    """Return whether a stream's JSON values have the field in the form that an aggregation takes (`verbatim`).
+    """Return whether an aggregation takes its field as the stream's JSON values have it (`Aggregation.verbatim`).
 
     The field must have the same name in JSON. If it has a default, the default must be None. Its type must need no
     conversion.

@@ -427,7 +427,7 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
 
 
 def compile_changelog_reader() -> None:
-    """Let a `ChangelogReader` read once, which compiles its kernels, or loads them from numba's cache."""
+    """Compile the kernels of a `ChangelogReader`, or load them from numba's cache, by one read of the reader."""
     nothing = PackedBytes.of([None])
     ChangelogReader(ignore_changes).feed(np.array([0]), nothing, nothing)
     unpacked_columns(StateCodec([Column("n", "int64")]), nothing[:0])

@@ -38,7 +38,7 @@ from penstock.shared.common.topic_names import REPARTITION_SUFFIX, dead_letter_t
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
-from penstock.shared.streams.dsl.flow import Flow
+from penstock.shared.streams.dsl.stream_traits import StreamTraits
 from penstock.shared.streams.dsl.topology_validation import (
     require_aggregation,
     require_groupable,
@@ -66,7 +66,7 @@ from penstock.shared.streams.operators.stream_join import LEFT, RIGHT, JoinRows,
 from penstock.shared.streams.operators.tables import Joiner, RowValue, TableJoin, TableProcessor
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.record import K, Record, V
-from penstock.shared.streams.result_encoders import encode_json, encode_updates, result_deserializer
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.topology import (
     Encoder,
@@ -79,7 +79,7 @@ from penstock.shared.streams.topology import (
     Topology,
 )
 from penstock.shared.streams.user_code import plain, require_callable, require_plain_methods
-from penstock.shared.streams.window_result import WindowKey, WindowResult
+from penstock.shared.streams.window_result import WindowKey, WindowResult, result_deserializer
 from penstock.shared.streams.windows.window_rule import Emit, WindowRule, hopping_windows
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
@@ -165,7 +165,9 @@ class StreamsBuilder:
         Records that arrive after all their windows have closed go to the topic `late` (default `<topic>-late`).
         """
         source = self._make_source_node(topic, value, key, dead_letters, late)
-        return Stream(self, source.name, Flow(source, value if is_value_type(value) else dict, key, origin=topic))
+        return Stream(
+            self, source.name, StreamTraits(source, value if is_value_type(value) else dict, key, origin=topic)
+        )
 
     @overload
     def table(
@@ -230,7 +232,7 @@ class StreamsBuilder:
         row_type = value if is_value_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
         self._add_node(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
-        return Table(Stream(self, store, Flow(source, row_type, key, origin=topic, has_deletions=True)), store)
+        return Table(Stream(self, store, StreamTraits(source, row_type, key, origin=topic, has_deletions=True)), store)
 
     @overload
     def global_table(
@@ -374,10 +376,10 @@ class Stream(Generic[K, V]):
     its value, which is then None; the type parameters do not show that.
     """
 
-    def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
+    def __init__(self, builder: StreamsBuilder, node: str, traits: StreamTraits) -> None:
         self._builder = builder
         self._node = node
-        self._flow = flow
+        self._traits = traits
 
     def filter(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
         """Keep only the records for which `predicate` is true."""
@@ -457,7 +459,7 @@ class Stream(Generic[K, V]):
         def forward_with_new_key(record: Record, forward: Callable[[Record], None]) -> None:
             forward(record._replace(key=selector(record)))
 
-        return self._rekey_stream("key_by", forward_with_new_key, self._flow.value, key, name)
+        return self._rekey_stream("key_by", forward_with_new_key, self._traits.value, key, name)
 
     select_key = key_by
 
@@ -492,7 +494,7 @@ class Stream(Generic[K, V]):
             self._builder._add_node(
                 ProcessorNode(name, lambda: Each(forward_unchanged), passes_all=True), (split.name,)
             )
-        return [Stream(self._builder, name, self._flow) for name in names]
+        return [Stream(self._builder, name, self._traits) for name in names]
 
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
         """Merge two streams. Raises ConfigError if the keys of one are text and those of the other bytes.
@@ -501,23 +503,23 @@ class Stream(Generic[K, V]):
         aggregation of a field need one type. `map_values` on both streams, before the merge, gives them one type.
         """
         require_same_builder("merge", self._builder, other._builder)
-        if self._flow.key != other._flow.key:
-            raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
+        if self._traits.key != other._traits.key:
+            raise ConfigError(f"merge: the keys of one are {self._traits.key}, those of the other {other._traits.key}")
         node = ProcessorNode(self._builder._generate_node_name("merge"), lambda: Each(forward_unchanged))
         self._builder._add_node(node, (self._node, other._node))
-        own = self._flow
-        its = other._flow
+        own = self._traits
+        its = other._traits
         mixed = own.mixed + its.mixed
         if own.value != its.value:
             mixed += (value_type_name(own.value), value_type_name(its.value))
-        flow = replace(
+        traits = replace(
             own,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
             is_windowed=own.is_windowed or its.is_windowed,
             has_deletions=own.has_deletions or its.has_deletions,
             mixed=tuple(dict.fromkeys(mixed)),
         )
-        return Stream(self._builder, node.name, flow)
+        return Stream(self._builder, node.name, traits)
 
     def process(
         self,
@@ -537,8 +539,8 @@ class Stream(Generic[K, V]):
             require_key_type("process: key", key)
         node = self._add_processor_node("process", supplier, stores, name)
         # As KStream.process: the processor may have changed keys, so the next grouping or join repartitions.
-        flow = replace(self._flow, value=value, key=key or self._flow.key, is_rekeyed=True, encode=encode_json)
-        return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
+        traits = replace(self._traits, value=value, key=key or self._traits.key, is_rekeyed=True, encode=encode_json)
+        return Stream(self._builder, node, replace(traits, is_windowed=False, mixed=()))
 
     def process_values(
         self,
@@ -554,7 +556,7 @@ class Stream(Generic[K, V]):
         task. This rule is not checked.
         """
         node = self._add_processor_node("process_values", lambda: SameKey(supplier()), stores, name, supplier)
-        return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
+        return Stream(self._builder, node, replace(self._traits, value=value, mixed=()))
 
     @overload
     def join(
@@ -644,7 +646,7 @@ class Stream(Generic[K, V]):
         require_topic("to: topic", topic)
         if encode is not None:
             require_callable("to: encode", encode)
-        sink = SinkNode(self._builder._generate_node_name("sink"), topic, encode or self._flow.encode)
+        sink = SinkNode(self._builder._generate_node_name("sink"), topic, encode or self._traits.encode)
         self._builder._add_node(sink, (self._node,))
         stores = self._builder._topology.stores
         # Results of a custom encoder cannot be compared with the store by the audit.
@@ -654,15 +656,15 @@ class Stream(Generic[K, V]):
 
     def repartition(self) -> Stream[K, V]:
         """Pass the stream through a topic of the application itself, so that a key's records are in one partition."""
-        require_groupable("repartition", self._flow)
-        require_one_type("repartition", self._flow)
+        require_groupable("repartition", self._traits)
+        require_one_type("repartition", self._traits)
         builder = self._builder
-        flow = self._flow
+        traits = self._traits
         topic = self._node + REPARTITION_SUFFIX
         require_repartition_topic(self._node, topic)
         # Several groupings and joins of one stream share the topic.
         if topic not in builder._repartitioned:
-            builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
+            builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, traits, topic))
         return builder._repartitioned[topic]
 
     def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
@@ -672,14 +674,14 @@ class Stream(Generic[K, V]):
         Such records cannot be aggregated. They are left out, and `streams_skipped_records` counts them with the reason
         `null value`.
         """
-        require_groupable("group_by_key", self._flow)
+        require_groupable("group_by_key", self._traits)
         keyed = self._partitioned_by_key()
         # A retraction or a deletion would count as one more record. KStreamAggregate skips null values as well.
-        if not keyed._flow.has_deletions:
+        if not keyed._traits.has_deletions:
             return GroupedStream(keyed)
         node = ProcessorNode(self._builder._generate_node_name("present"), DropDeletions)
         self._builder._add_node(node, (keyed._node,))
-        return GroupedStream(Stream(self._builder, node.name, replace(keyed._flow, has_deletions=False)))
+        return GroupedStream(Stream(self._builder, node.name, replace(keyed._traits, has_deletions=False)))
 
     def group_by(
         self, selector: Callable[[Record[K, V]], KR | None], *, key: KeyType = "string", name: str | None = None
@@ -688,7 +690,7 @@ class Stream(Generic[K, V]):
         return self.key_by(selector, key=key, name=name).group_by_key()
 
     def _partitioned_by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
-        if not self._flow.is_rekeyed:
+        if not self._traits.is_rekeyed:
             return self
         # Only left joins need records without a key (KIP-962).
         if keeps_null:
@@ -718,17 +720,17 @@ class Stream(Generic[K, V]):
         return node.name
 
     def _derive_stream(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
-        return Stream(self._builder, node, replace(self._flow, value=value, encode=encode, mixed=(), **changed))
+        return Stream(self._builder, node, replace(self._traits, value=value, encode=encode, mixed=(), **changed))
 
     def _rekey_stream(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
         require_key_type(f"{kind}: key", key)
         require_name(f"{kind}: name", name)
         node = ProcessorNode(name or self._builder._generate_node_name(kind), lambda: Each(each))
         self._builder._add_node(node, (self._node,))
-        mixed = self._flow.mixed if kind == "key_by" else ()
-        flow = replace(self._flow, value=value, key=key, is_rekeyed=True, encode=encode_json)
-        flow = replace(flow, is_windowed=False, mixed=mixed)
-        return Stream(self._builder, node.name, flow)
+        mixed = self._traits.mixed if kind == "key_by" else ()
+        traits = replace(self._traits, value=value, key=key, is_rekeyed=True, encode=encode_json)
+        traits = replace(traits, is_windowed=False, mixed=mixed)
+        return Stream(self._builder, node.name, traits)
 
     def _add_each_node(
         self,
@@ -742,8 +744,8 @@ class Stream(Generic[K, V]):
         supplier = functools.partial(Each, each, at_most_once=at_most_once)
         node = ProcessorNode(self._builder._generate_node_name(kind), supplier, passes_all=passes_all)
         self._builder._add_node(node, (self._node,))
-        flow = self._flow if value is None else replace(self._flow, value=value, mixed=())
-        return Stream(self._builder, node.name, flow)
+        traits = self._traits if value is None else replace(self._traits, value=value, mixed=())
+        return Stream(self._builder, node.name, traits)
 
 
 # --- grouped streams and windows ---
@@ -812,10 +814,10 @@ def _bind_aggregations(
     stream: Stream, name: str | None, kind: str, aggregations: Mapping[str, Aggregation[Any]]
 ) -> tuple[str, Bound]:
     """Return the store's name, and the aggregations bound to the type of the stream's values."""
-    flow = stream._flow
+    traits = stream._traits
     if name is None:
         # Not the number of the node: the store's name must stay if nodes above are added.
-        name = f"{flow.origin or flow.source.topic}-{kind}"
+        name = f"{traits.origin or traits.source.topic}-{kind}"
     if not isinstance(name, str) or not name:
         raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
     if not aggregations:
@@ -825,18 +827,18 @@ def _bind_aggregations(
     for result, aggregation in aggregations.items():
         require_aggregation(f"aggregate({name!r}): {result}", aggregation)
     if not all(isinstance(aggregation, Count) for aggregation in aggregations.values()):
-        require_one_type(f"aggregate({name!r})", flow)
-    return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
+        require_one_type(f"aggregate({name!r})", traits)
+    return name, {n: a.bind(traits.value) for n, a in aggregations.items()}
 
 
 def _aggregate_store_schema(stream: Stream, name: str, rule: WindowRule, emit: Emit, bound: Bound) -> StoreSchema:
     """Return the schema of the store of an aggregation, with or without windows."""
-    source = stream._flow.source
+    source = stream._traits.source
     is_table = rule.kind == "table"
     return StoreSchema(
         name=name,
         kind="aggregate" if rule.kind == "table" else rule.kind,
-        key=stream._flow.key,
+        key=stream._traits.key,
         gap_ms=rule.gap_ms,
         grace_ms=rule.grace_ms,
         emit=emit,
@@ -914,7 +916,7 @@ class WindowedTable(Generic[K]):
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
         builder._add_node(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
-        key = stream._flow.key
+        key = stream._traits.key
         deletes = emit == "on_update"
         return stream._derive_stream(
             name, WindowResult, encode, is_windowed=True, window_key=key, has_deletions=deletes
@@ -974,10 +976,10 @@ def add_join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner
         return _add_global_join(stream, other, joiner, options)
     side = other.stream if isinstance(other, Table) else other
     require_same_builder("join", stream._builder, side._builder)
-    require_groupable("join", stream._flow)
-    require_groupable("join", side._flow)
-    require_one_type("join", stream._flow)
-    require_one_type("join", side._flow)
+    require_groupable("join", stream._traits)
+    require_groupable("join", side._traits)
+    require_one_type("join", stream._traits)
+    require_one_type("join", side._traits)
     if isinstance(other, Table):
         return _add_table_join(stream._partitioned_by_key(keeps_null=options.left), other, joiner, options)
     return _add_stream_join(
@@ -996,7 +998,7 @@ def _add_global_join(stream: Stream, table: GlobalTable, joiner: Joiner, options
 
 
 def _add_table_join(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
-    require_same_key_types(stream._flow.key, table.stream._flow.key)
+    require_same_key_types(stream._traits.key, table.stream._traits.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
     node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
     stream._builder._add_node(node, (stream._node,))
@@ -1007,12 +1009,12 @@ def _add_stream_join(stream: Stream, other: Stream, joiner: Joiner, options: Joi
     windows = options.windows
     builder = stream._builder
     assert windows is not None
-    require_same_key_types(stream._flow.key, other._flow.key)
+    require_same_key_types(stream._traits.key, other._traits.key)
     name = options.name or builder._generate_node_name("join")
     stores = (f"{name}-left", f"{name}-right")
     sides = []
     for side, one in ((LEFT, stream), (RIGHT, other)):
-        builder._topology.add_store(_stream_join_store(stores[side], windows, one._flow))
+        builder._topology.add_store(_stream_join_store(stores[side], windows, one._traits))
         node = ProcessorNode(
             f"{name}-from-{('left', 'right')[side]}", functools.partial(JoinSide, side), passes_all=True
         )
@@ -1024,20 +1026,20 @@ def _add_stream_join(stream: Stream, other: Stream, joiner: Joiner, options: Joi
     return stream._derive_stream(name, options.value, encode_json, has_deletions=False)
 
 
-def _stream_join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
+def _stream_join_store(name: str, windows: JoinWindows, traits: StreamTraits) -> StoreBuilder:
     """Return the store of one side of a join of two streams."""
-    rows = JoinRows(flow.value, flow.window_key)
+    rows = JoinRows(traits.value, traits.window_key)
     schema = StoreSchema(
         name=name,
         kind="join",
-        key=flow.key,
+        key=traits.key,
         gap_ms=0,
         grace_ms=windows.grace_ms,
         emit="on_update",
-        source=flow.source.topic,
+        source=traits.source.topic,
         results=None,
-        late=flow.source.late,
-        dead_letters=flow.source.dead_letters,
+        late=traits.source.late,
+        dead_letters=traits.source.dead_letters,
         aggregations=(AggregationSchema.of("records", rows),),
     )
     return StoreBuilder(schema, (rows,))
@@ -1058,31 +1060,31 @@ class _DropNullKeys(Processor):
             self.context.forward(record)
 
 
-def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
-    """Add an internal topic that repartitions the records of `parent` by key; return its source and flow."""
+def repartitioned(builder: StreamsBuilder, parent: str, traits: StreamTraits, topic: str) -> tuple[str, StreamTraits]:
+    """Add an internal topic that repartitions the records of `parent` by key; return its source and traits."""
     # `_null_key_topics` is read when a task is made: a left join may come after a grouping of the same stream.
     keyed = ProcessorNode(
         builder._generate_node_name("keyed"), lambda: _DropNullKeys(topic in builder._null_key_topics)
     )
     builder._add_node(keyed, (parent,))
-    encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
+    encode = _encode_bytes_keys if traits.key == "bytes" else _encode_text_keys
     builder._add_node(SinkNode(builder._generate_node_name("sink"), topic, encode, is_internal=True), (keyed.name,))
     # Results are always written as flat objects, which no struct can read.
-    is_result = flow.value is WindowResult
-    is_json = flow.value is not bytes and not is_result
+    is_result = traits.value is WindowResult
+    is_json = traits.value is not bytes and not is_result
     source = SourceNode(
         builder._generate_node_name("source"),
         topic,
-        flow.key,
-        result_deserializer(flow.window_key) if is_result else value_deserializer(flow.value),
-        flow.source.dead_letters,
-        flow.source.late,
+        traits.key,
+        result_deserializer(traits.window_key) if is_result else value_deserializer(traits.value),
+        traits.source.dead_letters,
+        traits.source.late,
         is_json=is_json,
-        value_type=flow.value if is_json else None,
+        value_type=traits.value if is_json else None,
         is_internal=True,
     )
     builder._topology.add(source)
-    return source.name, replace(flow, source=source, is_rekeyed=False)
+    return source.name, replace(traits, source=source, is_rekeyed=False)
 
 
 def _encode_text_keys(record: Record) -> tuple[bytes | None, bytes | None]:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.dsl.flow import Flow
+from penstock.shared.streams.dsl.stream_traits import StreamTraits
 from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
 from penstock.shared.streams.user_code import SHOWN_MAX, require_plain_methods
 
@@ -71,20 +71,20 @@ def require_same_builder(operation: str, own: object, other: object) -> None:
         raise ConfigError(f"{operation}: the two sides are of two StreamsBuilders; a topology is built by one")
 
 
-def require_groupable(operation: str, flow: Flow) -> None:
+def require_groupable(operation: str, traits: StreamTraits) -> None:
     """Raise ConfigError if the keys are windows, because those cannot group records."""
-    if flow.is_windowed:
+    if traits.is_windowed:
         raise ConfigError(
             f"{operation}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "
             "gives each result its record's key"
         )
 
 
-def require_one_type(operation: str, flow: Flow) -> None:
+def require_one_type(operation: str, traits: StreamTraits) -> None:
     """Raise ConfigError if the values are of several types, because the next node must read them as one."""
-    if flow.mixed:
+    if traits.mixed:
         raise ConfigError(
-            f"{operation}: the merged streams have values of different types ({', '.join(flow.mixed)}), and no state "
+            f"{operation}: the merged streams have values of different types ({', '.join(traits.mixed)}), and no state "
             "or topic between can hold both; map_values(..., value=...) before merge() makes them one type"
         )
 

@@ -34,12 +34,11 @@ from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.operators.tables import Joiner
 from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.result_encoders import bytes_keyed
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.persistent_stores import PersistentJoinStore
 from penstock.shared.streams.topology import KeyType
 from penstock.shared.streams.user_code import user_copy
-from penstock.shared.streams.window_result import WindowResult
+from penstock.shared.streams.window_result import WindowResult, with_bytes_key
 from penstock.shared.streams.windows.size_limits import check_key
 
 LEFT, RIGHT = 0, 1
@@ -68,7 +67,10 @@ class JoinWindows:
 
     @classmethod
     def of(cls, difference: timedelta | int, grace: timedelta | int = 0) -> Self:
-        """Return windows of records at most `difference` apart, in either order; durations are timedelta or ms."""
+        """Return the windows of a stream join: records at most `difference` apart, in either order.
+
+        Durations are timedelta or ms.
+        """
         ms = duration_ms(difference, "JoinWindows: difference", 0)
         return cls(ms, ms, duration_ms(grace, "JoinWindows: grace", 0))
 
@@ -105,7 +107,7 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
     def __init__(self, value_type: Any, window_key: KeyType = "string") -> None:
         """`window_key` is the type of the windows' keys, if the values are windows' results."""
         type_ = Any if value_type is dict else value_type
-        self._restored = bytes_keyed if value_type is WindowResult and window_key == "bytes" else None
+        self._restored = with_bytes_key if value_type is WindowResult and window_key == "bytes" else None
         self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
 
     def initial(self) -> tuple[Remembered, ...]:

@@ -211,5 +211,5 @@ class WorkerTasks:
         self.clear()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return each owned task as plain values."""
+        """Return the state of each `OwnedTask` as plain values, by partition."""
         return [owned.describe(partition) for partition, owned in sorted(self.owned.items())]

@@ -174,7 +174,7 @@ class _StoreQueryPage:
         self.has_more = False
 
     def read(self, store: Any, wanted: _Range) -> Iterator[None]:
-        """Find the rows; yields after every slice."""
+        """Find the rows that the query selects in a task's store or a global table; yields after every slice."""
         if wanted.key is not None:
             self._add_matching_rows(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
         elif isinstance(store, PersistentStore):
@@ -214,7 +214,7 @@ class _StoreQueryPage:
                     self._trim_rows()
 
     def _trim_rows(self) -> None:
-        """Keep the first rows, and one more to detect that there are others."""
+        """Keep the first rows of the query's page, and one more to detect that there are others."""
         self._found.sort(key=itemgetter(0))
         del self._found[self._rows_max + 1 :]
         if len(self._found) > self._rows_max:

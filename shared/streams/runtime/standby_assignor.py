@@ -53,13 +53,13 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def append_standing_partitions(data: bytes | None, partitions: Iterable[int]) -> bytes:
-    """Return an assignor's user data with the partitions appended."""
+    """Return the user data of a `StreamsAssignor`: that of the ordinary assignor, with the partitions appended."""
     encoded = msgspec.json.encode(Standing(sorted(partitions)))
     return (data or b"") + encoded + _SIZE.pack(len(encoded)) + MARK
 
 
 def standing_partitions_of(data: bytes | None) -> frozenset[int] | None:
-    """Return the partitions appended to user data; None if there are none, or they cannot be decoded.
+    """Return the partitions appended to the user data of a `StreamsAssignor`; None if there are none, or invalid ones.
 
     >>> standing_partitions_of(append_standing_partitions(b"own", [2, 1])), standing_partitions_of(b"own")
     (frozenset({1, 2}), None)

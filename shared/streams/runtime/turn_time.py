@@ -23,8 +23,8 @@ PROCESSING_MS_MAX = 100
 """The work in one turn: the longest that a heartbeat, a commit or a punctuation waits for slow records."""
 
 
-class MeasuredShare:
-    """Implements `time_shares.TimeShare` by a clock."""
+class TurnTimeShare:
+    """A share of the worker's turn, measured by a clock; implements `time_shares.TimeShare`."""
 
     def __init__(self, clock: Clock, ms: int) -> None:
         self._monotonic_ms = clock.monotonic_ms
@@ -33,11 +33,11 @@ class MeasuredShare:
         self._end_ms = self._start_ms + ms
 
     def is_left(self) -> bool:
-        """Return whether there is time for another record."""
+        """Return whether this share of the turn has time for another record."""
         return self._monotonic_ms() < self._end_ms
 
     def used_ms(self) -> int:
-        """Return the time since the share was created."""
+        """Return the time of the turn since this share began, in ms."""
         return self._monotonic_ms() - self._start_ms
 
 
@@ -56,8 +56,8 @@ class TurnTime:
         self._sharers = max(1, sharers)
         self._least_ms = max(1, PROCESSING_MS_MAX // self._sharers)
 
-    def share(self) -> MeasuredShare:
+    def share(self) -> TurnTimeShare:
         """Return the next share of the remaining time: at least an equal share of the whole."""
         left_ms = (self._end_ms - self._clock.monotonic_ms()) // max(1, self._sharers)
         self._sharers -= 1
-        return MeasuredShare(self._clock, max(self._least_ms, left_ms))
+        return TurnTimeShare(self._clock, max(self._least_ms, left_ms))

@@ -62,7 +62,7 @@ class DueIndex:
         self.to_ms = self.upcoming_ms = NEVER
 
     def take(self, rows: StoredRows, limit: int) -> Iterable[bytes]:
-        """Return the keys of the rows that end before `limit` and were not returned before."""
+        """Return the keys of a persistent store's rows that end before `limit` and were not returned before."""
         since = self.to_ms
         self.to_ms = max(self.to_ms, limit)
         # Everything before the limit was returned before, or no row ends before it. Most batches end here, without a

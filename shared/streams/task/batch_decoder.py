@@ -220,7 +220,7 @@ def _json_fields_for_kernel(source: SourceNode, store: WindowStore) -> JsonField
 
 
 def _value_decoder(source: SourceNode) -> Callable[[Any], Any]:
-    """Return a function from bytes to a value that equals the source's deserializer, with as few calls as possible."""
+    """Return a function that decodes a value of a batch as the source's deserializer does, with few calls."""
     if source.value is json_deserializer:
         return msgspec.json.Decoder().decode
     if source.value_type is not None and source.is_json:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.shared.streams.task.watermarks import Watermark, watermark_record
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import TaskContext
+    from penstock.shared.streams.task.task_context import TaskContext
 
 
 class Idleness:

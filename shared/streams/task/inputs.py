@@ -151,7 +151,7 @@ class TaskInputs:
 
 
 def log_blocked_heartbeats(step: str, ms: int) -> None:
-    """Log a run of input records, or another step, that blocked the heartbeats for almost a session timeout."""
+    """Log a run of a task's inputs, or another step, that blocked the heartbeats for almost a session timeout."""
     log.error("a step blocked the heartbeats almost for a session timeout", step=step, ms=ms)
 
 

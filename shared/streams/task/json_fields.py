@@ -305,7 +305,7 @@ _KINDS: dict[type, int] = {
 
 
 def _json_member_kind(type_: inspect.Type) -> tuple[int, bool] | None:
-    """Return a member's kind and whether it may be null; None if the kernel does not read this type."""
+    """Return a member's kind and whether it may be null; None if the kernel of `JsonFields` does not read its type."""
     options = type_.types if isinstance(type_, inspect.UnionType) else (type_,)
     kinds = set()
     for option in options:

@@ -19,16 +19,16 @@ from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
-from penstock.shared.streams.record import Record
+from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
-from penstock.shared.streams.task.origin_headers import coordinates_of, original_record
+from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode
 from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.json_rows import json_texts
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import TaskContext
+    from penstock.shared.streams.task.task_context import TaskContext
 
 TOPIC = "penstock.late.topic"
 PARTITION = "penstock.late.partition"
@@ -234,7 +234,7 @@ def _store_of_late_node(task: TaskContext, node: str) -> str:
 
 
 def _late_coordinate_headers(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the headers of a late record that name its source record."""
+    """Return the headers with the coordinates of a late record, for its record in the late topic."""
     return ((TOPIC, topic), (PARTITION, _late_header_number(partition)), (OFFSET, _late_header_number(offset)))
 
 

@@ -22,8 +22,8 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.topology import SourceNode
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import TaskContext
     from penstock.shared.streams.task.processor_nodes import ProcessorNodes
+    from penstock.shared.streams.task.task_context import TaskContext
 
 Outcome = Record | Exception | None
 """The record that reaches the window, the error that a function raised, or None if the record was filtered out."""

@@ -62,8 +62,3 @@ def original_record(record: ConsumerRecord) -> ConsumerRecord:
         key=headers.get(KEY, record.key),
         headers=without_origin_headers(record.headers),
     )
-
-
-def coordinates_of(record: ConsumerRecord) -> str:
-    """Return a source record's coordinates as text: `topic-partition@offset`."""
-    return f"{record.topic}-{record.partition}@{record.offset}"

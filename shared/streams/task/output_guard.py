@@ -35,15 +35,15 @@ from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.punctuation import Punctuator
-from penstock.shared.streams.record import Record
+from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
-from penstock.shared.streams.task.origin_headers import coordinates_of, origin_headers
+from penstock.shared.streams.task.origin_headers import origin_headers
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.streams.windows.window_descriptions import describe_window
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import TaskContext, TaskMark
+    from penstock.shared.streams.task.task_context import TaskContext, TaskMark
 
 Forward = Callable[[Record], None]
 

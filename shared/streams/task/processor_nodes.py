@@ -43,7 +43,7 @@ from penstock.shared.streams.windows.result_batch import ResultBatch
 from penstock.shared.streams.windows.window_descriptions import describe_result
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import TaskContext
+    from penstock.shared.streams.task.task_context import TaskContext
 
 Output = Callable[[ProducerRecord, bytes | None], None]
 """Takes a record for a topic, and the key that chooses its partition if that is not its own."""
@@ -82,7 +82,10 @@ class SinkNodeWriter:
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
     def encode(self, results: ResultBatch) -> OutputColumns | None:
-        """Encode results at once; None if this sink node encodes them one by one, or may reject one."""
+        """Encode the results that reach this node of a sink at once; None if it encodes them one by one.
+
+        Returns None also if the node may reject a result.
+        """
         node = self._node
         if node.encode not in (encode_json, encode_updates):
             return None

@@ -80,7 +80,7 @@ def _replay_changes(store: WindowStore, schema: StoreSchema, changes: ConfirmedC
 
 
 def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
-    """Return a state column of the windows at these indexes."""
+    """Return a state column of the restored windows at these indexes."""
     return column[indexes] if isinstance(column, np.ndarray) else [column[index] for index in indexes.tolist()]
 
 

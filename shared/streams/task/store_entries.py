@@ -122,7 +122,10 @@ def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception
 
 
 def _pack_window_values(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
-    """Encode a store's changed windows: one value each, fields of equal size in one array, then other states."""
+    """Encode the values of a window store's entries, one for each changed window.
+
+    Fields of equal size are encoded in one array. The other states follow them.
+    """
     columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
     count = len(bounds[0])
     fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]

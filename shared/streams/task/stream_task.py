@@ -55,7 +55,7 @@ from penstock.shared.streams.punctuation import (
     Start,
     TaskSchedules,
 )
-from penstock.shared.streams.record import ProcessorRecordContext, Record
+from penstock.shared.streams.record import ProcessorRecordContext, Record, coordinates_of
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
@@ -64,14 +64,14 @@ from penstock.shared.streams.state.persistent_stores import (
     PersistentKeyValueStore,
 )
 from penstock.shared.streams.task.callbacks import in_callback
-from penstock.shared.streams.task.context import Guarantee, TaskMark
 from penstock.shared.streams.task.fetch_ahead import FetchAhead
 from penstock.shared.streams.task.metrics import StreamTaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
-from penstock.shared.streams.task.origin_headers import coordinates_of, original_record, without_origin_headers
+from penstock.shared.streams.task.origin_headers import original_record, without_origin_headers
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
 from penstock.shared.streams.task.store_entries import encode_stores
+from penstock.shared.streams.task.task_context import Guarantee, TaskMark
 from penstock.shared.streams.task.time_shares import HasTime, always_has_time
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.task.watermarks import Watermark

@@ -21,8 +21,8 @@ from penstock.shared.streams.task.operator_chain import OperatorChain, functions
 from penstock.shared.streams.topology import SourceNode
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.context import TaskContext
     from penstock.shared.streams.task.processor_nodes import ProcessorNodes
+    from penstock.shared.streams.task.task_context import TaskContext
 
 COLUMNS_MIN = 32
 """Fewer records are processed one by one, because making columns of them costs more than it saves."""

@@ -193,7 +193,7 @@ class ObjectStates:
 
 
 def object_column(values: Iterable[Any], count: int) -> NDArray[Any]:
-    """Return the values as a column of objects; each is one element even if it is a sequence."""
+    """Return states that are Python objects as a column; each is one element even if it is a sequence."""
     return np.fromiter(values, object, count)
 
 

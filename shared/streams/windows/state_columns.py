@@ -311,7 +311,7 @@ class StateColumns:
 
 
 def _divide_sums_by_counts(sums: Column, counts: Column) -> Column:
-    """Return each sum over its count, divided as Python does; 0 if the count is 0."""
+    """Return the means of Mean's state columns: each sum over its count, divided as Python does; 0 for no count."""
     counts = np.maximum(counts, 1)
     # numpy would round such a sum to a float before it divides.
     if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():

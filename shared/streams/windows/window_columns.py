@@ -53,7 +53,7 @@ class WindowColumns:
 
 
 def newest_of_each_window(codes: Any, starts: Int64Array) -> Int64Array:
-    """Return the indexes of the newest row of each window, ascending.
+    """Return the indexes of the newest row of each window in columns, ascending: the last with a key's code and start.
 
     A window is identified by its key's code and its start. Codes are small numbers, or NONE. Rows must be in order, so
     the last row of a window is the newest.

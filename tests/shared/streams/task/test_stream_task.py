@@ -386,7 +386,7 @@ def test_what_a_store_cannot_write_as_a_key_is_refused_before() -> None:
 
     builder, stream = plain()
     builder._topology.add(ProcessorNode("keyed", Keyed), stream._node)  # as `process`, but with no topic after it
-    Stream(builder, "keyed", stream._flow).group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to(
+    Stream(builder, "keyed", stream._traits).group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to(
         "out"
     )
     task = task_of(builder.build())

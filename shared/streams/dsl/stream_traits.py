@@ -1,4 +1,4 @@
-"""The flow between two nodes of the DSL: the origin, the types and the encoding of its records."""
+"""The traits of a stream of the DSL: the origin, the types and the encoding of its records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """The records between two nodes.
+class StreamTraits:
+    """The traits of a stream's records.
 
     `value` is the type of the values. `mixed` names the types of the values if merged streams have different ones.
     `origin` is the topic where the records entered the topology. `is_rekeyed` means that keys may have changed, so
