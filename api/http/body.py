@@ -140,7 +140,7 @@ class BodyReader:
         return 0 if self._inflater is not None else self._declared_bytes
 
     async def wait_for_turn(self, events: int) -> Turn:
-        """Wait until the request that sends this body may parse and send its next batch.
+        """Wait for the turn of this body's request, in which the next batch may be parsed and sent.
 
         `events` is the number of events before the batch. Raises ServiceShuttingDown.
         """
