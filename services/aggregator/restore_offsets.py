@@ -181,10 +181,10 @@ def _is_application_offset(offset: OffsetAndMetadata | None) -> bool:
 async def read_changelog_progress(
     admin: Admin, kafka: KafkaSettings, settings: StreamsSettings
 ) -> dict[int, Progress | None]:
-    """Return the newest valid progress record of each changelog partition; None if there is none.
+    """Return the newest valid progress record of each changelog partition, or None for a partition without one.
 
-    The progress is compared with the group's committed offsets. Reads the lake's snapshot, if there is one, and the
-    changelog's tail after it.
+    Reads the lake's snapshot, if there is one, and the changelog's tail after it. The caller compares the progress with
+    the group's committed offsets.
     """
     topic = settings.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]

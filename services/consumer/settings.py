@@ -178,15 +178,15 @@ class ConsumerServiceSettings(ServiceSettings):
         return ConsumerSettings(**given, group_id=self.group_id, commit_strategy="none")
 
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
-        """Returns the producer's settings, with room for dead letters of `record_bytes_max`.
+        """Returns the producer's settings. `record_bytes_max` is the size of the largest dead letter.
 
-        Dead letters are compressed. The producer's own limit, which applies before compression, is higher than the
-        topic's limit, which applies after it. So if a record fits into its topic only when compressed, its dead letter
+        Dead letters are compressed. The producer's limit applies before compression, and is higher than the topic's
+        limit, which applies after compression. So if a record fits into its topic only when compressed, its dead letter
         fits too.
 
         Under exactly-once the producer has its own transactional id. The id of a static member does not change. So
-        after a crash, its next process immediately ends the open transaction of the previous one. After a crash of a
-        dynamic member, its open transaction ends after `transaction_timeout_ms`.
+        after a crash, the member's next process at once ends the transaction that the crashed one left open. After a
+        crash of a dynamic member, the open transaction ends after `transaction_timeout_ms`.
         """
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}

@@ -40,10 +40,12 @@ Run = dict[ProducerBatch, int]
 
 
 class DeliveryLocations:
-    """`of` has one entry for each record, in order: its batch, or the error that kept it out of a batch.
+    """Where the records of a bulk send are.
 
-    During a run the appending code adds each record's batch to `of`. It adds a batch to the run when the batch's `run`
-    is not this run yet.
+    `of` has one entry for each record, in order: its batch, or the error that kept it out of a batch. Records are
+    appended in runs. Until a run ends, nothing else is appended to any batch. `begin` returns the run, a dict. The
+    appending code adds each record's batch to `of`. With the run's first record in a batch, it adds the batch to the
+    dict, and sets the batch's `run` to the dict.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")

@@ -350,6 +350,6 @@ class WorkerRestarts:
         return backoff.wait_ms(now_ms - self._started_ms.get(id, now_ms))
 
     def forget(self, id: Id) -> None:
-        """Removes the backoff of a connector or task that is no longer on this worker."""
+        """Forgets when a connector or task is to be restarted, since it is no longer on this worker."""
         self._backoffs.pop(id, None)
         self._started_ms.pop(id, None)

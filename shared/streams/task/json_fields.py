@@ -256,8 +256,8 @@ class JsonFields:
     def of(cls, value_type: Any, wanted: Sequence[str]) -> JsonFields | None:
         """Return the reader of the `wanted` fields of this type; None if the kernel cannot read the type.
 
-        The type must declare each of `wanted` as a number. The type `dict` stands for any JSON object; its wanted
-        fields are read as floats.
+        The type `dict` stands for any JSON object; its wanted fields are read as floats. Another type must declare each
+        of the wanted fields as a number, which the caller has checked.
         """
         if value_type is dict:
             return cls([(name, FLOAT, True) for name in dict.fromkeys(wanted)], wanted)
