@@ -158,7 +158,7 @@ WINDOWS_MAX = 1_000
 
 
 class StreamsView(Protocol):
-    """What the routes need of a service that runs tasks. Nothing here waits for the network."""
+    """The view of a service's own tasks that the routes need. No method waits for the network."""
 
     async def describe(self) -> StreamsState:
         """Return the state of this instance, for the route `/v1/streams`."""
@@ -181,7 +181,7 @@ class StreamsView(Protocol):
 
 
 class InstancesView(Protocol):
-    """What the routes need of all instances, which are queried over the network. Each answer has `missing`."""
+    """The view of all instances that the routes need. It queries them over the network; each answer has `missing`."""
 
     async def describe(self) -> StreamsState:
         """Return the state of all instances that answer, for the route `/v1/streams`."""

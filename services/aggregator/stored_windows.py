@@ -154,7 +154,7 @@ def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowQueryOptions:
-    """What a query looks for: windows of `keys` that overlap `reach` (two times in ms, both inclusive).
+    """A query for windows of `keys` that overlap `reach` (two times in ms, both inclusive).
 
     If `store` is None, the application must have exactly one store with windows. `timeout_name` is the name of the
     setting that has `timeout_ms`, for the error message.
