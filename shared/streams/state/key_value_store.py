@@ -43,10 +43,14 @@ class TableRow:
 
 
 class KeyValueStore(Generic[K, V]):
-    """A table's rows by key; a user's processor may read and write it freely between commits."""
+    """A table's rows by key; a user's processor may read and write it freely between commits.
 
-    def __init__(self, name: str) -> None:
+    Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key.
+    """
+
+    def __init__(self, name: str, *, text_keys: bool = True) -> None:
         self.name = name
+        self._text_keys = text_keys
         self.touched = False
         self.check: Check | None = None
         self._rows: dict[Any, TableRow] = {}
@@ -60,20 +64,25 @@ class KeyValueStore(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the row's value, or None."""
-        row = self._rows.get(key)
+        row = self._rows.get(self.own_key(key))
         return None if row is None else user_copy(row.states[0])
 
     def put(self, key: K, value: V | None) -> None:
         """Set a row; the value None deletes it.
 
-        Raises DataError for a key that is neither text nor bytes, RecordTooLarge for a row that is too large for the
-        changelog, and the encoder's error for a value that cannot be encoded.
+        Raises DataError for a key that is neither text nor bytes, and for bytes that are no text in a store of text
+        keys. Raises RecordTooLarge for a row that is too large for the changelog, and the encoder's error for a value
+        that cannot be encoded.
         """
         if value is None:
             self.delete(key)
             return
-        if not isinstance(key, str | bytes):
+        own: Any = self.own_key(key)
+        if not isinstance(own, str | bytes):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
+        if self._text_keys and isinstance(own, bytes):
+            raise DataError(f"store {self.name!r}: the key {own!r} is no text in UTF-8")
+        key = own
         if self.check is not None:
             self.check(key, [value])
         value = user_copy(value)
@@ -88,6 +97,7 @@ class KeyValueStore(Generic[K, V]):
 
     def delete(self, key: K) -> None:
         """Remove a row; a missing row is no error."""
+        key = self.own_key(key)
         row = self._rows.pop(key, None)
         if row is None:
             return
@@ -97,6 +107,15 @@ class KeyValueStore(Generic[K, V]):
         else:
             # The changelog has never had the row, so it needs no tombstone.
             self._dirty.pop(key, None)
+
+    def own_key(self, key: Any) -> Any:
+        """Return a text or its bytes as the store's type of key, and any other key unchanged."""
+        if self._text_keys and isinstance(key, bytes):
+            try:
+                return key.decode()
+            except UnicodeDecodeError:
+                return key
+        return key.encode() if isinstance(key, str) and not self._text_keys else key
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield all keys and values."""
@@ -108,7 +127,8 @@ class KeyValueStore(Generic[K, V]):
 
     def rows_of(self, key: K) -> list[TableRow]:
         """Return the key's row in a list, or an empty list."""
-        return [self._rows[key]] if key in self._rows else []
+        row = self._rows.get(self.own_key(key))
+        return [] if row is None else [row]
 
     def keys(self) -> Iterator[K]:
         """Yield the keys that exist at the first call."""

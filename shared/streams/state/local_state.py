@@ -107,7 +107,9 @@ class LocalState:
         codec = RowCodec(schema, builder.aggregations)
         store: AnyPersistentStore
         if schema.kind == "table":
-            store = PersistentKeyValueStore(KeyValueStore(schema.name), rows, codec, self._budget)
+            store = PersistentKeyValueStore(
+                KeyValueStore(schema.name, text_keys=schema.key == "string"), rows, codec, self._budget
+            )
         elif schema.kind == "aggregate":
             store = PersistentAggregateStore(builder.aggregates(), rows, codec, self._budget)
         elif schema.kind == "join":

@@ -381,7 +381,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
 
     def get(self, key: Any) -> Any:
         """Return the row's value, or None."""
-        key = self._key_in_store_type(key)
+        key = self._cache.own_key(key)
         if not isinstance(key, str | bytes):
             return None
         self._fetch_key_rows(key)
@@ -389,14 +389,14 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
 
     def put(self, key: Any, value: Any) -> None:
         """Set a row; the value None deletes it. Raises DataError for a key that is neither text nor bytes."""
-        key = self._key_in_store_type(key)
+        key = self._cache.own_key(key)
         if isinstance(key, str | bytes):
             self._fetch_key_rows(key)
         self._cache.put(key, value)
 
     def delete(self, key: Any) -> None:
         """Remove a row; a missing row is no error."""
-        key = self._key_in_store_type(key)
+        key = self._cache.own_key(key)
         if isinstance(key, str | bytes):
             self._fetch_key_rows(key)
         self._cache.delete(key)
@@ -408,10 +408,6 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
     def changes(self) -> RowChanges:
         """Return all changes since the last `committed()`."""
         return self._cache.changes()
-
-    def _key_in_store_type(self, key: Any) -> Any:
-        """Return a key in the store's type; on disk, text and its bytes are the same key."""
-        return self._codec.own_key(key)
 
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> StateStoreRow:
         return TableRow(key, states[0], persisted=True)

@@ -28,7 +28,7 @@ class StoreBuilder:
         """Build the store in memory; `LocalState.store` builds it on disk."""
         schema = self.schema
         if schema.kind == "table":
-            return KeyValueStore(schema.name)
+            return KeyValueStore(schema.name, text_keys=schema.key == "string")
         if schema.kind == "join":
             return JoinStore(schema.name)
         return self.aggregates() if schema.kind == "aggregate" else self.windows()

@@ -32,6 +32,31 @@ def test_a_key_is_text_or_bytes(key: Any) -> None:
         KeyValueStore("s").put(key, 1)
 
 
+@pytest.mark.parametrize(("text_keys", "own", "other"), [(True, "ü", "ü".encode()), (False, "ü".encode(), "ü")])
+def test_a_text_and_its_bytes_are_one_key(text_keys: bool, own: str | bytes, other: str | bytes) -> None:
+    """The changelog has one key for both, so the store has one row, whose key has the store's type."""
+    store = KeyValueStore[Any, int]("s", text_keys=text_keys)
+    store.put(own, 1)
+    store.put(other, 2)
+    assert (list(store.items()), store.get(own), store.get(other)) == ([(own, 2)], 2, 2)
+    assert [row.key for row in store.changes().live] == [own]
+    assert [row.key for row in store.rows_of(other)] == [own]
+    store.delete(other)
+    assert len(store) == 0
+
+
+def test_bytes_that_are_no_text_are_no_key_of_text() -> None:
+    """They cannot be put into a store of text keys, whose restore would fail. There is no such row."""
+    store = KeyValueStore[Any, int]("s")
+    with pytest.raises(DataError, match=r"store 's'.*UTF-8"):
+        store.put(b"\xff", 1)
+    store.delete(b"\xff")
+    assert (store.get(b"\xff"), len(store)) == (None, 0)
+    raw = KeyValueStore[Any, int]("s", text_keys=False)
+    raw.put(b"\xff", 1)
+    assert raw.get(b"\xff") == 1
+
+
 def test_what_no_commit_has_written_needs_no_tombstone() -> None:
     """A row that was set and deleted within a commit leaves nothing. A written row leaves a tombstone."""
     store = KeyValueStore("s")
