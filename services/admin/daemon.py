@@ -13,13 +13,13 @@ from penstock.api.admin.routes import admin_router
 from penstock.api.console.dashboard import dashboard_router
 from penstock.api.http.app import create_app
 from penstock.api.http.health import health_router
-from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
 from penstock.api.rest_proxy.routes import metadata_routers
 from penstock.services.admin.cached_overview import CachedOverview
 from penstock.services.admin.overview_sources import HttpSource, KafkaSource, services_client
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.clients.admin import Admin
 
 ADMIN_TIMEOUT_MS = 15_000

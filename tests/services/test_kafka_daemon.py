@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from penstock.api.http.app import create_health_app
-from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
+from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import AuthenticationFailed, ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
