@@ -2,7 +2,7 @@
 
 Changelogs are written in the engine's own format. The parts:
 
-- `fold`: `--sessions` live sessions and a twentieth as many closed ones are compacted for the first time, cold (the
+- `first`: `--sessions` live sessions and a twentieth as many closed ones are compacted for the first time, cold (the
   first job of the session) and warm. Then an empty change and ten changes are compacted. CPU is that of the driver, its
   JVM and its Python workers together.
 - `delta`: a change of three times `--delta` entries to 1.6 times `--sessions` live ones, without and with a rewrite.
@@ -33,14 +33,14 @@ from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.common.settings import KafkaSettings
 
-PARTS = ("fold", "delta", "history", "partitions")
+PARTS = ("first", "delta", "history", "partitions")
 FACTORS = (1, 4, 16)
 PARTITIONS = (1, 64)
 LIVE_FACTOR = 1.6  # a delta changes this many times --sessions live sessions
 TARGETS: dict[str, tuple[float, str]] = {
-    "cold fold, entries/s": (120_000, "least"),
-    "warm fold, entries/s": (200_000, "least"),
-    "warm fold, CPU us an entry": (8, "most"),
+    "cold first compaction, entries/s": (120_000, "least"),
+    "warm first compaction, entries/s": (200_000, "least"),
+    "warm first compaction, CPU us an entry": (8, "most"),
     "nothing new, CPU s": (2, "most"),
     "ten changes, CPU s": (2, "most"),
     "delta without a rewrite, s": (4, "most"),
@@ -73,12 +73,12 @@ class Bench(Compactions):
         writer = await self.application(NUMBERS, partitions)
         return writer, await writer.fill(live, closed)
 
-    async def fold(self) -> None:
+    async def first_compaction(self) -> None:
         for name in ("cold", "warm"):
             writer, entries = await self.filled(self.sessions, self.sessions // 20, 2)
             done = await self.compact(writer)
-            self.note(f"{name} fold, entries/s", entries / done.seconds)
-            self.note(f"{name} fold, CPU us an entry", done.cpu_s / entries * 1e6)
+            self.note(f"{name} first compaction, entries/s", entries / done.seconds)
+            self.note(f"{name} first compaction, CPU us an entry", done.cpu_s / entries * 1e6)
             if name == "warm":
                 self.note("nothing new, CPU s", (await self.compact(writer)).cpu_s)
                 await writer.change(3)
@@ -144,7 +144,7 @@ async def run(sessions: int, delta: int, only: Collection[str] = PARTS) -> dict[
             with spark_session(SparkSettings(master="local[2]"), "bench") as spark:
                 bench = Bench(spark, kafka, Path(name), broker.child.pid, sessions, delta)
                 bench.note("Spark's start, s", time.monotonic() - started)
-                steps = (bench.fold, bench.delta_into_live, bench.history, bench.partitions)
+                steps = (bench.first_compaction, bench.delta_into_live, bench.history, bench.partitions)
                 for part, step in zip(PARTS, steps, strict=True):
                     if part in only:
                         await step()

@@ -30,7 +30,7 @@ import pyspark.worker
 from pyspark.daemon import manager
 
 import penstock.services.spark.batch.batch_task
-import penstock.services.spark.compaction.fold
+import penstock.services.spark.compaction.compaction_task
 import penstock.services.spark.compaction.rewrite
 from penstock.shared.streams.changelog.changelog_reader import compile_changelog_reader
 

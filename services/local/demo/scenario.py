@@ -197,7 +197,7 @@ class Scenario:
         plan = self._plan
         outcome = self._outcome
         if self._is_short:
-            self._display.step("folding the rest into Delta")
+            self._display.step("compacting the rest into Delta")
         self._display.step("the same events as `penstock batch`, then an audit with Spark's own session windows")
         log_file = self._folder / "logs" / "final-jobs.log"
         arguments = FinalJobs(

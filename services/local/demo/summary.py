@@ -126,7 +126,7 @@ def _summary_lines(figures: dict[str, Any], source: DemoEvents, outcome: DemoOut
         "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in {folder / 'notable.jsonl'}",
         "crash": f"restored in {figures['restore_ms']:,} ms from {counted(figures['restored_windows'], 'window')}"
         f" in Delta and {counted(figures['restored_changelog_windows'], 'change')} in the changelog",
-        "lake": f"{counted(figures['delta_rows'], 'row')}, folded by {counted(figures['compactions'], 'compaction')},"
+        "lake": f"{counted(figures['delta_rows'], 'row')}, written by {counted(figures['compactions'], 'compaction')},"
         f" in {folder / 'lake'}",
         "batch": f"{counted(figures['batch_rows'], 'row')} of the same events, windows and late records, "
         + ("all as the aggregator's" if figures["batch_ok"] else "[red]WRONG[/red]: not as the aggregator's"),

@@ -3,7 +3,7 @@
 Steps of a compaction:
 
 1. Plan: open the tables, each at a version, and find the first offset to read of each partition.
-2. Fold: Spark's tasks read the ranges and write data files (see `fold`).
+2. Compact: Spark's tasks read the ranges and write data files (see `compaction_task`).
 3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. The last commit makes the compaction valid.
 4. Rewrite the partitions of `state` that have many superseded rows, delete covered records from the changelog, maintain
    the tables (see `table_maintenance`), and call the user's after hook. A failure here undoes no commit.
@@ -40,11 +40,18 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark.compaction import delta_writer, fold
+from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.after_hook import call_after_hook
+from penstock.services.spark.compaction.compaction_task import (
+    ChangelogRange,
+    CompactionTaskOptions,
+    CompactionTaskResult,
+    PartitionResult,
+    compact_changelog_ranges,
+    lagging_tables,
+)
 from penstock.services.spark.compaction.delta_reader import progress_rows, table_positions, table_stores
 from penstock.services.spark.compaction.delta_writer import DataFile
-from penstock.services.spark.compaction.fold import ChangelogRange, FoldOptions, lagging_tables
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance
@@ -139,7 +146,7 @@ class CompactionJob:
         """
         try:
             plan = self.plan()
-            report = self._fold_and_commit(plan)
+            report = self._compact_and_commit(plan)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
         report = self._maintain_tables(plan, report)
@@ -240,9 +247,9 @@ class CompactionJob:
             )
         return start, row
 
-    # --- fold ---
+    # --- compact ---
 
-    def _fold_and_commit(self, plan: CompactionPlan) -> CompactionReport:
+    def _compact_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         """Read the ranges, write the data files and commit them. Returns the report."""
         wanted = [one for one in plan.ranges if one.first < one.end]
         if not wanted:
@@ -250,7 +257,7 @@ class CompactionJob:
         self.log(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
         settings = self.settings
         offsets = plan.offsets
-        options = FoldOptions(
+        options = CompactionTaskOptions(
             kafka=settings.kafka,
             topic=offsets.topic,
             topic_id=offsets.topic_id,
@@ -259,8 +266,8 @@ class CompactionJob:
             storage_options=self.options,
             retention_days=settings.closed_retention_days,
         )
-        done = self._run_tasks(wanted, lambda one: one.end - one.first, fold.fold(options))
-        found = [msgspec.msgpack.decode(one, type=fold.FoldResult) for one in done]
+        done = self._run_tasks(wanted, lambda one: one.end - one.first, compact_changelog_ranges(options))
+        found = [msgspec.msgpack.decode(one, type=CompactionTaskResult) for one in done]
         # Commit nothing if any task failed. Data files that no commit names belong to no table version.
         for task in found:
             if task.failure is not None:
@@ -293,7 +300,10 @@ class CompactionJob:
         return CompactionReport(len(before), before, before, plan.state_version)
 
     def _commit_tables(
-        self, plan: CompactionPlan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
+        self,
+        plan: CompactionPlan,
+        written: Mapping[int, PartitionResult],
+        appended: Mapping[str, list[DataFile]],
     ) -> CompactionReport:
         stores = widest_stores(plan.newest, written.values())
         require_lake_names(stores)
@@ -451,7 +461,7 @@ class CompactionJob:
             run_with_timeout(delete_changelog_records(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
 
 
-def _files_by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
+def _files_by_table(found: Iterable[CompactionTaskResult]) -> dict[str, list[DataFile]]:
     """Return by table the files of `closed` and `late` that all tasks wrote."""
     files: dict[str, list[DataFile]] = {}
     for task in found:
@@ -465,7 +475,7 @@ def _count_written_rows(kind: str, files: Mapping[str, list[DataFile]]) -> int:
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
-def widest_stores(newest: Mapping[int, Row], written: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
+def widest_stores(newest: Mapping[int, Row], written: Iterable[PartitionResult]) -> tuple[StoreSchema, ...]:
     """Return the stores that define a compaction's tables: those of the partition with the most aggregations.
 
     Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch if

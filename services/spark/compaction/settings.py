@@ -33,7 +33,7 @@ class MaintenanceSettings(JobSettings):
 
 
 class CompactSettings(MaintenanceSettings):
-    """`penstock compact`: fold the changelog into Delta tables."""
+    """`penstock compact`: compact the changelog into Delta tables."""
 
     runs_max: Annotated[int, Field(ge=0)] = Field(
         default=0, description="stop after this many runs; 0: run until no records are left"

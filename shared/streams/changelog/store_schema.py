@@ -79,8 +79,8 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.kind in ("aggregate", "table")
 
     @property
-    def patience_ms(self) -> int:
-        """The time after its end at which a window closes, in ms."""
+    def close_delay_ms(self) -> int:
+        """How long after its end a window is closed, in ms."""
         return self.gap_ms + self.grace_ms
 
     def shown_aggregations(self) -> list[AggregationSchema]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import CompactionJob, bounded_ranges, spread_over_tasks, widest_stores
-from penstock.services.spark.compaction.fold import ChangelogRange, PartitionResult
+from penstock.services.spark.compaction.compaction_task import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch

@@ -51,7 +51,7 @@ class Job(CompactionJob):
     def plan(self) -> CompactionPlan:
         return CompactionPlan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
 
-    def _fold_and_commit(self, plan: CompactionPlan) -> CompactionReport:
+    def _compact_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         return DONE
 
     def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:

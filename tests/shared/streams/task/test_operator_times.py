@@ -226,17 +226,17 @@ def at(time_ms: int, topology: Topology) -> TimedProcessor:
     return operator
 
 
-def waiting(kind: str, patience_ms: int) -> Topology:
+def waiting(kind: str, close_delay_ms: int) -> Topology:
     """Windows of 1 s, or records that are joined with those of the same time, whose results get another key."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     grouped = stream.group_by_key()
     results = {
-        "session": lambda: grouped.session_window(1_000, patience_ms - 1_000).aggregate("s", n=Count()).on_close(),
-        "tumbling": lambda: grouped.tumbling_window(1_000, patience_ms).aggregate("s", n=Count()).on_close(),
-        "hopping": lambda: grouped.hopping_window(1_000, 500, patience_ms).aggregate("s", n=Count()).on_close(),
+        "session": lambda: grouped.session_window(1_000, close_delay_ms - 1_000).aggregate("s", n=Count()).on_close(),
+        "tumbling": lambda: grouped.tumbling_window(1_000, close_delay_ms).aggregate("s", n=Count()).on_close(),
+        "hopping": lambda: grouped.hopping_window(1_000, 500, close_delay_ms).aggregate("s", n=Count()).on_close(),
         "join": lambda: stream.left_join(
-            builder.stream("other"), lambda a, b: {"n": 1}, JoinWindows.of(0, patience_ms), name="s"
+            builder.stream("other"), lambda a, b: {"n": 1}, JoinWindows.of(0, close_delay_ms), name="s"
         ),
     }[kind]()
     again = results.map_values(lambda result: {"n": 1}).key_by(lambda record: "all", name="all").group_by_key()
@@ -258,19 +258,19 @@ def test_watermarks_follow_what_was_closed(kind: str) -> None:
     topic = "app-all-repartition"
     watermark = task.times.watermarks(30_000)[topic]
     assert watermark == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
-    for patience_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
+    for close_delay_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
         progress = task.progress_record(0)
-        topology = waiting(kind, patience_ms).of_application("app")
+        topology = waiting(kind, close_delay_ms).of_application("app")
         task = StreamTask(topology, 0, application="app")
         restore_progress(task, progress)
         task.initialize(0)
         assert task.times.watermarks(30_000)[topic] == watermark
         task.advance_time(1_000)
-        assert task.times.watermarks(30_000)[topic] == (watermark := watermark + moved_ms * (patience_ms == 3_000))
+        assert task.times.watermarks(30_000)[topic] == (watermark := watermark + moved_ms * (close_delay_ms == 3_000))
 
 
 @WAITING
-def test_results_that_a_shorter_patience_closes_are_in_time_behind_a_topic(kind: str) -> None:
+def test_results_that_a_shorter_delay_closes_are_in_time_behind_a_topic(kind: str) -> None:
     """The watermarks that a restarted task sends before its first advance do not go past them."""
     app = Application(lambda: waiting(kind, 100_000))
     for timestamp in (1_000, 105_000, 112_000, 131_000):  # the first is closed, so there is time behind the topic

@@ -378,9 +378,9 @@ def test_a_longer_grace_reopens_no_closed_window(kind: str, by_column: bool) -> 
 KINDS = ("tumbling", "hopping", "grace")
 
 
-def kinds_driver(kind: str, patience_ms: int) -> TopologyTestDriver:
+def kinds_driver(kind: str, close_delay_ms: int) -> TopologyTestDriver:
     return TopologyTestDriver(
-        cut(kind, patience_ms),
+        cut(kind, close_delay_ms),
         columns_min=1,
         now_ms=1_000_000,
         idle_timeout_ms=1,
@@ -469,7 +469,7 @@ class Life(NamedTuple):
     """One run under a close delay: batches of (key, time less 1,000), each processed record by record or in columns,
     then an idle time in ms."""
 
-    patience_ms: int
+    close_delay_ms: int
     batches: list[tuple[list[tuple[bytes, int]], bool, int]]
 
 
@@ -507,15 +507,15 @@ def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
 
 def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> None:
     """Runs the same records through two drivers. The second is restarted before each batch, with its state on disk."""
-    drivers = [kinds_driver(kind, lives[0].patience_ms) for _ in range(2)]
+    drivers = [kinds_driver(kind, lives[0].close_delay_ms) for _ in range(2)]
     late: list[list[tuple[Any, Any]]] = [[], []]
     out: list[list[tuple[Any, Any, Any]]] = [[], []]
     wanted: list[tuple[bytes, int]] = []
     time = closed_to = -1
     for life in lives:
-        topology = cut(kind, life.patience_ms)
+        topology = cut(kind, life.close_delay_ms)
         drivers = [gone_on_with(drivers[0], topology), gone_on_with(drivers[1], topology, state)]
-        waits = topology.schemas()[0].patience_ms
+        waits = topology.schemas()[0].close_delay_ms
         for records, by_column, quiet_ms in life.batches:
             sent = [(key, 1_000 + at) for key, at in records]
             drivers[1] = gone_on_with(drivers[1], topology, state)

@@ -108,7 +108,7 @@ def test_the_close_time_never_goes_back(kind: str) -> None:
     """Progress records the close time beside the operator's time. Only closing windows advances it, whatever the grace
     is."""
     driver = begun(kind, pipe_singly)
-    closed_ms = 5_000 - driver.topology.schemas()[0].patience_ms
+    closed_ms = 5_000 - driver.topology.schemas()[0].close_delay_ms
     for grace_ms in (SHORT_MS, LONG_MS, 2 * LONG_MS):
         driver = gone_on_with(driver, cut(kind, grace_ms))
         assert progress_of(driver).close_times_ms == {"s": closed_ms}
@@ -117,4 +117,4 @@ def test_the_close_time_never_goes_back(kind: str) -> None:
     assert progress_of(driver).close_times_ms == {"s": closed_ms}
     driver = gone_on_with(driver, cut(kind, SHORT_MS))
     driver.pipe("in", key=b"b", value=b"{}", timestamp=5_001)
-    assert progress_of(driver).close_times_ms == {"s": 5_001 - driver.topology.schemas()[0].patience_ms}
+    assert progress_of(driver).close_times_ms == {"s": 5_001 - driver.topology.schemas()[0].close_delay_ms}

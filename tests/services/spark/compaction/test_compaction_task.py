@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from penstock.services.spark.compaction import fold
-from penstock.services.spark.compaction.fold import (
+from penstock.services.spark.compaction import compaction_task
+from penstock.services.spark.compaction.compaction_task import (
     ChangelogRange,
-    FoldOptions,
-    PartitionFold,
-    fold_ranges,
+    CompactionTaskOptions,
+    PartitionCompaction,
+    compact_ranges,
     read_range,
 )
 from penstock.services.spark.table_columns import TIME_MS_MAX
@@ -92,8 +92,10 @@ def progress(
     return None, log.encode_progress(epoch, commit, progress_record)
 
 
-def options(folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_max: int = 1_000) -> FoldOptions:
-    return FoldOptions(kafka or KafkaSettings(), "log", TOPIC_ID, idle_ms_max, folder, {})
+def options(
+    folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_max: int = 1_000
+) -> CompactionTaskOptions:
+    return CompactionTaskOptions(kafka or KafkaSettings(), "log", TOPIC_ID, idle_ms_max, folder, {})
 
 
 def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, **positions: int) -> ChangelogRange:
@@ -107,10 +109,10 @@ def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[d
     return {table: [row for batch in of for row in batch.to_pylist()] for table, of in tables.items()}
 
 
-def folded(entries: Sequence[Entry], of: ChangelogRange | None = None, at_once: int = 1_000) -> PartitionFold:
-    """The result of folding entries that arrive in batches of this size."""
+def compacted(entries: Sequence[Entry], of: ChangelogRange | None = None, at_once: int = 1_000) -> PartitionCompaction:
+    """The result of compacting entries that arrive in batches of this size."""
     of = of or range_of(len(entries))
-    found = PartitionFold("log", of)
+    found = PartitionCompaction("log", of)
     for first in range(0, len(entries), at_once):
         own = entries[first : first + at_once]
         offsets = np.arange(of.first + first, of.first + first + len(own))
@@ -118,12 +120,12 @@ def folded(entries: Sequence[Entry], of: ChangelogRange | None = None, at_once: 
     return found
 
 
-def windows_of(found: PartitionFold) -> list[dict[str, Any]]:
+def windows_of(found: PartitionCompaction) -> list[dict[str, Any]]:
     """The rows of windows in `state`."""
     return [row for row in row_sets(found.rows(options()))["state"] if row["row"] == "window"]
 
 
-def progress_of(found: PartitionFold) -> dict[str, Any]:
+def progress_of(found: PartitionCompaction) -> dict[str, Any]:
     """The progress row."""
     (row,) = (row for row in row_sets(found.rows(options()))["state"] if row["row"] == "progress")
     return row
@@ -132,7 +134,7 @@ def progress_of(found: PartitionFold) -> dict[str, Any]:
 def test_each_operation_has_its_table() -> None:
     """A live window and a tombstone go to `state`, a closed window to `closed`, a late record to `late`."""
     entries = [takeover(), live(b"a", 10, 20, 2), final(b"b", 1, 5, 3), gone(b"c", 7), late(b"d", 4, [4], 1)]
-    found = folded([*entries, progress()])
+    found = compacted([*entries, progress()])
     rows = row_sets(found.rows(options()))
     assert {table: len(of) for table, of in rows.items()} == {"state": 4, "closed/s": 1, "late/s": 1}
     by_key = {row["key"]: row for row in rows["state"] if row["row"] == "window"}
@@ -158,7 +160,7 @@ def test_a_late_record_without_state_or_source_has_nulls() -> None:
     """
     entries = [takeover(), late(b"a", 4, [4, 5], None), late(b"b", 6, [], 9, offset=-1)]
     entries += [late(b"c", 7, [], 1, offset=0), progress()]
-    rows = row_sets(folded(entries).rows(options()))["late/s"]
+    rows = row_sets(compacted(entries).rows(options()))["late/s"]
     assert [(row["key"], row["n"], row["state"], row["source_offset"]) for row in rows] == [
         ("a", None, None, 5),
         ("b", 9, {"n_n": 9}, None),
@@ -173,7 +175,7 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
     entries = [takeover(), live(b"a", 10, 20, 1), live(b"a", 50, 60, 7), progress()]
     entries += [live(b"a", 10, 30, 2, 1), progress(1)]
     entries += [gone(b"a", 10, 2), progress(2), live(b"a", 10, 25, 4, 3), progress(3)]
-    found = folded(entries, at_once=at_once)
+    found = compacted(entries, at_once=at_once)
     found_rows = [
         (row["start_ms"], row["end_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in windows_of(found)
     ]
@@ -185,7 +187,7 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
 def test_stores_are_told_apart() -> None:
     """Windows of one key and start are different windows in two stores, and each store has its own table."""
     entries = [takeover(), live(b"a", 1, 2, 5), live(b"a", 1, 2, 6, store=1), final(b"b", 1, 2, 7, store=1)]
-    found = folded([*entries, final(b"c", 1, 2, 8), progress(stores=TWO_STORES)])
+    found = compacted([*entries, final(b"c", 1, 2, 8), progress(stores=TWO_STORES)])
     assert [(row["store"], row["key"], row["live"]) for row in windows_of(found)] == [
         ("s", b"a", True),
         ("s", b"c", False),
@@ -219,7 +221,7 @@ def test_stores_stay_what_they_were(later: tuple[StoreSchema, ...], message: str
         "appended": "{}",
     }
     with pytest.raises(SchemaMismatch, match=message):
-        folded(changed, range_of(4, 2, newest)) if is_known else folded([*before, *changed])
+        compacted(changed, range_of(4, 2, newest)) if is_known else compacted([*before, *changed])
 
 
 def test_later_commits_may_have_further_aggregations() -> None:
@@ -227,7 +229,7 @@ def test_later_commits_may_have_further_aggregations() -> None:
     more = AggregationSchema.of("most", Max("delay"))
     wider = (msgspec.structs.replace(STORES[0], aggregations=(*STORES[0].aggregations, more)),)
     entries = [takeover(), live(b"a", 1, 2, 5), progress(), live(b"a", 1, 3, 6, 1), progress(1)]
-    found = folded([*entries, progress(2, stores=wider)])
+    found = compacted([*entries, progress(2, stores=wider)])
     assert [(row["store"], row["end_ms"]) for row in windows_of(found)] == [("s", 3)]
     assert found.result([]).stores == wider
 
@@ -235,7 +237,7 @@ def test_later_commits_may_have_further_aggregations() -> None:
 def test_a_store_without_windows_closes_none() -> None:
     """An entry that its changelog calls final is a deleted row, in `state` only."""
     joined = (msgspec.structs.replace(STORES[0], kind="join"),)
-    found = folded([takeover(), final(b"a", 1, 2, 5), progress(stores=joined)])
+    found = compacted([takeover(), final(b"a", 1, 2, 5), progress(stores=joined)])
     assert list(found.rows(options())) == ["state"]
     assert [(row["key"], row["live"]) for row in windows_of(found)] == [(b"a", False)]
 
@@ -244,7 +246,7 @@ def test_keys_are_text_or_bytes() -> None:
     """Keys are as the store has them. Keys that are not text have a column with another name."""
     of_bytes = (msgspec.structs.replace(STORES[0], key="bytes"),)
     entries = [takeover(), final(b"\xff", 1, 2, 5), late(b"\xfe", 4, [4], 1), progress(stores=of_bytes)]
-    rows = row_sets(folded(entries).rows(options()))
+    rows = row_sets(compacted(entries).rows(options()))
     assert [rows[table][0]["key_bytes"] for table in ("closed/s", "late/s")] == [b"\xff", b"\xfe"]
     assert "key" not in rows["closed/s"][0]
 
@@ -252,30 +254,30 @@ def test_keys_are_text_or_bytes() -> None:
 def test_what_no_commit_confirmed_is_not_there() -> None:
     """Entries after the last progress record belong to the next compaction. Entries of an old epoch are ignored."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress(), live(b"b", 1, 1, 1, 1)]
-    found = folded(entries)
+    found = compacted(entries)
     rows = row_sets(found.rows(options()))["state"]
     assert [row["key"] for row in rows if row["row"] == "window"] == [b"a"]
     assert (found.covered_offset, found.commit is None) == (3, False)
-    old = folded([takeover(), live(b"a", 1, 1, 1), takeover(2), progress(0, epoch=1)])
+    old = compacted([takeover(), live(b"a", 1, 1, 1), takeover(2), progress(0, epoch=1)])
     assert (old.rows(options()), old.covered_offset, old.commit) == ({}, 0, None)
-    assert folded(entries[:2]).commit is None
+    assert compacted(entries[:2]).commit is None
 
 
 def test_a_progress_row_says_how_far_the_tables_are() -> None:
     """It has the next offset, by table the last row, and the rows and files added since the last rewrite."""
     entries = [takeover(), final(b"a", 1, 2, 1), live(b"b", 1, 2, 1), final(b"c", 1, 2, 1), progress()]
-    (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
+    (row,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
     assert (row["changelog_offset"], row["epoch"], row["topic_id"]) == (5, 1, TOPIC_ID)
     assert json.loads(row["appended"]) == {"closed/s": 3}
     assert (row["rewritten_rows"], row["added_rows"], row["added_files"]) == (3, 0, 0)  # a first run needs no rewrite
     more = [live(b"d", 1, 2, 1, 1), progress(1, 2)]
-    second = folded(more, range_of(7, 5, row, s=3))
+    second = compacted(more, range_of(7, 5, row, s=3))
     (after,) = [r for r in row_sets(second.rows(options()))["state"] if r["row"] == "progress"]
     assert after["changelog_offset"] == 7
     assert json.loads(after["appended"]) == {"closed/s": 3}
     assert (after["rewritten_rows"], after["added_rows"], after["added_files"]) == (3, 1, 1)
     third = progress_of(
-        folded([live(b"e", 1, 2, 1, 2), live(b"f", 1, 2, 1, 2), progress(2, 3)], range_of(10, 7, after))
+        compacted([live(b"e", 1, 2, 1, 2), live(b"f", 1, 2, 1, 2), progress(2, 3)], range_of(10, 7, after))
     )
     assert (third["rewritten_rows"], third["added_rows"], third["added_files"]) == (3, 3, 2)
 
@@ -283,15 +285,15 @@ def test_a_progress_row_says_how_far_the_tables_are() -> None:
 def test_each_table_continues_from_its_own_position() -> None:
     """A restored table is behind, and a table of a failed compaction is ahead. Each continues from its own position."""
     entries = [takeover(), final(b"a", 1, 2, 1), final(b"b", 1, 2, 1), live(b"c", 1, 2, 1), progress()]
-    ahead = row_sets(folded(entries, range_of(5, s=1)).rows(options()))
+    ahead = row_sets(compacted(entries, range_of(5, s=1)).rows(options()))
     assert [row["key"] for row in ahead["closed/s"]] == ["b"]
-    assert json.loads(progress_of(folded(entries, range_of(5, s=1)))["appended"]) == {"closed/s": 2}
+    assert json.loads(progress_of(compacted(entries, range_of(5, s=1)))["appended"]) == {"closed/s": 2}
     two_late = [takeover(), late(b"a", 4, [4], 1), late(b"b", 4, [4], 1), progress()]
     of_late = range_of(4)._replace(positions={"late/s": 1})
-    assert [row["key"] for row in row_sets(folded(two_late, of_late).rows(options()))["late/s"]] == ["b"]
-    (newest,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
+    assert [row["key"] for row in row_sets(compacted(two_late, of_late).rows(options()))["late/s"]] == ["b"]
+    (newest,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
     behind = ChangelogRange(3, 0, 5, 5, 0, None, newest, {})
-    rows = row_sets(folded([*entries], behind).rows(options()))
+    rows = row_sets(compacted([*entries], behind).rows(options()))
     assert len(rows["closed/s"]) == 2
     assert [row["row"] for row in rows["state"]] == ["progress"]  # `state` has these changes already
 
@@ -299,24 +301,24 @@ def test_each_table_continues_from_its_own_position() -> None:
 def test_commits_in_which_nothing_happened_write_nothing() -> None:
     """Wall-clock punctuation alone writes nothing. A changed source offset does."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress()]
-    (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
-    idle = folded([progress(1, 1, wall_ms=9)], range_of(4, 3, row))
+    (row,) = [r for r in row_sets(compacted(entries).rows(options()))["state"] if r["row"] == "progress"]
+    idle = compacted([progress(1, 1, wall_ms=9)], range_of(4, 3, row))
     assert (idle.rows(options()), idle.result([]).covered_offset) == ({}, 4)
-    scheduled = folded([progress(1, 1, wall_ms=9, grids_ms={"tick": 7})], range_of(4, 3, row))
+    scheduled = compacted([progress(1, 1, wall_ms=9, grids_ms={"tick": 7})], range_of(4, 3, row))
     assert scheduled.rows(options()) == {}
-    moved = folded([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
+    moved = compacted([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
     assert list(moved.rows(options())) == ["state"]
-    taken = folded([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
+    taken = compacted([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
     assert progress_of(taken)["epoch"] == 2  # otherwise the next run would accept an old owner's entries
 
 
 def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a restore would read it without effect."""
-    monkeypatch.setattr(fold, "IDLE_RECORDS_MAX", 2)
-    row = progress_of(folded([takeover(), live(b"a", 1, 1, 1), progress()]))
+    monkeypatch.setattr(compaction_task, "IDLE_RECORDS_MAX", 2)
+    row = progress_of(compacted([takeover(), live(b"a", 1, 1, 1), progress()]))
     idle = [progress(1 + i) for i in range(3)]
-    assert folded(idle[:2], range_of(5, 3, row)).rows(options()) == {}
-    assert progress_of(folded(idle, range_of(6, 3, row)))["changelog_offset"] == 6
+    assert compacted(idle[:2], range_of(5, 3, row)).rows(options()) == {}
+    assert progress_of(compacted(idle, range_of(6, 3, row)))["changelog_offset"] == 6
 
 
 def test_an_entry_that_cannot_be_read_is_named() -> None:
@@ -325,15 +327,15 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
     Tested are an invalid entry, an invalid state, and a time that no table can represent.
     """
     with pytest.raises(CorruptRecord, match="log-3 at offset 1"):
-        folded([takeover(), (b"a", log.encode_live(0, 1, 0, 1, 1, b"")[:5])])
-    bad = folded([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
+        compacted([takeover(), (b"a", log.encode_live(0, 1, 0, 1, 1, b"")[:5])])
+    bad = compacted([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
     with pytest.raises(CorruptRecord, match="log-3 at offset 2"):
         bad.rows(options())
     for start, end in ((0, 10**15), (0, TIME_MS_MAX + 1), (10**15, 0), (-1, 5)):
-        beyond = folded([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
+        beyond = compacted([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
         with pytest.raises(CorruptRecord, match=f"log-3.*offset 2.*{start}"):
             beyond.rows(options())
-    last = folded([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
+    last = compacted([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
     (closed,) = row_sets(last.rows(options()))["closed/s"]
     assert (closed["window_end"].year, closed["closed_at"]) == (9999, None)
 
@@ -341,7 +343,7 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
 def test_files_are_ordered_by_time(tmp_path: Any) -> None:
     """Readers can skip files. A file of `state` is in its partition's folder."""
     entries = [takeover(), *(final(b"k", start, start, 1) for start in (9, 3, 6)), live(b"a", 1, 1, 1), progress()]
-    rows = folded(entries).rows(options())
+    rows = compacted(entries).rows(options())
     (closed,) = options(str(tmp_path)).write("closed/s", rows["closed/s"])
     (of_state,) = options(str(tmp_path)).write("state", rows["state"], 3)
     assert (closed.rows, closed.partition) == (3, None)
@@ -350,7 +352,7 @@ def test_files_are_ordered_by_time(tmp_path: Any) -> None:
     assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
     entries = [takeover(), *(late(b"k", at, [at], 1) for at in (9, 3, 6)), progress()]
     assert options(str(tmp_path)).write("late/s", []) == []
-    rows = folded(entries).rows(options())
+    rows = compacted(entries).rows(options())
     (missed,) = options(str(tmp_path)).write("late/s", rows["late/s"])
     times = pa.parquet.read_table(tmp_path / "late/s" / missed.path).column("event_time").to_pylist()
     assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
@@ -374,7 +376,7 @@ async def broker(*partitions: Sequence[Entry]) -> AsyncIterator[KafkaSettings]:
         yield kafka
 
 
-async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000) -> PartitionFold:
+async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000) -> PartitionCompaction:
     """Partition 0 from its beginning."""
     async with changelog_consumer(kafka) as consumer, asyncio.timeout(TIMEOUT_S):
         of = ChangelogRange(0, 0, end, latest, 0, None, None, {})
@@ -407,16 +409,16 @@ async def test_records_that_count_for_nobody_are_read_past() -> None:
 def test_a_range_moves_where_another_follows() -> None:
     """Wall-clock punctuation alone writes nothing, except in a range that is followed by another or read again."""
     first = [takeover(), live(b"a", 1, 1, 1), progress()]
-    newest = progress_of(folded(first))
+    newest = progress_of(compacted(first))
     idle = [progress(n, grids_ms={"w": n}) for n in range(1, 6)]
     for latest, covered, moves in ((8, 3, False), (9, 3, True), (8, 9, True)):
         of = range_of(8, 3, newest | {"changelog_offset": covered})._replace(latest=latest)
-        assert bool(folded(idle, of).rows(options())) is moves
+        assert bool(compacted(idle, of).rows(options())) is moves
 
 
 async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range beyond the records that the broker returns ends with an error that names the position."""
-    monkeypatch.setattr(fold, "POLL_MS", 1)
+    monkeypatch.setattr(compaction_task, "POLL_MS", 1)
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
         with pytest.raises(KafkaTimeout, match=r"log-0.*3 of 9"):
             await read(kafka, 9, 9, 300)
@@ -427,7 +429,7 @@ async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> No
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
     async with broker(entries, [], [*entries, takeover(2)]) as kafka:
         ranges = [ChangelogRange(p, 0, n, n, 0, None, None, {}) for p, n in ((2, 5), (0, 4))]
-        found = await fold_ranges(options(str(tmp_path), kafka, 10_000), ranges)
+        found = await compact_ranges(options(str(tmp_path), kafka, 10_000), ranges)
     assert [(one.partition, one.covered_offset, one.deleted) for one in found.partitions] == [(2, 4, 1), (0, 4, 1)]
     folders = [[file.path.partition("/")[0] for file in one.files] for one in found.partitions]
     assert folders == [["partition=2"], ["partition=0"]]

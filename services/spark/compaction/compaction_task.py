@@ -80,17 +80,17 @@ class ChangelogRange(NamedTuple):
 
     @property
     def lagging(self) -> list[str]:
-        """The tables for which the fold reads the range again: they lack rows of the partition that they once had."""
+        """The tables for which the task reads the range again: they lack rows of the partition that they once had."""
         return lagging_tables(self.newest, self.positions)
 
     @property
     def covered(self) -> int:
-        """The first changelog offset whose changes of live windows the fold must add to `state`."""
+        """The first changelog offset whose changes of live windows the task must add to `state`."""
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
 
 
 def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
-    """Return the tables for which the fold, a compaction's Spark task, reads a part of a partition again.
+    """Return the tables for which a task reads a part of a partition again.
 
     According to the partition's newest progress row, these tables had rows that they lack now.
     """
@@ -98,7 +98,7 @@ def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
 
-class FoldOptions(NamedTuple):
+class CompactionTaskOptions(NamedTuple):
     """Options of all tasks of a compaction: the changelog, and the folder of the tables."""
 
     kafka: KafkaSettings
@@ -119,7 +119,7 @@ class FoldOptions(NamedTuple):
 
 
 class PartitionResult(msgspec.Struct, frozen=True):
-    """The result of a fold for one partition: the offset after its last commit, and the files of `state`.
+    """The result of a task for one partition: the offset after its last commit, and the files of `state`.
 
     `files` is empty if the partition has nothing to write. `deleted` is the number of tombstones in the files.
     `read_to` is the offset up to which the range was read. `stores` are the stores of the last commit.
@@ -135,50 +135,50 @@ class PartitionResult(msgspec.Struct, frozen=True):
     stores: tuple[StoreSchema, ...]
 
 
-class FoldResult(msgspec.Struct, frozen=True):
-    """The result of a task that folds: the results of its partitions, and by table the files of `closed` and `late`."""
+class CompactionTaskResult(msgspec.Struct, frozen=True):
+    """The result of a task: the results of its partitions, and by table the files of `closed` and `late`."""
 
     partitions: list[PartitionResult]
     files: dict[str, list[DataFile]]
     failure: TaskFailure | None = None
 
 
-def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the function of a compaction's task, from a list of ranges to a FoldResult, both as msgpack."""
+def compact_changelog_ranges(options: CompactionTaskOptions) -> Callable[[bytes], Iterator[bytes]]:
+    """Return the function of a compaction's task, from a list of ranges to a CompactionTaskResult, both as msgpack."""
 
-    def fold_changelog_ranges(ranges: bytes) -> Iterator[bytes]:
+    def compact_ranges_of_task(ranges: bytes) -> Iterator[bytes]:
         try:
-            found = asyncio.run(fold_ranges(options, msgspec.msgpack.decode(ranges, type=list[ChangelogRange])))
+            found = asyncio.run(compact_ranges(options, msgspec.msgpack.decode(ranges, type=list[ChangelogRange])))
         # Spark attempts a task again if it raises.
         except RetriableError:
             raise
         # Each attempt would raise the same error. So the error is returned, and the driver raises it before any
         # commit.
         except PenstockError as e:
-            found = FoldResult([], {}, TaskFailure.of(e))
+            found = CompactionTaskResult([], {}, TaskFailure.of(e))
         yield msgspec.msgpack.encode(found)
 
-    return fold_changelog_ranges
+    return compact_ranges_of_task
 
 
-async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) -> FoldResult:
+async def compact_ranges(options: CompactionTaskOptions, ranges: Sequence[ChangelogRange]) -> CompactionTaskResult:
     """Read ranges and write their files. Raises KafkaTimeout, OffsetOutOfRange, CorruptRecord or LakeUnavailable."""
     results = []
     appended = defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
         # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
         async with changelog_consumer(options.kafka) as consumer:
-            folded = await read_range(consumer, options, of)
+            compaction = await read_range(consumer, options, of)
         # Files of `state` belong to one partition each. Rows of `closed` and `late` wait for the task's other ranges:
         # one file for all of them keeps the tables' files few.
-        rows = folded.rows(options)
-        results.append(folded.result(options.write(STATE, rows.pop(STATE, []), of.partition)))
+        rows = compaction.rows(options)
+        results.append(compaction.result(options.write(STATE, rows.pop(STATE, []), of.partition)))
         for table, batches in rows.items():
             appended[table] += batches
-    return FoldResult(results, {table: options.write(table, batches) for table, batches in appended.items()})
+    return CompactionTaskResult(results, {table: options.write(table, batches) for table, batches in appended.items()})
 
 
-class PartitionFold:
+class PartitionCompaction:
     """The entries of one partition's range, collected as they are read."""
 
     def __init__(self, topic: str, of: ChangelogRange) -> None:
@@ -220,7 +220,7 @@ class PartitionFold:
                     check_schema(self.stores, one.progress.stores)
                 self.stores = one.progress.stores
 
-    def rows(self, options: FoldOptions) -> dict[str, list[pa.RecordBatch]]:
+    def rows(self, options: CompactionTaskOptions) -> dict[str, list[pa.RecordBatch]]:
         """Return the new rows by table; empty if there is nothing to write.
 
         Raises CorruptRecord, which names the entry, if an entry cannot be decoded.
@@ -264,7 +264,7 @@ class PartitionFold:
             commit.progress
         ) != _lasting_progress(before)
 
-    def _progress_row(self, options: FoldOptions, commit: ConfirmedCommit, rows: int) -> pa.RecordBatch:
+    def _progress_row(self, options: CompactionTaskOptions, commit: ConfirmedCommit, rows: int) -> pa.RecordBatch:
         newest = self.range.newest
         row = {
             "row": "progress",
@@ -281,7 +281,7 @@ class PartitionFold:
         }
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
-    def _expiry_limit_ms(self, options: FoldOptions, time_ms: int) -> int:
+    def _expiry_limit_ms(self, options: CompactionTaskOptions, time_ms: int) -> int:
         """Return the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
         # A time beyond the year 9999 comes from a wrong timestamp. It would let windows expire that are still wanted.
@@ -291,7 +291,7 @@ class PartitionFold:
         # far, to leave out late records of deleted windows.
         return max(expired, time_ms - options.retention_days * DAY_MS)
 
-    def _table_rows(self, options: FoldOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _table_rows(self, options: CompactionTaskOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
         for part in self._newest_live_entries():
             yield STATE, self._make_record_batch(part, self._live_rows)
         for operation, kind, columns in ((FINAL, CLOSED, self._closed_rows), (fmt.LATE, LATE, self._late_rows)):
@@ -379,7 +379,7 @@ class PartitionFold:
         # Timestamps end with the year 9999. Fail at the first window beyond it, before the table has a wrong time.
         beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
         for index in beyond[:1].tolist():
-            raise CorruptRecord(unfoldable_window(int(part.starts[index]), int(part.ends[index])))
+            raise CorruptRecord(window_beyond_timestamps(int(part.starts[index]), int(part.ends[index])))
         states = lake_state_column(StateCodec(store.state_columns()), part.states)
         return {
             **_key_column(part.keys, store),
@@ -408,14 +408,14 @@ class PartitionFold:
         }
 
 
-async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRange) -> PartitionFold:
+async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: ChangelogRange) -> PartitionCompaction:
     """Read a range from `first` to `end`.
 
     If the range contains no complete commit, reading continues in steps of the range's length, at most to `latest`.
     Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record
     was deleted.
     """
-    folded = PartitionFold(options.topic, of)
+    compaction = PartitionCompaction(options.topic, of)
     at = TopicPartition(options.topic, of.partition)
     consumer.assign([at])
     consumer.seek(at, of.first)
@@ -424,10 +424,10 @@ async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRang
     moved = loop.time()
     # A range without a complete commit covers nothing, so the next compaction would read it again. Then continue
     # until a commit ends.
-    while position < of.end or (position < of.latest and folded.commit is None):
+    while position < of.end or (position < of.latest and compaction.commit is None):
         end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
         for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
-            folded.feed(columns.offsets, columns.keys, columns.values)
+            compaction.feed(columns.offsets, columns.keys, columns.values)
         before = position
         # Use the position, not the last record's offset: transaction markers and aborted records take offsets that no
         # poll returns.
@@ -438,16 +438,16 @@ async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRang
         # arrive.
         elif (loop.time() - moved) * 1000 > options.idle_ms_max:
             raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {options.idle_ms_max} ms")
-    folded.read_to = position
-    return folded
+    compaction.read_to = position
+    return compaction
 
 
 def _lasting_progress(progress: Progress) -> Progress:
     return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
 
 
-def unfoldable_window(start_ms: int, end_ms: int) -> str:
-    """Return the error message for a closed window that cannot be folded: its bounds are beyond all timestamps."""
+def window_beyond_timestamps(start_ms: int, end_ms: int) -> str:
+    """Return the error message for a closed window that a table cannot hold: its bounds are beyond all timestamps."""
     return (
         f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
         "milliseconds? Set max_future_ms to reject such records"
