@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -60,6 +61,13 @@ EDGE_NAMES = ("penstock.shared.common.clock.SYSTEM_CLOCK",)
 """Names that nothing in `SANS_IO` imports: the clock of the machine."""
 EDGE_CALLS = ("datetime.now", "datetime.datetime.now", "open")
 """Functions that nothing in `SANS_IO` calls, as they are written: they read a clock, or open a file."""
+
+PRODUCT = ("shared/", "services/", "api/")
+SHARED_FILE_NAMES = frozenset(
+    ("__init__", "daemon", "errors", "interceptors", "main", "metrics", "record", "routes", "settings")
+)
+"""The file names that several folders of the product may have, each with one meaning everywhere: the interceptors of a
+client, the record that a runtime processes."""
 
 THIRD_PARTY = ("LICENSE", "tests/data/")  # third-party texts
 
@@ -213,6 +221,16 @@ def names_no_registry(source: Source) -> Iterator[str]:
             yield f"{number}: {match[0]}: which registry is used is the machine's own setting"
 
 
+def repeated_file_names(sources: Iterable[Source]) -> Iterator[str]:
+    found = defaultdict[str, list[str]](list)
+    for source in sources:
+        if source.is_python and source.path.startswith(PRODUCT):
+            found[PurePosixPath(source.path).stem].append(source.path)
+    for name, paths in found.items():
+        if len(paths) > 1 and name not in SHARED_FILE_NAMES:
+            yield f"{name}: {', '.join(paths)}"
+
+
 def python(path: str, *lines: str) -> Source:
     return Source(path, "\n".join(('"""A made-up module."""', *lines)))
 
@@ -257,6 +275,15 @@ def test_tests_mirror_folders() -> None:
     """Every unit test is in the folder that corresponds to its subject's folder."""
     broken, kept = python("tests/shared/nowhere/test_a.py"), python("tests/shared/common/test_a.py")
     check_rule(a_test_mirrors_folder, broken=broken, kept=kept)
+
+
+def test_file_names_have_one_meaning() -> None:
+    """Two modules of the product have the same file name only if the name is in `SHARED_FILE_NAMES`."""
+    handlers = python("services/consumer/handlers.py"), python("shared/testing/fake_broker/handlers.py")
+    assert list(repeated_file_names(handlers))
+    assert not list(repeated_file_names((python("shared/a/settings.py"), python("api/settings.py"))))
+    assert not list(repeated_file_names((python("shared/a/one.py"), python("tests/shared/a/one.py"))))
+    assert not list(repeated_file_names(checkout()))
 
 
 def test_what_decides_is_sans_io() -> None:

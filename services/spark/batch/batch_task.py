@@ -41,7 +41,7 @@ from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
-from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
+from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.inputs import TaskInputs, process_input_records
 from penstock.shared.streams.task.metrics import Totals

@@ -20,7 +20,7 @@ from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.partition_restore import PartitionRestore
-from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
+from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import Overtaken
 

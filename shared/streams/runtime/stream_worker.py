@@ -47,8 +47,8 @@ from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
+from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
-from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.turn_time import TurnTime
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time

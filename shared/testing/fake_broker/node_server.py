@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from inspect import isawaitable
 
 from penstock.shared.testing.fake_broker.answers import Answer, CloseConnection, DelayedAnswer
+from penstock.shared.testing.fake_broker.api_handlers import HANDLERS, supported_versions
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
 from penstock.shared.testing.fake_broker.faults import (
@@ -26,7 +27,6 @@ from penstock.shared.testing.fake_broker.faults import (
     merge_failures,
     without_partitions,
 )
-from penstock.shared.testing.fake_broker.handlers import HANDLERS, supported_versions
 from penstock.shared.testing.fake_broker.protocol import (
     SUPPORTED_APIS,
     Api,

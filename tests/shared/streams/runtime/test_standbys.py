@@ -16,7 +16,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.standbys import Standbys
-from penstock.shared.streams.runtime.task_factory import StreamTaskFactory
+from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.fake_broker import FakeCluster

@@ -13,7 +13,7 @@ from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.runtime.task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
+from penstock.shared.streams.runtime.stream_task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.windows.window_store import WindowStore
