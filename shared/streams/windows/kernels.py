@@ -421,11 +421,12 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
     first = max(meta[FRONT] + 1, target - len(ring) + 1)
     meta[FRONT] = target
     for bucket in range(first, target + 1):
+        # 1. Detach the list.
         slot = bucket % len(ring)
         row = ring[slot]
         ring[slot] = NONE
         while row != NONE:
-            # The row goes to `pending` or to the heap; which one is not known yet.
+            # 2. Stop if there is no room. The row goes to `pending` or to the heap; which one is not known yet.
             if meta[PENDING] == len(pending) or meta[HEAP] == len(heap):
                 last = row
                 while links[last, BUCKET] != NONE:
@@ -435,8 +436,8 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
                 meta[FRONT] = bucket - 1
                 return False
             next_ = links[row, BUCKET]
-            # Removed rows stay in their bucket until it is visited: a list that is linked one way cannot lose a row in
-            # its middle.
+            # 3. Free, collect or file the row. Removed rows stay in their bucket until it is visited: a list that is
+            # linked one way cannot lose a row in its middle.
             if links[row, KEY] == NONE:
                 free[meta[FREE]] = row
                 meta[FREE] += 1
@@ -661,7 +662,7 @@ def close_due(
                 _sort_pending_rows(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
             meta[CLOSING] = ORDERED
             meta[PENDING_AT] = 0
-        # 3. Room is checked for a whole row, so that no row is closed by half.
+        # 3. Close the rows in order. Room is checked for a whole row, so that no row is closed by half.
         while meta[PENDING_AT] < meta[PENDING]:
             if (
                 meta[CLOSED] == len(closed)
@@ -714,7 +715,7 @@ def close_due(
                 meta[FREE] += 1
         meta[CLOSING] = NOTHING
         meta[PENDING] = 0
-        # 4. Time may have jumped so far that a window is closed and removed at once.
+        # 4. Begin again. Time may have jumped so far that a window is closed and removed at once.
         if not (retains and meta[HEAP] and dues[0] < close_time):
             return True
 
@@ -749,7 +750,8 @@ def take_sessions(
         code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms - gap_ms, meta[CLOSE_TIME])
-        # 1. As `findSessions(key, t - gap, t + gap)`, but open sessions only: a closed one is never joined.
+        # 1. Find the sessions. As `findSessions(key, t - gap, t + gap)`, but open sessions only: a closed one is never
+        # joined.
         later = NONE
         earlier = NONE
         before = NONE
@@ -769,8 +771,8 @@ def take_sessions(
             end = max(t, cells[later, END])
         elif earlier != NONE:
             end = max(t, cells[earlier, END])
-        # 2. As `mergedWindow.end() < windowCloseTime`: a record that would be late alone counts if it joins an open
-        # session.
+        # 2. Note the record as late, or stop without room or at an overflow. As `mergedWindow.end() < windowCloseTime`:
+        # a record that would be late alone counts if it joins an open session.
         if end < close_time:
             if meta[LATE] == len(late):
                 return FULL
@@ -788,7 +790,7 @@ def take_sessions(
             if rejected_by != NONE:
                 meta[REJECTED_BY] = rejected_by
                 return REJECTED
-            # Step 3.
+            # 3. Create or extend a session, and merge two.
             if earlier == NONE:
                 row = _new_row(code, t, t, links, flags, cells, free, meta)
                 _init_aggregation_cells(program, cells, row, base)
@@ -820,7 +822,7 @@ def take_sessions(
                     _unlink_row(later, links, flags, heads, meta)
                 cells[row, START] = start
                 cells[row, END] = end
-            # 4. After the merge, as the aggregator is applied to the merged aggregate.
+            # 4. Add the record after the merge, as the aggregator is applied to the merged aggregate.
             _add_record_to_row(program, cells, floats, row, base, values, float_values, has, i, t)
             if has_objects:
                 _write_object_step(ADD, row, i, steps, meta)
@@ -829,7 +831,7 @@ def take_sessions(
                 _write_window_update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                 if has_objects:
                     _write_object_step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
-        # 5. Only here: a record that is rejected above advances no time.
+        # 5. Advance the time only here: a record that is rejected above advances no time.
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
         if closes:
@@ -872,16 +874,16 @@ def take_time_windows(
         code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
-        # 1. As TimeWindows.windowsFor: the first window begins at 0. Window n is open as long as its end is above the
-        # close time.
+        # 1. Compute the numbers. As TimeWindows.windowsFor: the first window begins at 0. Window n is open as long as
+        # its end is above the close time.
         earliest = max(t - size_ms + advance_ms, 0) // advance_ms
         latest = t // advance_ms
         accepted_from = max(earliest, (close_time - size_ms) // advance_ms + 1)
         windows = latest - accepted_from + 1
+        # 2. Note the record as late, or stop without room or at an overflow.
         if windows <= 0:
             if meta[LATE] == len(late):
                 return FULL
-            # Step 2.
             _write_late_record(i, close_time, stream_time, False, late, meta)
             meta[MISSED] += latest - earliest + 1
         else:
@@ -910,7 +912,7 @@ def take_time_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
-            # 3. In the order of the key's list, so that it is walked once.
+            # 3. Create and add in the order of the key's list, so that it is walked once.
             for number in range(latest, accepted_from - 1, -1):
                 start = number * advance_ms
                 if at != NONE and cells[at, START] == start:
@@ -928,7 +930,7 @@ def take_time_windows(
                 if has_objects:
                     _write_object_step(ADD, row, i, steps, meta)
                 _mark_row_changed(row, flags, changed, meta)
-            # 4. In Kafka Streams' order: the earliest window first. So the updates are written backwards.
+            # 4. Log the updates in Kafka Streams' order: the earliest window first. So they are written backwards.
             if logs_updates:
                 meta[UPDATES] += windows
                 row = heads[code]
@@ -945,7 +947,7 @@ def take_time_windows(
             if accepted_from > earliest:
                 _write_late_record(i, close_time, stream_time, True, late, meta)
             meta[MISSED] += accepted_from - earliest
-        # Step 5.
+        # 5. Advance the time, and close the due windows.
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
         if closes:
@@ -1011,10 +1013,14 @@ def take_sliding_windows(
     1. Find the windows that contain t (in `spare`), and `left`, the one that ends before t. `right` is the latest
        window that contains t and ends after it. For t < `difference_ms` (`is_early`) the window that ends at t would
        begin below 0. Kafka Streams makes one window for all such records, which begins at 0 (`combined`).
-    2. Reject the record if it would overflow a sum. Nothing has changed up to here.
+    2. Stop if there is no room, or if the record would overflow a sum of any window. Nothing has changed up to here.
     3. Create the windows that are missing: the one that begins after t (`made_right`), the one that begins after the
        previous record (`made_next`), and the one that ends at t (`made_left`; `made_combined` if the record is early).
-    4. Add the record to the windows that contain it and are not closed. If there are none, it is late.
+    4. Add the record to the windows that contain it and are not closed, and log the updates. For an early record,
+       the update of `made_right` is logged in step 3.
+    5. If no window accepted the record, note it as late. Advance the time, and close the due windows.
+
+    If even the window just after the record is closed, only step 5 is left.
     """
     retained_ms = 2 * difference_ms
     can_reject = _program_can_reject(program)
@@ -1038,12 +1044,12 @@ def take_sliding_windows(
         is_whole = False
         has_next = False
         is_both = False
-        # As `timestamp + 1 + timeDifferenceMs <= closeTime`: even the window just after the record is closed.
+        # As `timestamp + 1 + timeDifferenceMs <= closeTime`: even the window just after the record is closed. Go to 5.
         if t + difference_ms < close_time:
             missed = 1
         else:
-            # 1. As `processReverse` and `processEarly`: visit the windows of the key that can contain the record, and
-            # the one that ends before it.
+            # 1. Find the windows. As `processReverse` and `processEarly`: visit the windows of the key that can contain
+            # the record, and the one that ends before it.
             at = heads[code]
             while at != NONE and cells[at, START] > t + 1:
                 at = links[at, NEXT]
@@ -1089,7 +1095,7 @@ def take_sliding_windows(
                 right = combined
             if right != NONE:
                 right_latest = cells[right, base]
-            # 2. Room for the four windows that a record can make, and their steps and updates.
+            # 2. Stop if there is no room for the four windows that a record can make, their steps and their updates.
             if meta[FREE] < 4:
                 return ROWS
             if meta[HEAP] + 4 > len(heap):
@@ -1098,6 +1104,7 @@ def take_sliding_windows(
                 return FULL
             if logs_updates and meta[UPDATES] + n_found + 5 > len(updates):
                 return FULL
+            # Still 2: stop if the record would overflow a sum. Without such an aggregation the range is empty.
             for f in range(n_found + 1 if can_reject else 0):
                 row = combined if f == n_found else spare[f, ROW]
                 if row == NONE or cells[row, END] < close_time:
@@ -1114,7 +1121,8 @@ def take_sliding_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
-            # 3. A window that begins with another one's numbers is created before that one takes the record.
+            # 3. Create the missing windows. A window that begins with another one's numbers is created before that one
+            # takes the record.
             made_right = NONE
             # As `rightWindowIsNotEmpty`: a window that would contain no record is not created.
             if not is_whole and not has_right and right_latest > t:
@@ -1162,8 +1170,8 @@ def take_sliding_windows(
                         code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
                         free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
-            # 4. Both orders are those in which Kafka Streams visits the windows: latest first, but earliest first for
-            # early records.
+            # 4. Add the record. Both orders are those in which Kafka Streams visits the windows: latest first, but
+            # earliest first for early records.
             for f in range(n_found + 4):
                 if f < n_found:
                     row = spare[n_found - 1 - f, ROW] if is_early else spare[f, ROW]
@@ -1197,7 +1205,7 @@ def take_sliding_windows(
                 _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
                     _write_object_step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
-        # Only now it is known whether any window took the record.
+        # 5. Note the record as late if no window accepted it, which is known only now. Then advance the time.
         if accepted == 0:
             if meta[LATE] == len(late):
                 return FULL
