@@ -146,7 +146,18 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         )
     # Under at_least_once a task that restarts may send a dead letter again.
     exactly_once = all(one.guarantee == "exactly_once" for one in progress)
-    inputs = Inputs(records, late, dead, stream, store, recomputes, idled, exactly_once, settings.sample, known)
+    inputs = Inputs(
+        records=records,
+        late=late,
+        dead=dead,
+        stream=stream,
+        store=store,
+        recomputes=recomputes,
+        idled=idled,
+        exactly_once=exactly_once,
+        sample=settings.sample,
+        deleted_until_ms=known,
+    )
     return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
 
 

@@ -364,14 +364,14 @@ def batch_report(
     """Return the report of a batch: the sums of its tasks' results."""
     totals = [one.totals for one in results]
     return BatchReport(
-        len(results),
-        sum(one.read for one in results),
-        sum(one.closed for one in totals),
-        sum(one.late for one in totals),
-        sum(one.dead_letters for one in totals),
-        sum(one.skipped for one in totals),
-        sum(one.commits for one in results),
-        to_offsets,
-        seconds,
-        compaction,
+        partitions=len(results),
+        read=sum(one.read for one in results),
+        closed=sum(one.closed for one in totals),
+        late=sum(one.late for one in totals),
+        dead_letters=sum(one.dead_letters for one in totals),
+        skipped=sum(one.skipped for one in totals),
+        commits=sum(one.commits for one in results),
+        to_offsets=to_offsets,
+        seconds=seconds,
+        compaction=compaction,
     )

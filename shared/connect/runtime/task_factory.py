@@ -175,9 +175,18 @@ class _Build:
         )
         conversion = self._make_conversion()
         made = WorkerSinkTask(
-            self._id, self._listener, task, self._props, self._topics_to_subscribe(), consumer, conversion, sink_state,
-            self._reporters, self._metrics, self._clock,
-        )  # fmt: skip
+            id=self._id,
+            listener=self._listener,
+            task=task,
+            props=self._props,
+            topics=self._topics_to_subscribe(),
+            consumer=consumer,
+            conversion=conversion,
+            sink_state=sink_state,
+            reporters=self._reporters,
+            metrics=self._metrics,
+            clock=self._clock,
+        )
         made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)
         if self._errors.reports:
             made.context.errant_record_reporter = WorkerErrantRecordReporter(

@@ -53,6 +53,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     def __init__(
         self,
+        *,
         id: ConnectorTaskId,
         listener: StatusListener,
         task: SinkTask,

@@ -65,7 +65,7 @@ ConfigChange = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSnapshot:
     """The cluster's configs up to `offset`, the offset of the last record read."""
 
@@ -131,17 +131,17 @@ class ConfigState:
         """Return the configs in force. The same object is returned until another record is applied."""
         if self._snapshot is None:
             self._snapshot = ConfigSnapshot(
-                self._offset,
-                self._session_key,
-                dict(self._configs),
-                dict(self._targets),
-                dict(self._counts),
-                dict(self._tasks),
-                dict(self._count_records),
-                dict(self._generations),
-                dict(self._applied),
-                frozenset(self._pending_fencing),
-                frozenset(self._inconsistent),
+                offset=self._offset,
+                session_key=self._session_key,
+                configs=dict(self._configs),
+                target_states=dict(self._targets),
+                task_counts=dict(self._counts),
+                task_configs=dict(self._tasks),
+                task_count_records=dict(self._count_records),
+                task_generations=dict(self._generations),
+                applied_configs=dict(self._applied),
+                pending_fencing=frozenset(self._pending_fencing),
+                inconsistent=frozenset(self._inconsistent),
             )
         return self._snapshot
 
