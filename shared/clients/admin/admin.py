@@ -154,7 +154,7 @@ class Admin:
             for topic in response.topics:
                 if topic.error_code:
                     error = error_for_code(topic.error_code, f"topic {topic.name}", topic.error_message)
-                    # If the answer to an earlier attempt was lost, "exists" shows that it succeeded.
+                    # If the response to an earlier attempt was lost, "exists" shows that it succeeded.
                     if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
                         raise error
 
@@ -526,8 +526,8 @@ class Admin:
 
         try:
             await self._retry_request(commit_group_offsets, where, timeout_ms)
-        # A member has joined since the check. UNKNOWN_MEMBER_ID is the coordinator's answer to a commit from outside of
-        # a group that has members. The second check names them.
+        # A member has joined since the check. UNKNOWN_MEMBER_ID is the coordinator's response to a commit from outside
+        # of a group that has members. The second check names them.
         except UnknownMember:
             await self._check_no_members(group_id, timeout_ms)
             raise

@@ -199,8 +199,8 @@ class Connection:
     def silent_ms(self) -> float | None:
         """Return the ms since a broker last answered a request of this client.
 
-        Without an answer the time counts from the first call of this method. Answers on a socket that was closed since
-        the last call are not known. Returns None before the connection is opened.
+        Without a response the time counts from the first call of this method. Responses on a socket that was closed
+        since the last call are not known. Returns None before the connection is opened.
         """
         if self._client is None:
             return None
@@ -260,7 +260,7 @@ class Connection:
             self._moved[tp] = node
 
     def brokers_told(self, endpoints: Iterable[Endpoint]) -> None:
-        """Note the addresses of brokers that an answer named (KIP-951) and that are not in the metadata yet."""
+        """Note the addresses of brokers that a response named (KIP-951) and that are not in the metadata yet."""
         for node, host, port in endpoints:
             if host and self.cluster.broker_metadata(node) is None:
                 self.cluster._brokers[node] = BrokerMetadata(node, host, port, None)

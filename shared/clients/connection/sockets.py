@@ -414,7 +414,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         if isinstance(error, ValueError | KeyError | AssertionError):
             mechanism = self._settings.sasl_mechanism
             return AuthenticationFailed(f"{where}: the broker's side of {mechanism} is wrong: {error}")
-        # 4. The broker closed the connection: a broker does so, without an answer, if the client speaks another
+        # 4. The broker closed the connection: a broker does so, without a response, if the client speaks another
         #    security protocol than the listener.
         if isinstance(error, kafka.KafkaConnectionError) and isinstance(error.__cause__, OSError):
             error = error.__cause__

@@ -293,7 +293,7 @@ class CommitRequestManager:
         unsure: frozenset[TopicPartition] = frozenset()
         try:
             rejected, error = await self._send_offset_commit(commit)
-        # 1. It failed. Without an answer, the coordinator may still apply it later, after a newer one.
+        # 1. It failed. Without a response, the coordinator may still apply it later, after a newer one.
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
@@ -341,7 +341,7 @@ class CommitRequestManager:
             self.sequence.on_read_back(found, partitions, requested_ms)
 
     def _schedule_late_read_back(self) -> None:
-        """Read back once more when a commit without an answer can no longer be applied."""
+        """Read back once more when a commit without a response can no longer be applied."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

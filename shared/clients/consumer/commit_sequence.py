@@ -1,12 +1,12 @@
-"""Chooses the offsets to commit next, also when commits fail, are delayed, or get no answer.
+"""Chooses the offsets to commit next, also when commits fail, are delayed, or get no response.
 
 Each offset that is registered for a partition gets the partition's next number. Only the newest offset of a partition
 is sent. After a failed commit the newest offset is sent, not the failed one, so an old offset never follows a new one.
 One commit is in flight at a time. Offsets registered meanwhile go with the next commit.
 
-A commit without an answer may still reach the coordinator and overwrite a later one. So the offsets are read back after
-every success within `LATE_MS`, and once more after that time. If they differ from the newest successful commit, those
-are committed again.
+A commit without a response may still reach the coordinator and overwrite a later one. So the offsets are read back
+after every success within `LATE_MS`, and once more after that time. If they differ from the newest successful commit,
+those are committed again.
 
 >>> tp = TopicPartition("clicks", 0)
 >>> sequence = CommitSequence()
@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 LATE_MS = 30_000
-"""The time that the coordinator may take to apply a commit that got no answer: the commit was in a queue, or the broker
-was stalled."""
+"""The time that the coordinator may take to apply a commit that got no response: the commit was in a queue, or the
+broker was stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class CommitSequence:
     def on_success(self, commit: Commit, rejected: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
         """Note that the coordinator has stored the commit. The `rejected` partitions still have an offset to commit.
 
-        Returns the partitions to read back: an earlier commit without an answer may still overwrite them.
+        Returns the partitions to read back: an earlier commit without a response may still overwrite them.
         """
         self._close_open_commit(commit)
         for tp, number in commit.numbers.items():
@@ -124,7 +124,7 @@ class CommitSequence:
         return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(rejected))
 
     def on_failure(self, commit: Commit, *, unknown_at_ms: float | None = None) -> None:
-        """Note that the commit failed. `unknown_at_ms` is the time at which it was left without an answer, None if it
+        """Note that the commit failed. `unknown_at_ms` is the time at which it was left without a response, None if it
         was rejected.
 
         The partitions still have an offset to commit.

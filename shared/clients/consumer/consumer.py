@@ -207,7 +207,7 @@ class Consumer(Generic[K, V]):
         same records.
 
         `timeout_ms` limits the whole close, but LeaveGroup always has 200 ms. Without `timeout_ms`,
-        `listener_timeout_ms` limits the commit and the listener, and the close waits for the answers to the last
+        `listener_timeout_ms` limits the commit and the listener, and the close waits for the responses to the last
         requests.
         """
         await self._close_consumer(timeout_ms, processed=True)
@@ -486,7 +486,7 @@ class Consumer(Generic[K, V]):
         return self._coordinator.rebalance_ms
 
     def ping(self) -> None:
-        """Request an answer from any broker, so that `silent_ms` shows whether the brokers answer. Does not wait."""
+        """Request a response from any broker, so that `silent_ms` shows whether the brokers answer. Does not wait."""
         if self._state == "open":
             self._connection.refresh_metadata()
 
@@ -765,11 +765,11 @@ class Consumer(Generic[K, V]):
     async def _leave_group_and_disconnect(self, timeout_ms: float | None) -> None:
         """Stop fetching, leave the group and close the sockets.
 
-        The wait for the answer to LeaveGroup is limited by `timeout_ms`, but not below LEAVE_TIME_MS.
+        The wait for the response to LeaveGroup is limited by `timeout_ms`, but not below LEAVE_TIME_MS.
         """
         await self._fetches.close()
         try:
-            # A task of its own: at the limit the sockets are closed without the answer. A broker that does not answer
+            # A task of its own: at the limit the sockets are closed without the response. A broker that does not answer
             # must not hold up the close.
             leaving = asyncio.ensure_future(self._coordinator.close())
             await asyncio.wait({leaving}, timeout=None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000)

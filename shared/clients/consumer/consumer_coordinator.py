@@ -48,7 +48,7 @@ log = get_logger(__name__)
 UNKNOWN_TOPIC_REFRESH_MS = 1_000
 """The interval of metadata requests while a subscribed topic does not exist."""
 JOIN_END_MS = 2_000
-"""How long a close waits for a join in progress. The answers take two round trips once all members have joined."""
+"""How long a close waits for a join in progress. The responses take two round trips once all members have joined."""
 
 
 class RebalanceCallbacks(Protocol):
@@ -399,7 +399,7 @@ class ConsumerCoordinator:
         self._settled.set()
 
     def _leave_group(self, step: Leave) -> None:
-        """Send LeaveGroup in parallel to the steps: no poll waits for its answer, and a following close sends it."""
+        """Send LeaveGroup in parallel to the steps: no poll waits for its response, and a following close sends it."""
         event = "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
         limit_ms = self.member.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
@@ -458,7 +458,7 @@ class ConsumerCoordinator:
         self._watch = asyncio.get_running_loop().call_later(wait_ms / 1000, self._watch_loop, now_ms + wait_ms)
 
     def _after_heartbeat(self, all_is_well: bool) -> None:
-        # The answer may be for a member that has left meanwhile. Then the reason is kept.
+        # The response may be for a member that has left meanwhile. Then the reason is kept.
         if all_is_well and self.member.generation != NO_GENERATION:
             self.gone_because = ""
             return

@@ -1,7 +1,7 @@
-"""The fetcher's I/O (Java: `FetchRequestManager`): sends its requests and passes the answers to it.
+"""The fetcher's I/O (Java: `FetchRequestManager`): sends its requests and passes the responses to it.
 
 There is no loop. `pump` gets the next requests from the fetcher, and starts one task for each. It is called after every
-event that may change them: an answer, records taken, a seek, an assignment, the end of a backoff.
+event that may change them: a response, records taken, a seek, an assignment, the end of a backoff.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class FetchRequestManager:
             for tp, node in self.fetcher.received(fetch, response, now_ms).items():
                 self._connection.leader_moved(tp, node)
             self._report_moves()
-            size = sum(len(answer.records) for answer in response.answers.values())
+            size = sum(len(fetched.records) for fetched in response.partitions.values())
             self._metrics.fetched(now_ms - started_ms, size)
             self._metrics.buffered(self.fetcher.buffered_bytes)
         self.pump()

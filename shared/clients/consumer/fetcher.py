@@ -6,7 +6,7 @@ flight, with all its partitions that need one. A partition needs a fetch until i
 `max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer
 until partitions with an empty buffer need the memory. Its records are then dropped, and fetched again later.
 
-Each partition has at most one open request. After a seek or a new assignment the answer to that request is ignored.
+Each partition has at most one open request. After a seek or a new assignment the response to that request is ignored.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class FetcherPartition:
         self.reset_reason = reason
 
     def drop_fetched(self) -> None:
-        """Drop the fetched records in the buffer, and forget the open request, so that its answer is ignored."""
+        """Drop the fetched records in the buffer, and forget the open request, so that its response is ignored."""
         self.request_out: Fetch | OffsetLookup | None = None
         self.completed_fetches.clear()
         self.buffered_bytes = 0
@@ -243,11 +243,11 @@ class Fetcher:
     # --- the next requests ---
 
     def next_requests(self, leader: Leader, now_ms: float) -> NextRequests:
-        """Return the requests to send now. One of the methods below must be called with the answer to each request."""
+        """Return the requests to send now. One of the methods below must be called with each request's response."""
         lookups = self._offset_lookups(leader, now_ms)
         idle, left_out, nodes = self._partitions_to_fetch(leader, now_ms)
         fetches = []
-        # Each request reserves its share before it is sent. So the answers in flight and the buffer together stay
+        # Each request reserves its share before it is sent. So the responses in flight and the buffer together stay
         # within `fetch_buffer_bytes`.
         share = self._bytes_per_node(len(idle), nodes) if idle else 0
         if share:
@@ -336,7 +336,7 @@ class Fetcher:
                 self._partitions[tp].request_out = lookup
         return lookups
 
-    # --- answers ---
+    # --- responses ---
 
     def committed(self, lookup: OffsetLookup, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Apply the group's committed offsets. A partition that is missing has no committed offset.
@@ -366,7 +366,7 @@ class Fetcher:
                 state.reset_reason = reason
 
     def failed(self, request: Fetch | OffsetLookup, error: PenstockError, now_ms: float) -> None:
-        """Handle a request without an answer. New metadata is requested, since the broker may be gone and its
+        """Handle a request without a response. New metadata is requested, since the broker may be gone and its
         partitions moved.
 
         A retriable error is retried. Any other error is raised by `take` when no records are left to return.
@@ -378,28 +378,28 @@ class Fetcher:
                 self._fail_partition(tp, state, error)
 
     def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, int]:
-        """Apply the answer to a fetch.
+        """Apply the response to a fetch.
 
-        Returns the new leaders that the answer names for partitions that have moved (KIP-951).
+        Returns the new leaders that the response names for partitions that have moved (KIP-951).
         """
         moved = {}
         for tp, state in self._close_request(fetch):
-            answer = response.answers.get(tp)
-            # A broker may leave a partition out of its answer. That is retried, like an unknown error.
-            code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
-            if answer is None or code:
+            fetched = response.partitions.get(tp)
+            # A broker may leave a partition out of its response. That is retried, like an unknown error.
+            code = response.error_code or (UNKNOWN_SERVER_ERROR if fetched is None else fetched.error_code)
+            if fetched is None or code:
                 is_first = not state.failures
                 self._handle_fetch_error(tp, state, code, now_ms)
-                if answer is not None and answer.leader is not None:
-                    moved[tp] = answer.leader
+                if fetched is not None and fetched.leader is not None:
+                    moved[tp] = fetched.leader
                     if is_first:
                         # The new leader is known, so retry at once (KIP-951). From the second time on retry with
                         # backoff: two brokers with stale metadata may each name the other.
                         state.retry_ms = now_ms
-            elif answer.diverged_at is not None:
-                self._handle_diverging_epoch(tp, state, answer.diverged_at, answer.high_watermark)
+            elif fetched.diverged_at is not None:
+                self._handle_diverging_epoch(tp, state, fetched.diverged_at, fetched.high_watermark)
             else:
-                self._add_completed_fetch(tp, state, answer)
+                self._add_completed_fetch(tp, state, fetched)
         return moved
 
     def _handle_diverging_epoch(
@@ -432,22 +432,22 @@ class Fetcher:
                 self._moves[tp] = Move(end_offset, replaced=position, reason="the log was truncated")
             self._ready.pop(tp, None)
 
-    def _add_completed_fetch(self, tp: TopicPartition, state: FetcherPartition, answer: FetchedPartition) -> None:
+    def _add_completed_fetch(self, tp: TopicPartition, state: FetcherPartition, fetched: FetchedPartition) -> None:
         state.failures = 0
         state.retry_ms = 0.0
-        state.high_watermark = answer.high_watermark
-        state.last_stable_offset = answer.last_stable_offset
-        if not answer.records:
+        state.high_watermark = fetched.high_watermark
+        state.last_stable_offset = fetched.last_stable_offset
+        if not fetched.records:
             return
         completed = CompletedFetch(
-            *tp, state.fetch_offset, answer.records, answer.aborted if self.read_committed else None
+            *tp, state.fetch_offset, fetched.records, fetched.aborted if self.read_committed else None
         )
         state.completed_fetches.append(completed)
         state.buffered_bytes += completed.size
         state.fetch_offset = completed.end_offset
         state.fetch_epoch = completed.end_epoch
         self._ready[tp] = None
-        # Move the partition to the end. A broker fills an answer in the order of the request, so the others come
+        # Move the partition to the end. A broker fills a response in the order of the request, so the others come
         # first next time.
         self._partitions[tp] = self._partitions.pop(tp)
 
@@ -565,7 +565,7 @@ class Fetcher:
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
         wanted = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
-        # After a seek or a new assignment the answer is for an outdated position.
+        # After a seek or a new assignment the response is for an outdated position.
         awaiting = [(tp, state) for tp, state in wanted if state.request_out is request]
         for _, state in awaiting:
             state.request_out = None

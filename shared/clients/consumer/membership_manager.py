@@ -1,5 +1,5 @@
 """A consumer's membership in its group (Java: `ConsumerMembershipManager`): decides the next step and handles every
-answer.
+response.
 
 Nothing here waits or sends. `next_step` returns the next step. The caller executes it, reports the outcome (`on_join`,
 `on_sync`, ...) and calls `next_step` again. A step that calls the listener may have to wait for a poll. Until the
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.shared.clients.consumer.assignors import Assignor, GroupMember
-from penstock.shared.clients.group.member import Join, JoinAnswer, Member, MemberState, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member import Join, JoinResponse, Member, MemberState, Sync, SyncResponse, Wait
 from penstock.shared.clients.group.member_identity import describe_member
 from penstock.shared.clients.protocol.consumer_protocol import (
     Assignment,
@@ -293,20 +293,20 @@ class ConsumerMembershipManager(Member):
         self.identity = self.generation, self.member_id
         self._sticky = (self.owned, self.generation)
 
-    def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
-        """Apply the coordinator's answer to Join."""
-        if not answer.code and answer.protocol != self.assignor.name:
-            self.fail(IllegalState(f"JoinGroup of {self.where()}: the group uses {answer.protocol!r}"))
+    def on_join(self, response: JoinResponse, now_ms: int) -> None:
+        """Apply the coordinator's response to Join."""
+        if not response.code and response.protocol != self.assignor.name:
+            self.fail(IllegalState(f"JoinGroup of {self.where()}: the group uses {response.protocol!r}"))
             return
         came_back = self.config.instance_id is not None and not self.member_id
-        if not self.is_joined(answer, now_ms):
+        if not self.is_joined(response, now_ms):
             return
         if self.owned:  # a cooperative member keeps its partitions under the new generation
             self.identity = self.generation, self.member_id
         # A static leader that came back is not made leader again, so that there is no rebalance (KIP-345). It must
         # watch the topics all the same. The coordinator ignores a rejoin of a member that does not lead.
         self._watches = self.is_leader or came_back
-        self._members = answer.members
+        self._members = response.members
         self._assignments = None
         self._counts = None
         self.group_topics = frozenset()
@@ -337,13 +337,13 @@ class ConsumerMembershipManager(Member):
             name: encode_assignment(Assignment(tuple(tps), user_data.get(name))) for name, tps in assigned.items()
         }
 
-    def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
-        """Apply the coordinator's answer to Sync."""
-        if answer.code:
-            self._handle_rejected_request("SyncGroup", answer.code, now_ms)
+    def on_sync(self, response: SyncResponse, now_ms: int) -> None:
+        """Apply the coordinator's response to Sync."""
+        if response.code:
+            self._handle_rejected_request("SyncGroup", response.code, now_ms)
             return
         try:
-            assignment = decode_assignment(answer.assignment)
+            assignment = decode_assignment(response.assignment)
             self.assignor.on_assignment(assignment.user_data)
         except SerializationError as e:
             self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
@@ -362,7 +362,7 @@ class ConsumerMembershipManager(Member):
         self._change_state(MemberState.COMPLETING)
 
     def on_session_over(self) -> None:
-        """Do nothing: the member continues, and the group's answer shows whether it is still a member."""
+        """Do nothing: the member continues, and the group's response shows whether it is still a member."""
 
     def fail(self, error: PenstockError, *, member: bool = True) -> None:
         """Stop taking part in the group because of an error, until `take_error` has returned it.

@@ -1,7 +1,8 @@
-"""The subscription of a consumer (Java: `SubscriptionState`): topics, a pattern of topics, or partitions.
+"""The subscription of a consumer: topics, a pattern of topics, or partitions.
 
-The assigned partitions and their positions are in `Fetcher`. The positions that may be committed are in
-`ConsumedPositions`.
+Java's `SubscriptionState` also has the assigned partitions and their positions. Here these are in other modules: the
+positions from which records are handed out are in `fetcher` (`Fetcher`), and those that may be committed are in
+`consumed_positions` (`ConsumedPositions`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.group.member import COORDINATOR_MOVED, Join, JoinAnswer, Member, Sync, SyncAnswer
+from penstock.shared.clients.group.member import COORDINATOR_MOVED, Join, JoinResponse, Member, Sync, SyncResponse
 from penstock.shared.clients.group.member_identity import log_fields
 from penstock.shared.clients.protocol import requests
 from penstock.shared.clients.protocol.errors import NO_ERROR, name_of
@@ -23,10 +23,10 @@ from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
 
-ANSWER_GRACE_MS = 5_000
+RESPONSE_GRACE_MS = 5_000
 """The extra time beyond the rebalance timeout that the coordinator has to answer a join, as in the Java consumer."""
-FIRST_ANSWER_MS = 2_000
-"""How long a leave waits for the answer to a first join, which has the member id. Kafka sends it at once (KIP-394)."""
+FIRST_RESPONSE_MS = 2_000
+"""How long a leave waits for the response to a first join, which has the member id. It comes at once (KIP-394)."""
 LEAVE_TRIES = 3
 """How often LeaveGroup is sent if the coordinator has moved."""
 
@@ -53,25 +53,25 @@ class GroupRequests:
         self._on_heartbeat = on_heartbeat
         self._group_id = member.config.group_id
         self._beats = asyncio.Event()
-        self._first_join: asyncio.Future[JoinAnswer] | None = None
+        self._first_join: asyncio.Future[JoinResponse] | None = None
         self._unanswered = RepeatedFailure()
         self._failing = RepeatedFailure()
 
     def __repr__(self) -> str:
         return f"<GroupRequests of {self._member.where()}>"
 
-    async def join(self, join: Join) -> JoinAnswer:
+    async def join(self, join: Join) -> JoinResponse:
         """Send JoinGroup."""
         if join.member_id or self._member.config.instance_id is not None:
             return await self._send_join_group(join)
         # On a join without a member id the coordinator reserves a membership for the id that it answers with (KIP-394).
         # Such a join continues if its caller is cancelled, so that `leave` can release the membership.
         self._first_join = asyncio.ensure_future(self._send_join_group(join))
-        answer = await asyncio.shield(self._first_join)
+        response = await asyncio.shield(self._first_join)
         self._first_join = None
-        return answer
+        return response
 
-    async def _send_join_group(self, join: Join) -> JoinAnswer:
+    async def _send_join_group(self, join: Join) -> JoinResponse:
         config = self._member.config
         # `_log_failure` logs a retry.
         if not self._failing.is_failing:
@@ -87,9 +87,9 @@ class GroupRequests:
                 list(join.protocols),
             ),
             "JoinGroup",
-            waits_ms=self._rebalance_timeout_ms + ANSWER_GRACE_MS,
+            waits_ms=self._rebalance_timeout_ms + RESPONSE_GRACE_MS,
         )
-        return JoinAnswer(
+        return JoinResponse(
             response.error_code,
             response.generation_id,
             response.protocol_name or "",
@@ -98,7 +98,7 @@ class GroupRequests:
             tuple((name, instance, bytes(data)) for name, instance, data in response.members),
         )
 
-    async def sync(self, sync: Sync) -> SyncAnswer:
+    async def sync(self, sync: Sync) -> SyncResponse:
         """Send SyncGroup."""
         response = await self._ask_group_coordinator(
             requests.SYNC_GROUP(
@@ -109,16 +109,16 @@ class GroupRequests:
                 list(sync.assignments.items()),
             ),
             "SyncGroup",
-            waits_ms=self._rebalance_timeout_ms + ANSWER_GRACE_MS,
+            waits_ms=self._rebalance_timeout_ms + RESPONSE_GRACE_MS,
         )
-        return SyncAnswer(response.error_code, bytes(response.assignment or b""))
+        return SyncResponse(response.error_code, bytes(response.assignment or b""))
 
     async def leave(self, member_id: str) -> None:
         """Send LeaveGroup. Errors are only logged: without the request the group removes the member after its session
         timeout.
 
-        Without a member id the call waits for the answer to the first JoinGroup, if that is in flight, and uses the id
-        in it.
+        Without a member id the call waits for the response to the first JoinGroup, if that is in flight, and uses the
+        id in it.
         """
         if not (member_id := member_id or await self._first_member_id()):
             return
@@ -146,7 +146,7 @@ class GroupRequests:
         if joining is None:
             return ""
         try:
-            async with asyncio.timeout(FIRST_ANSWER_MS / 1000):
+            async with asyncio.timeout(FIRST_RESPONSE_MS / 1000):
                 return (await joining).member_id
         except (TimeoutError, PenstockError) as e:
             log.info("LeaveGroup was not sent", **self.fields(), reason=str(e) or "no answer to the join")
@@ -170,7 +170,7 @@ class GroupRequests:
         code: int | None = None
         request = requests.HEARTBEAT(config.group_id, *sent_as, config.instance_id)
         try:
-            # The request timeout may be longer. After the session timeout the answer does not help any more.
+            # The request timeout may be longer. After the session timeout the response does not help any more.
             async with asyncio.timeout(config.session_timeout_ms / 1000):
                 code = (await self._ask_group_coordinator(request, "Heartbeat")).error_code
         except (TimeoutError, RetriableError) as e:

@@ -1,4 +1,4 @@
-"""A member of any kind of group, by Kafka's classic protocol: its states, its steps, and how it handles every answer.
+"""A member of any kind of group, by Kafka's classic protocol: its states, its steps, and how it handles every response.
 
 UNJOINED --needs a group--> PREPARING --revoked--> JOINING --generation--> SYNCING --assignment--> COMPLETING
 COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
@@ -49,8 +49,8 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinAnswer:
-    """The answer to JoinGroup. `members` are (member id, instance id, metadata); only the leader receives them."""
+class JoinResponse:
+    """The response to JoinGroup. `members` are (member id, instance id, metadata); only the leader receives them."""
 
     code: int
     generation: int = NO_GENERATION
@@ -61,8 +61,8 @@ class JoinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncAnswer:
-    """The answer to SyncGroup."""
+class SyncResponse:
+    """The response to SyncGroup."""
 
     code: int
     assignment: bytes = b""
@@ -93,7 +93,7 @@ TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
     _S.FAILED: frozenset({_S.UNJOINED}),
 }
 BEATING = frozenset({_S.PREPARING, _S.COMPLETING, _S.STABLE})
-"""The states in which the coordinator expects heartbeats. While a member joins or syncs, it waits for an answer."""
+"""The states in which the coordinator expects heartbeats. While a member joins or syncs, it waits for a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +161,23 @@ class Member(ABC):
             self._rejoin = True
             self._reason = reason
 
-    # --- answers ---
+    # --- responses ---
 
-    def is_joined(self, answer: JoinAnswer, now_ms: int) -> bool:
-        """Apply the coordinator's answer to JoinGroup. Returns whether the member has joined.
+    def is_joined(self, response: JoinResponse, now_ms: int) -> bool:
+        """Apply the coordinator's response to JoinGroup. Returns whether the member has joined.
 
         If not, it must send JoinGroup again, or is out of the group.
         """
         # The first join only requests a member id (KIP-394). This is no failure, so the second follows without backoff.
-        if answer.code == MEMBER_ID_REQUIRED:
-            self.member_id = answer.member_id
+        if response.code == MEMBER_ID_REQUIRED:
+            self.member_id = response.member_id
             self._schedule_rejoin(now_ms, at_once=True)
-        elif answer.code:
-            self._handle_rejected_request("JoinGroup", answer.code, now_ms)
+        elif response.code:
+            self._handle_rejected_request("JoinGroup", response.code, now_ms)
         else:
-            self.generation = answer.generation
-            self.member_id = answer.member_id
-            self.is_leader = answer.leader == answer.member_id
+            self.generation = response.generation
+            self.member_id = response.member_id
+            self.is_leader = response.leader == response.member_id
             self._note_heartbeat_response(now_ms)
             self._change_state(MemberState.SYNCING)
             return True
@@ -204,8 +204,8 @@ class Member(ABC):
         return self.generation, self.member_id
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """Apply the coordinator's answer to a heartbeat."""
-        # The member has joined again in the meantime: the answer is about a generation that it has left (Java:
+        """Apply the coordinator's response to a heartbeat."""
+        # The member has joined again in the meantime: the response is about a generation that it has left (Java:
         # `HeartbeatResponseHandler`). Acting on it would make the member join once more.
         if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
             return
@@ -215,7 +215,7 @@ class Member(ABC):
             self._note_heartbeat_response(now_ms)
             if code == REBALANCE_IN_PROGRESS:
                 self.rejoin("the group rebalances")
-        # 2. No coordinator has answered for the group: to the session this is a missing answer.
+        # 2. No coordinator has answered for the group: to the session this is a missing response.
         elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
             self.on_heartbeat_lost(now_ms)
             self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
@@ -229,7 +229,7 @@ class Member(ABC):
             self.fail(error_for_code(code, f"Heartbeat of {self.where()}"))
 
     def on_heartbeat_lost(self, now_ms: int) -> None:
-        """Handle a heartbeat without an answer: retry soon."""
+        """Handle a heartbeat without a response: retry soon."""
         self._beat_at_ms = now_ms + self.config.retry_backoff_ms
         # A coordinator that lives has removed the member by now and assigned its partitions to others. Its broker may
         # be cut off from this client alone, so look it up again.

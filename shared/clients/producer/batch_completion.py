@@ -63,9 +63,9 @@ ENDS_TRANSACTION_ALONE = codes_of(
     "UNKNOWN_PRODUCER_ID",
 )
 """Codes after which the transaction must be aborted and the producer can go on: a missing permission for the topic, and
-epochs, sequences and transaction states that a new epoch corrects (KIP-360). INVALID_PRODUCER_EPOCH is also the answer
-after the coordinator has timed the transaction out (KIP-588). The abort requests the next epoch, which shows whether a
-newer producer exists."""
+epochs, sequences and transaction states that a new epoch corrects (KIP-360). INVALID_PRODUCER_EPOCH is also the
+response after the coordinator has timed the transaction out (KIP-588). The abort requests the next epoch, which shows
+whether a newer producer exists."""
 RETRY_BACKOFF_JITTER = 0.2
 
 
@@ -107,8 +107,8 @@ class BatchCompletion:
             queue = self._accumulator.queue(tp)
             gap = ledger.has_gap(tp)
             # There are two reasons to wait (Java: `TransactionManager.maybeResolveSequences`). 1. A batch in flight may
-            # still be acknowledged, and with it every batch before. 2. A retry keeps its number: the broker's answer to
-            # it shows whether there is a gap. Once a gap is shown, the numbers of the queued batches are void.
+            # still be acknowledged, and with it every batch before. 2. A retry keeps its number: the broker's response
+            # to it shows whether there is a gap. Once a gap is shown, the numbers of the queued batches are void.
             if queue.out or (not gap and queue.queued and queue.queued[0].sequenced):
                 continue
             epoch = ledger.epoch
@@ -151,19 +151,19 @@ class BatchCompletion:
             return NO_STATE
         return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
 
-    def answered(self, batch: ProducerBatch, answer: PartitionProduceResponse, now_ms: int) -> None:
+    def answered(self, batch: ProducerBatch, response: PartitionProduceResponse, now_ms: int) -> None:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
-        code = answer.error_code
+        code = response.error_code
         # There are five cases (compare Java's `Sender.completeBatch`).
         #
         # 1. The batch is in the log. DUPLICATE_SEQUENCE_NUMBER means that an earlier attempt succeeded (KIP-98) and
         #    that the broker no longer knows its offset: for one of the last five batches it answers with the offset.
         if code in (NO_ERROR, DUPLICATE_SEQUENCE_NUMBER):
-            self._complete_acknowledged_batch(batch, answer, now_ms)
+            self._complete_acknowledged_batch(batch, response, now_ms)
             return
         batch.fate_unknown |= code in MAYBE_APPENDED
-        detail = answer.detail or None
+        detail = response.detail or None
         if code in FENCED and self._transaction is not None:
             detail = fenced_by(self._settings.transaction_timeout_ms)
         error = error_for_code(code, f"{batch.tp}", detail)
@@ -280,7 +280,9 @@ class BatchCompletion:
         self._metrics.failed(batch.tp.topic, batch.count)
         self._finish_batch(batch)
 
-    def _complete_acknowledged_batch(self, batch: ProducerBatch, answer: PartitionProduceResponse, now_ms: int) -> None:
+    def _complete_acknowledged_batch(
+        self, batch: ProducerBatch, response: PartitionProduceResponse, now_ms: int
+    ) -> None:
         queue = self._accumulator.queue(batch.tp)
         queue.batches_at_ack = queue.batches
         # First the ledger, also for a batch that has failed: its numbers are used, and the next batch must not repeat
@@ -292,10 +294,10 @@ class BatchCompletion:
             log.warning(
                 "a batch was written after its delivery timeout",
                 topic_partition=str(batch.tp),
-                offset=answer.base_offset,
+                offset=response.base_offset,
             )
             return
-        batch.complete(answer.base_offset, answer.log_append_time)
+        batch.complete(response.base_offset, response.log_append_time)
         self._metrics.acknowledged(batch.tp.topic, batch.count, batch.size(), now_ms - batch.created_ms)
         self._finish_batch(batch)
 

@@ -407,12 +407,12 @@ class Sender:
                     continue
                 # 3. The response has the batch. With acks=0 there is none, and a written request counts as
                 #    acknowledged.
-                answer = ACKNOWLEDGED_UNSEEN if response is None else response.answers.get(batch.tp)
+                own = ACKNOWLEDGED_UNSEEN if response is None else response.partitions.get(batch.tp)
                 # 4. The response leaves the batch out: as without a response, it may be in the log.
-                if answer is None:
+                if own is None:
                     missing = BrokerNotAvailable("missing in the response")
                     self.completion.unanswered(batch, missing, now_ms)
                     continue
-                if answer.leader is not None:
-                    self._connection.leader_moved(batch.tp, answer.leader)
-                self.completion.answered(batch, answer, now_ms)
+                if own.leader is not None:
+                    self._connection.leader_moved(batch.tp, own.leader)
+                self.completion.answered(batch, own, now_ms)

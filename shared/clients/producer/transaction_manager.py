@@ -2,7 +2,7 @@
 
 `SequenceLedger` knows which producer id, epoch and sequence number a batch carries. Several batches of a partition may
 be in flight, so a number is assigned when a batch is first drained. A retry keeps its number, by which the broker
-detects a duplicate. The broker's answer decides how a hole in the numbers is closed. There are three cases.
+detects a duplicate. The broker's response decides how a hole in the numbers is closed. There are three cases.
 
 1. A batch is rejected with OUT_OF_ORDER_SEQUENCE_NUMBER while no earlier one is pending. This shows a gap: an earlier
    batch never reached the log, so neither did this one nor any after it. All queued batches may get new numbers in a

@@ -58,7 +58,7 @@ checks whether its log still contains the batch before the offset."""
 
 
 class FetchedPartition(NamedTuple):
-    """A broker's answer for one partition: Kafka's error code, the log's offsets, and the bytes of batches."""
+    """A broker's response for one partition: Kafka's error code, the log's offsets, and the bytes of batches."""
 
     error_code: int
     high_watermark: int = NO_OFFSET
@@ -74,18 +74,18 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchResponse:
-    """The answers by (topic, partition), the error code of the whole response, and the throttle time in ms."""
+    """The partitions by (topic, partition), the error code of the whole response, and the throttle time in ms."""
 
-    __slots__ = ("answers", "error_code", "throttle_ms")
+    __slots__ = ("error_code", "partitions", "throttle_ms")
 
-    def __init__(self, answers: dict[tuple[str, int], FetchedPartition], error_code: int = 0, throttle_ms: int = 0):
-        self.answers = answers
+    def __init__(self, partitions: dict[tuple[str, int], FetchedPartition], error_code: int = 0, throttle_ms: int = 0):
+        self.partitions = partitions
         self.error_code = error_code
         self.throttle_ms = throttle_ms
 
     def __repr__(self) -> str:
-        size = sum(len(answer.records) for answer in self.answers.values())
-        return f"<FetchResponse {len(self.answers)} partitions, {size} bytes, error {self.error_code}>"
+        size = sum(len(response.records) for response in self.partitions.values())
+        return f"<FetchResponse {len(self.partitions)} partitions, {size} bytes, error {self.error_code}>"
 
     @classmethod
     def decode(cls, data: BytesIO) -> FetchResponse:
@@ -102,14 +102,14 @@ class FetchResponse:
     @classmethod
     def _read(cls, reader: FlexibleReader) -> FetchResponse:
         throttle_ms, error_code, _ = reader.read_struct(_head)
-        answers: dict[tuple[str, int], FetchedPartition] = {}
+        partitions: dict[tuple[str, int], FetchedPartition] = {}
         for _ in range(reader.unsigned_varint() - 1):
             topic = reader.compact_string() or ""
             for _ in range(reader.unsigned_varint() - 1):
-                partition, answer = _read_partition(reader)
-                answers[topic, partition] = answer
+                partition, response = _read_partition(reader)
+                partitions[topic, partition] = response
             reader.tagged_fields()
-        return cls(answers, error_code, throttle_ms)
+        return cls(partitions, error_code, throttle_ms)
 
 
 def _read_partition(reader: FlexibleReader) -> tuple[int, FetchedPartition]:

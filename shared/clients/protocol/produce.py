@@ -1,7 +1,8 @@
 """Produce, versions 9 and 10, encoded and decoded by hand for speed: every record goes through it.
 
-In version 10 the answer to a rejected batch has the partition's new leader and its address (KIP-951). From version 8 on
-the answer names the records because of which a batch was rejected (KIP-467). Kafka 2.8 and later support version 9.
+In version 10 the response to a rejected batch has the partition's new leader and its address (KIP-951). From version 8
+on the response names the records because of which a batch was rejected (KIP-467). Kafka 2.8 and later support version
+9.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Topics = list[tuple[str, list[tuple[int, bytes | bytearray | memoryview]]]]
 
 
 class PartitionProduceResponse(NamedTuple):
-    """A broker's answer for one batch: Kafka's error code, and the batch's offset in the log."""
+    """A broker's response for one batch: Kafka's error code, and the batch's offset in the log."""
 
     error_code: int
     base_offset: int = -1
@@ -53,37 +54,37 @@ class PartitionProduceResponse(NamedTuple):
 
 
 class ProduceResponse:
-    """The answers by (topic, partition), the throttle time in ms, and the addresses of the leaders that the answers
-    name."""
+    """The responses of partitions by (topic, partition), the throttle time in ms, and the addresses of the leaders that
+    they name."""
 
-    __slots__ = ("answers", "endpoints", "throttle_ms")
+    __slots__ = ("endpoints", "partitions", "throttle_ms")
 
     def __init__(
         self,
-        answers: dict[tuple[str, int], PartitionProduceResponse],
+        partitions: dict[tuple[str, int], PartitionProduceResponse],
         throttle_ms: int,
         endpoints: Sequence[Endpoint] = (),
     ) -> None:
-        self.answers = answers
+        self.partitions = partitions
         self.throttle_ms = throttle_ms
         self.endpoints = endpoints
 
     def __repr__(self) -> str:
-        return f"<ProduceResponse {self.answers}>"
+        return f"<ProduceResponse {self.partitions}>"
 
     @classmethod
     def decode(cls, data: BytesIO) -> ProduceResponse:
         """Decode the bytes after the header."""
         reader = FlexibleReader(memoryview(data.getvalue()), data.tell())
-        answers: dict[tuple[str, int], PartitionProduceResponse] = {}
+        partitions: dict[tuple[str, int], PartitionProduceResponse] = {}
         for _ in range(reader.unsigned_varint() - 1):
             topic = reader.compact_string()
             for _ in range(reader.unsigned_varint() - 1):
-                partition, answer = _read_partition(reader)
-                answers[topic or "", partition] = answer
+                partition, response = _read_partition(reader)
+                partitions[topic or "", partition] = response
             reader.tagged_fields()
         (throttle_ms,) = reader.read_struct(_int32)
-        return cls(answers, throttle_ms, endpoints_in(reader.tagged_fields(), ENDPOINTS_TAG))
+        return cls(partitions, throttle_ms, endpoints_in(reader.tagged_fields(), ENDPOINTS_TAG))
 
 
 def _read_partition(reader: FlexibleReader) -> tuple[int, PartitionProduceResponse]:

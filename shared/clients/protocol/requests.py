@@ -123,12 +123,12 @@ class ApiVersion:
             request = (*request, TAGS)
             response = (*response, TAGS)
         common = {"API_KEY": key, "API_VERSION": version}
-        answer = type(f"{name}Response", (Response,), {**common, "SCHEMA": Schema(*response)})
+        response_type = type(f"{name}Response", (Response,), {**common, "SCHEMA": Schema(*response)})
         self.flexible = flexible
         self.struct = type(
             f"{name}Request",
             (RequestStruct,),
-            {**common, "FLEXIBLE_VERSION": flexible, "RESPONSE_TYPE": answer, "SCHEMA": Schema(*request)},
+            {**common, "FLEXIBLE_VERSION": flexible, "RESPONSE_TYPE": response_type, "SCHEMA": Schema(*request)},
         )
 
     def __call__(self, *fields: Any) -> WireRequest:

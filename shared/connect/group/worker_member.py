@@ -1,4 +1,4 @@
-"""A worker's membership in its group: decides its next step, and handles every answer.
+"""A worker's membership in its group: decides its next step, and handles every response.
 
 Nothing here waits or sends. `next_step` returns the next step. The caller executes it, reports the outcome (`on_join`,
 `on_led`, `on_sync`, …) and requests the next one. Heartbeats are sent in parallel. The class is a subclass of `Member`,
@@ -23,11 +23,11 @@ from penstock.shared.clients.group.member import (
     BEATING,
     UNKNOWN_MEMBER,
     Join,
-    JoinAnswer,
+    JoinResponse,
     Member,
     MemberState,
     Sync,
-    SyncAnswer,
+    SyncResponse,
     Wait,
 )
 from penstock.shared.clients.protocol.requests import NO_GENERATION
@@ -153,7 +153,7 @@ class WorkerMember(Member):
         return self._missed or (self._completed != NO_GENERATION and silent_ms >= self.config.session_timeout_ms)
 
     def has_lost_work(self, now_ms: int) -> bool:
-        """Return whether held work is lost while no answer of the group is due, so that only time passes."""
+        """Return whether held work is lost while no response of the group is due, so that only time passes."""
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
     def _synchronize_group(self) -> Step:
@@ -194,17 +194,17 @@ class WorkerMember(Member):
         elif assignment.revoked:  # the second rebalance of KIP-415
             self.rejoin("revoked work must be assigned to other workers")
 
-    def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
-        """Takes the coordinator's answer to Join."""
-        if self.is_joined(answer, now_ms):
-            self.version = next(v for v, name in PROTOCOL_NAMES.items() if name == answer.protocol)
+    def on_join(self, response: JoinResponse, now_ms: int) -> None:
+        """Takes the coordinator's response to Join."""
+        if self.is_joined(response, now_ms):
+            self.version = next(v for v, name in PROTOCOL_NAMES.items() if name == response.protocol)
             self._members = self._assignments = self.owners = self.urls = None
             if self.is_leader:
-                self._read_members(answer)
+                self._read_members(response)
 
-    def _read_members(self, answer: JoinAnswer) -> None:
+    def _read_members(self, response: JoinResponse) -> None:
         try:
-            self._members = {member: decode_state(data) for member, _, data in answer.members}
+            self._members = {member: decode_state(data) for member, _, data in response.members}
         except SerializationError as e:
             self.fail(SerializationError(f"JoinGroup of {self.where()}: {e}"))
 
@@ -238,13 +238,13 @@ class WorkerMember(Member):
         }
         self._assignments = {member: encode_assignment(row, self.version) for member, row in rows.items()}
 
-    def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
-        """Takes the coordinator's answer to Sync."""
-        if answer.code:
-            self._handle_rejected_request("SyncGroup", answer.code, now_ms)
+    def on_sync(self, response: SyncResponse, now_ms: int) -> None:
+        """Takes the coordinator's response to Sync."""
+        if response.code:
+            self._handle_rejected_request("SyncGroup", response.code, now_ms)
             return
         try:
-            self._received = decode_assignment(answer.assignment)
+            self._received = decode_assignment(response.assignment)
         except SerializationError as e:
             self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
             return
@@ -253,7 +253,7 @@ class WorkerMember(Member):
         self._change_state(MemberState.COMPLETING)
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """Handles the answer to a heartbeat, as every member does.
+        """Handles the response to a heartbeat, as every member does.
 
         If the group requested a rebalance, this worker did not join, and the group does not know it any more, the
         worker has missed the rebalance.

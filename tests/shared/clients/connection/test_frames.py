@@ -126,7 +126,7 @@ async def test_a_connection_of_aiokafka() -> None:
         node = connection.nodes()[0]
         request = FetchRequest(300, 1, 1 << 20, False, [("t", [(0, 0, -1, 1 << 20)])])
         waiting = asyncio.create_task(connection.fetch(node, request, "fetch"))
-        assert (await waiting).answers["t", 0].high_watermark == 0
+        assert (await waiting).partitions["t", 0].high_watermark == 0
         socket = connection._client._conns[node, 0]
         assert isinstance(socket._writer.transport.get_protocol(), Frames)
         assert read_in_place(socket)

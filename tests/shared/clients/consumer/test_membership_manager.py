@@ -18,10 +18,10 @@ from penstock.shared.clients.group.member import (
     TRANSITIONS,
     GroupConfig,
     Join,
-    JoinAnswer,
+    JoinResponse,
     MemberState,
     Sync,
-    SyncAnswer,
+    SyncResponse,
     Wait,
 )
 from penstock.shared.clients.protocol.consumer_protocol import (
@@ -68,11 +68,11 @@ class Member:
         """Completes JoinGroup as a follower."""
         assert isinstance(self.step(), Join)
         name = self.manager.assignor.name
-        self.manager.on_join(JoinAnswer(0, generation, name, leader, "m", **more), self.now)  # type: ignore[arg-type]
+        self.manager.on_join(JoinResponse(0, generation, name, leader, "m", **more), self.now)  # type: ignore[arg-type]
 
     def sync(self, *partitions: TopicPartition) -> None:
         assert isinstance(self.step(), Sync)
-        self.manager.on_sync(SyncAnswer(0, encode_assignment(Assignment(partitions))), self.now)
+        self.manager.on_sync(SyncResponse(0, encode_assignment(Assignment(partitions))), self.now)
 
     def complete(self) -> Complete:
         step = self.step()
@@ -158,7 +158,7 @@ def test_assignor_user_data_reaches_each_member() -> None:
     step = member.step()
     assert isinstance(step, Sync)
     assert decode_assignment(step.assignments["m"]) == Assignment((A0,), b"m")
-    member.manager.on_sync(SyncAnswer(0, step.assignments["m"]), member.now)
+    member.manager.on_sync(SyncResponse(0, step.assignments["m"]), member.now)
     assert (member.manager.assignor.heard, member.manager.assignor.name) == (b"m", "range")
 
 
@@ -175,7 +175,7 @@ def test_member_id_required() -> None:
     member = Member()
     assert isinstance(first := member.step(), Join)
     assert first.member_id == ""
-    member.manager.on_join(JoinAnswer(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
+    member.manager.on_join(JoinResponse(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
     assert isinstance(second := member.step(), Join)
     assert second.member_id == "m-1"
 
@@ -203,7 +203,7 @@ def test_cooperative_revokes_after_the_assignment() -> None:
     member.beat(REBALANCING)
     subscription = sent(member.step())
     assert (subscription.owned, subscription.generation) == ((A0, A1), 3)
-    member.manager.on_join(JoinAnswer(0, 4, COOPERATIVE, "other", "m"), member.now)
+    member.manager.on_join(JoinResponse(0, 4, COOPERATIVE, "other", "m"), member.now)
     member.sync(A1, A2)
     assert member.step() == Revoke(frozenset({A0}))
     assert member.manager.generation == 4, "its last commit is under the new generation"
@@ -251,10 +251,10 @@ def test_unknown_member_while_joining(code: int) -> None:
         member.manager.rejoin("requested")
         if api == "join":
             member.step()
-            member.manager.on_join(JoinAnswer(code), member.now)
+            member.manager.on_join(JoinResponse(code), member.now)
         else:
             member.join(2)
-            member.manager.on_sync(SyncAnswer(code), member.now)
+            member.manager.on_sync(SyncResponse(code), member.now)
         assert member.step() == Lose(frozenset({A0})), api
 
 
@@ -289,7 +289,7 @@ def test_a_rebalance_before_the_assignment_came() -> None:
     member = Member(COOPERATIVE).stable(A0)
     member.manager.rejoin("requested")
     member.join(2)
-    member.manager.on_sync(SyncAnswer(REBALANCING), member.now)
+    member.manager.on_sync(SyncResponse(REBALANCING), member.now)
     assert isinstance(step := member.step(), Join)
     assert (step.member_id, sent(step).owned) == ("m", (A0,))
 
@@ -300,12 +300,12 @@ def test_join_and_sync_are_retried_on_coordinator_errors(code: int) -> None:
     member = Member(COOPERATIVE).stable(A0)
     member.manager.rejoin("requested")
     member.step()
-    member.manager.on_join(JoinAnswer(code), member.now)
+    member.manager.on_join(JoinResponse(code), member.now)
     assert member.manager.forget_coordinator == (code != LOADING)
     assert member.step() == Wait(100)
     member.now += 100
     member.join(2)
-    member.manager.on_sync(SyncAnswer(code), member.now)
+    member.manager.on_sync(SyncResponse(code), member.now)
     assert member.step() == Wait(200), "failures in a row wait longer"
     member.now += 200
     assert sent(member.step()).owned == (A0,)
@@ -346,7 +346,7 @@ def test_permanent_errors_are_reported(code: int, kind: type[PenstockError]) -> 
     """Other errors are reported with client, group, generation and member. Fatal ones are permanent."""
     member = Member(instance_id="i")
     member.step()
-    member.manager.on_join(JoinAnswer(code), member.now)
+    member.manager.on_join(JoinResponse(code), member.now)
     assert member.step() == Wait(None)
     error = member.manager.take_error()
     assert isinstance(error, kind)
@@ -440,7 +440,7 @@ def test_a_heartbeat_response_of_an_old_generation() -> None:
     member.manager.rejoin("requested")
     member.step()
     member.manager.on_heartbeat(sent_as, UNKNOWN_MEMBER, member.now)
-    member.manager.on_join(JoinAnswer(0, 2, COOPERATIVE, "other", "m"), member.now)
+    member.manager.on_join(JoinResponse(0, 2, COOPERATIVE, "other", "m"), member.now)
     member.manager.on_heartbeat(sent_as, ILLEGAL_GENERATION, member.now)
     member.sync(A0)
     member.complete()
@@ -474,7 +474,7 @@ def test_a_pending_member_leaves() -> None:
     """A member that has an id but has not joined with it leaves too, so that the group does not wait for it."""
     member = Member()
     member.step()
-    member.manager.on_join(JoinAnswer(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
+    member.manager.on_join(JoinResponse(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
     assert member.manager.leave() == "m-1"
 
 
@@ -536,7 +536,7 @@ def test_bytes_that_are_none() -> None:
     assert "member n: subscription" in str(error)
     member.join()
     member.step()
-    member.manager.on_sync(SyncAnswer(0, b"\x00"), member.now)
+    member.manager.on_sync(SyncResponse(0, b"\x00"), member.now)
     assert isinstance(member.manager.take_error(), SerializationError)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.shared.clients.group.member import GroupConfig, JoinAnswer, Member, MemberState
+from penstock.shared.clients.group.member import GroupConfig, JoinResponse, Member, MemberState
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError
 
@@ -37,7 +37,7 @@ def joining() -> Any:
 
 def stable() -> Any:
     member = joining()
-    assert member.is_joined(JoinAnswer(0, 4, "p", "me", "me"), 0)
+    assert member.is_joined(JoinResponse(0, 4, "p", "me", "me"), 0)
     for state in (MemberState.COMPLETING, MemberState.STABLE):
         member._change_state(state)
     member._rejoin = False
@@ -47,7 +47,7 @@ def stable() -> Any:
 def test_a_join_sets_the_identity() -> None:
     """Generation, member id and leadership come from the response. A heartbeat is due one interval later."""
     member = joining()
-    assert member.is_joined(JoinAnswer(0, 4, "p", "me", "me"), 10)
+    assert member.is_joined(JoinResponse(0, 4, "p", "me", "me"), 10)
     assert (member.state, member.generation, member.member_id, member.is_leader) == (MemberState.SYNCING, 4, "me", True)
     assert member.heartbeat_wait_ms(10) is None
     member._change_state(MemberState.COMPLETING)
@@ -98,5 +98,5 @@ def test_retriable_errors_are_retried_and_others_raised() -> None:
         waits.append(member._retry_at_ms)
         member._change_state(MemberState.JOINING)
     assert waits == [100, 200, 400, 800, 1_000, 1_000]
-    assert not member.is_joined(JoinAnswer(FORBIDDEN), 0)
+    assert not member.is_joined(JoinResponse(FORBIDDEN), 0)
     assert isinstance(member.error, AuthorizationFailed)

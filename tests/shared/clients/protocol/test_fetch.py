@@ -25,7 +25,7 @@ def both_ways(body: bytes) -> FetchResponse:
     stream = BytesIO(b"\0\0\0\x07" + b"\0" + body)
     stream.seek(5)
     one, other = FetchResponse.decode(stream), FetchResponse.decode_frame(frame(body))
-    assert one.answers == other.answers
+    assert one.partitions == other.partitions
     return other
 
 
@@ -79,15 +79,15 @@ def test_a_response() -> None:
         Message(throttle_time_ms=11, error_code=0, session_id=0, topics=topics), VERSION
     )
     response = both_ways(body)
-    assert (response.throttle_ms, response.error_code, list(response.answers)) == (
+    assert (response.throttle_ms, response.error_code, list(response.partitions)) == (
         11,
         0,
         [("ü", 0), ("ü", 1), ("ü", 2), ("ü", 3)],
     )
-    assert response.answers["ü", 0] == FetchedPartition(0, 9, 8, 1, ((5, 2), (6, 3)), large)
-    assert response.answers["ü", 1] == FetchedPartition(6, -1, -1, -1, (), b"", 3)
-    assert response.answers["ü", 2].records == b"small"
-    assert [answer.diverged_at for answer in response.answers.values()] == [None, None, None, 44]
+    assert response.partitions["ü", 0] == FetchedPartition(0, 9, 8, 1, ((5, 2), (6, 3)), large)
+    assert response.partitions["ü", 1] == FetchedPartition(6, -1, -1, -1, (), b"", 3)
+    assert response.partitions["ü", 2].records == b"small"
+    assert [response.diverged_at for response in response.partitions.values()] == [None, None, None, 44]
     assert repr(response) == "<FetchResponse 4 partitions, 1005 bytes, error 0>"
 
 
@@ -96,8 +96,8 @@ def test_small_record_sets_are_copied_out_of_a_response() -> None:
     response in memory."""
     rows = [Message(partition=i, error_code=0, records=b"r" * size) for i, size in enumerate((1_000, 10))]
     body = SUPPORTED_APIS[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
-    answers = FetchResponse.decode_frame(frame(body)).answers
-    assert [type(answers["t", i].records) for i in (0, 1)] == [memoryview, bytes]
+    partitions = FetchResponse.decode_frame(frame(body)).partitions
+    assert [type(partitions["t", i].records) for i in (0, 1)] == [memoryview, bytes]
 
 
 def test_a_response_that_ends_early() -> None:

@@ -101,7 +101,7 @@ def test_a_response() -> None:
     for version in (9, 10):
         response = decoded(body, version)
         assert response.throttle_ms == 250
-        assert response.answers == {
+        assert response.partitions == {
             ("a", 3): PartitionProduceResponse(0, 70, 900, 5),
             ("a", 4): PartitionProduceResponse(19),
         }
@@ -116,7 +116,7 @@ def test_the_new_leader() -> None:
         row = Message(partition=0, error_code=code, current_leader=Message(leader_id=node, leader_epoch=8))
         endpoints = [Message(node_id=node, host="h", port=9, rack=None)]
         body = Message(topics=[Message(name="a", partitions=[row])], node_endpoints=endpoints)
-        return decoded(body, version).answers["a", 0].leader
+        return decoded(body, version).partitions["a", 0].leader
 
     assert leader(10, 6, 2) == 2
     assert leader(10, 6, 0) == 0
@@ -143,7 +143,7 @@ def test_error_messages_of_the_batch_and_its_records() -> None:
     ]
     for message, wanted in ((None, ""), ("refused", "refused; ")):
         row = Message(partition=0, error_code=87, record_errors=errors, error_message=message)
-        answer = decoded(Message(topics=[Message(name="a", partitions=[row])]), 9).answers["a", 0]
+        answer = decoded(Message(topics=[Message(name="a", partitions=[row])]), 9).partitions["a", 0]
         assert answer.detail == wanted + "record 1 of the batch: no key; record 4 of the batch"
 
 
@@ -161,7 +161,7 @@ def test_a_response_by_hand() -> None:
         "01 05 01 ff"
     )
     response = ProduceResponse.decode(BytesIO(data))
-    assert response.answers == {("a", 3): PartitionProduceResponse(6, leader=2)}
+    assert response.partitions == {("a", 3): PartitionProduceResponse(6, leader=2)}
     assert response.throttle_ms == 10
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.group.member import GroupConfig, Join, JoinAnswer, MemberState, Sync, SyncAnswer, Wait
+from penstock.shared.clients.group.member import GroupConfig, Join, JoinResponse, MemberState, Sync, SyncResponse, Wait
 from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
@@ -39,7 +39,7 @@ def join(worker: WorkerMember, *, now_ms: int = 0, leader: str = "me", protocol:
     state = encode_state(WorkerState("http://you:1/", 3), SESSIONED)
     members = (("me", None, dict(step.protocols)[protocol]), ("you", None, state)) if leader == "me" else ()
     generation = worker.generation + 1 if worker.generation >= 0 else 1
-    worker.on_join(JoinAnswer(0, generation, protocol, leader, "me", members), now_ms)
+    worker.on_join(JoinResponse(0, generation, protocol, leader, "me", members), now_ms)
 
 
 def complete(
@@ -47,7 +47,7 @@ def complete(
 ) -> list[GiveUpWork]:
     """Sync with an assignment, and return the work that had to be given up."""
     assert isinstance(worker.next_step(now_ms), Sync)
-    worker.on_sync(SyncAnswer(0, encode_assignment(assignment, version)), now_ms)
+    worker.on_sync(SyncResponse(0, encode_assignment(assignment, version)), now_ms)
     given_up = []
     while not isinstance(step := worker.next_step(now_ms), CompleteRebalance):
         assert isinstance(step, GiveUpWork)
@@ -210,7 +210,7 @@ def test_the_worker_joins_with_the_assigned_member_id() -> None:
     """The coordinator assigns a member id, and the worker joins again with it at once."""
     worker = group()
     worker.next_step(0)
-    worker.on_join(JoinAnswer(79, member_id="given"), 0)
+    worker.on_join(JoinResponse(79, member_id="given"), 0)
     step = worker.next_step(0)
     assert isinstance(step, Join)
     assert step.member_id == "given"
@@ -220,7 +220,7 @@ def test_retriable_errors_are_retried_with_rising_backoff() -> None:
     """A coordinator that is loading or does not answer is tried again after a rising backoff."""
     worker = group()
     worker.next_step(0)
-    worker.on_join(JoinAnswer(14), 0)
+    worker.on_join(JoinResponse(14), 0)
     first = worker.next_step(0)
     assert isinstance(first, Wait)
     worker.next_step(10_000)
@@ -234,7 +234,7 @@ def test_fatal_errors_are_raised() -> None:
     """An authorization error of the group is raised."""
     worker = group()
     worker.next_step(0)
-    worker.on_join(JoinAnswer(30), 0)
+    worker.on_join(JoinResponse(30), 0)
     with pytest.raises(AuthorizationFailed):
         worker.next_step(0)
 
