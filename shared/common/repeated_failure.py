@@ -22,7 +22,10 @@ class RepeatedFailure:
     """One operation that is retried. Times come from one monotonic clock."""
 
     def __init__(self) -> None:
-        self._failures = self._lines = self._since_ms = self._next_ms = 0
+        self._failures = 0
+        self._lines = 0
+        self._since_ms = 0
+        self._next_ms = 0
 
     def __repr__(self) -> str:
         return f"<RepeatedFailure {self._failures} in a row>"

@@ -215,7 +215,10 @@ class PartitionBatch:
         self._group = GroupMetadata(self._streams.application_id)
         self._task: StreamTask
         self._committed = -1
-        self._records = self._bytes = self._read = self._commits = 0
+        self._records = 0
+        self._bytes = 0
+        self._read = 0
+        self._commits = 0
 
     @asynccontextmanager
     async def owned(self) -> AsyncIterator[PartitionBatch]:

@@ -71,8 +71,13 @@ class PartitionProgress:
         self.tail: Work | None = None
         self.lanes: dict[object, Lane] = {}
         self.ready: list[tuple[int, Lane]] = []
-        self.unfinished = self.runs = self.running = self.epoch = 0
-        self.full = self.buffering = self.draining = False
+        self.unfinished = 0
+        self.runs = 0
+        self.running = 0
+        self.epoch = 0
+        self.full = False
+        self.buffering = False
+        self.draining = False
 
     def rewind(self) -> None:
         """Forget the progress, because delivery continues from a lower offset (a truncated log, or a seek).

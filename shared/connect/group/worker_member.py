@@ -198,7 +198,10 @@ class WorkerMember(Member):
         """Takes the coordinator's response to Join."""
         if self.is_joined(response, now_ms):
             self.version = next(v for v, name in PROTOCOL_NAMES.items() if name == response.protocol)
-            self._members = self._assignments = self.owners = self.urls = None
+            self._members = None
+            self._assignments = None
+            self.owners = None
+            self.urls = None
             if self.is_leader:
                 self._read_members(response)
 

@@ -26,7 +26,11 @@ class StreamTaskMetrics:
     def __init__(self, registry: CollectorRegistry | None, partition: int) -> None:
         registry = registry or CollectorRegistry()
         own = {"partition": str(partition)}
-        self.records_total = self.late_total = self.dead_letters_total = self.skipped_total = self.closed_total = 0
+        self.records_total = 0
+        self.late_total = 0
+        self.dead_letters_total = 0
+        self.skipped_total = 0
+        self.closed_total = 0
         self.missed_windows_total = 0
         self._records = counter(registry, "streams_records", "Records processed.", "partition").labels(**own)
         self._late = counter(

@@ -22,6 +22,7 @@ from penstock.shared.connect.group.connect_protocol import (
 )
 from penstock.shared.connect.group.worker_member import CompleteRebalance, GiveUpWork, Lead, Stable, WorkerMember
 from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.testing.fake_broker import ErrorCode
 
 ALL = ConnectorsAndTasks({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
 SESSION_MS = 10_000
@@ -163,7 +164,9 @@ def test_a_short_silence_changes_nothing() -> None:
     assert worker.heartbeat_wait_ms(3_100) == worker.config.heartbeat_interval_ms
 
 
-@pytest.mark.parametrize("code", [22, 25, 27])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS]
+)
 def test_a_heartbeat_error_makes_the_worker_join(code: int) -> None:
     """After a heartbeat error (rebalance, unknown member, old generation) the worker joins with its held work."""
     worker = settled()
@@ -171,15 +174,15 @@ def test_a_heartbeat_error_makes_the_worker_join(code: int) -> None:
     step = worker.next_step(0)
     assert isinstance(step, Join)
     assert decode_state(step.protocols[0][1]).held == ALL
-    assert step.member_id == ("" if code == 25 else "me")
+    assert step.member_id == ("" if code == ErrorCode.UNKNOWN_MEMBER_ID else "me")
 
 
 def test_a_worker_that_misses_a_rebalance_loses_its_work() -> None:
     """A worker that does not rejoin during a rebalance is unknown afterwards, and gives up its work as lost."""
     worker = settled()
-    worker.on_heartbeat(worker.on_heartbeat_sent(0), 27, 0)
+    worker.on_heartbeat(worker.on_heartbeat_sent(0), ErrorCode.REBALANCE_IN_PROGRESS, 0)
     assert not worker.has_lost_work(0)
-    worker.on_heartbeat(worker.on_heartbeat_sent(1), 25, 1)
+    worker.on_heartbeat(worker.on_heartbeat_sent(1), ErrorCode.UNKNOWN_MEMBER_ID, 1)
     assert worker.has_lost_work(1)
     assert worker.next_step(1) == GiveUpWork(ALL, lost=True)
     worker.on_given_up(ALL)
@@ -202,7 +205,7 @@ def test_work_is_lost_only_with_the_session() -> None:
 def test_heartbeat_answers_of_an_earlier_generation_are_ignored() -> None:
     """A heartbeat's answer for an earlier generation is ignored."""
     worker = settled()
-    worker.on_heartbeat((99, "me"), 25, 0)
+    worker.on_heartbeat((99, "me"), ErrorCode.UNKNOWN_MEMBER_ID, 0)
     assert not worker.needs_to_join
 
 
@@ -210,7 +213,7 @@ def test_the_worker_joins_with_the_assigned_member_id() -> None:
     """The coordinator assigns a member id, and the worker joins again with it at once."""
     worker = group()
     worker.next_step(0)
-    worker.on_join(JoinResponse(79, member_id="given"), 0)
+    worker.on_join(JoinResponse(ErrorCode.MEMBER_ID_REQUIRED, member_id="given"), 0)
     step = worker.next_step(0)
     assert isinstance(step, Join)
     assert step.member_id == "given"
@@ -220,7 +223,7 @@ def test_retriable_errors_are_retried_with_rising_backoff() -> None:
     """A coordinator that is loading or does not answer is tried again after a rising backoff."""
     worker = group()
     worker.next_step(0)
-    worker.on_join(JoinResponse(14), 0)
+    worker.on_join(JoinResponse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), 0)
     first = worker.next_step(0)
     assert isinstance(first, Wait)
     worker.next_step(10_000)
@@ -234,7 +237,7 @@ def test_fatal_errors_are_raised() -> None:
     """An authorization error of the group is raised."""
     worker = group()
     worker.next_step(0)
-    worker.on_join(JoinResponse(30), 0)
+    worker.on_join(JoinResponse(ErrorCode.GROUP_AUTHORIZATION_FAILED), 0)
     with pytest.raises(AuthorizationFailed):
         worker.next_step(0)
 

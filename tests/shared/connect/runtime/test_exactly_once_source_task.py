@@ -9,7 +9,7 @@ import pytest
 from penstock.shared.connect.runtime import abstract_source_task
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from penstock.shared.testing.fake_broker import Api, Fail
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail
 from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, Running, running, source_record
 
 ENABLED = {"exactly_once_source_support": "enabled"}
@@ -152,7 +152,7 @@ async def test_a_topic_that_is_deleted_during_a_commit_fails_the_task(monkeypatc
     async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
         run.cluster.create_topic("short")
         id = await started(run, producer_override_max_block_ms="1000")
-        with run.cluster.control(Api.PRODUCE, Fail(7)) as failing:  # REQUEST_TIMED_OUT: retried
+        with run.cluster.control(Api.PRODUCE, Fail(ErrorCode.REQUEST_TIMED_OUT)) as failing:  # retried
             task().batches.put_nowait([source_record("a", 1, topic="short")])
             await run.until(lambda: failing.acted)
             run.cluster.delete_topic("short")

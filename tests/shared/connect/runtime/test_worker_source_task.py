@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.shared.connect import RetriableError
 from penstock.shared.connect.runtime import abstract_source_task
 from penstock.shared.connect.runtime.states import TargetState
-from penstock.shared.testing.fake_broker import Api, Close, Fail, Request
+from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, Request
 from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, Running, running, source_record
 
 KEY = b'["c",{"file":"a"}]'
@@ -122,7 +122,7 @@ async def test_an_offset_waits_for_the_records_before_it() -> None:
     async with running() as run:
         run.cluster.create_topic("other")
         await started(run)
-        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: retried
+        with run.cluster.control(Api.PRODUCE, Fail(ErrorCode.REQUEST_TIMED_OUT)):  # retried
             task().batches.put_nowait([source_record("a", 1)])
             await run.until(lambda: run.worker.task_metrics()[0][2]["offset_commit_success_total"] > 2)
             assert run.store.data == {}
@@ -215,7 +215,7 @@ async def test_a_failed_topic_creation_fails_the_task() -> None:
             topic_creation_default_partitions="1",
             topic_creation_default_replication_factor="1",
         )
-        with run.cluster.control(Api.CREATE_TOPICS, Fail(44)):  # POLICY_VIOLATION
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(ErrorCode.POLICY_VIOLATION)):
             task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="new")])
             await run.until(lambda: "failure" in run.listener.of(id))
         assert "cannot be created" in run.listener.traces[0]
@@ -264,7 +264,7 @@ async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch:
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1, topic="short")])
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
-        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: retried
+        with run.cluster.control(Api.PRODUCE, Fail(ErrorCode.REQUEST_TIMED_OUT)):  # retried
             task().batches.put_nowait([source_record("b", 2, topic="short"), source_record("c", 3)])
             await run.until(lambda: run.worker.task_metrics()[0][2]["source_record_active_count"] == 2)
             run.cluster.delete_topic("short")
@@ -285,7 +285,10 @@ async def test_a_slow_broker_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> N
 
     async with running(topic_wait_timeout_ms="100") as run:
         id = await started(run)
-        with run.cluster.control(Api.PRODUCE, Fail(7)), run.cluster.control(Api.METADATA, noted):
+        with (
+            run.cluster.control(Api.PRODUCE, Fail(ErrorCode.REQUEST_TIMED_OUT)),
+            run.cluster.control(Api.METADATA, noted),
+        ):
             task().batches.put_nowait([source_record("a", 1)])
             await run.until(lambda: len(lookups) >= 3)
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
@@ -299,7 +302,7 @@ async def test_topic_creation_is_retried_until_its_timeout() -> None:
             run, topic_creation_default_partitions="1", topic_creation_default_replication_factor="1",
             admin_override_request_timeout_ms="100",
         )  # fmt: skip
-        with run.cluster.control(Api.CREATE_TOPICS, Fail(7)):  # REQUEST_TIMED_OUT
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(ErrorCode.REQUEST_TIMED_OUT)):
             task().batches.put_nowait([source_record("a", 1, topic="new")])
             await run.until(lambda: "failure" in run.listener.of(id))
         assert "topic new" in run.listener.traces[0]
