@@ -34,9 +34,9 @@ def die() -> None:
 class BeforeRead(CompactionJob):
     """Killed with the plan made and nothing read."""
 
-    def _fold_and_commit(self, plan: CompactionPlan) -> CompactionReport:
+    def _compact_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         die()
-        return super()._fold_and_commit(plan)
+        return super()._compact_and_commit(plan)
 
 
 class BeforeCommit(CompactionJob):

@@ -199,7 +199,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
     """The other job ends before it changes anything, also if the winner rewrites `state`."""
     simulation = simulate()
     rewritten = list[int]()
-    for seed, at in enumerate(("_fold_and_commit", "_commit_tables", "_ensure_table")):
+    for seed, at in enumerate(("_compact_and_commit", "_commit_tables", "_ensure_table")):
         simulation.feed(90, seed)
         topics.write(simulation)
 
