@@ -77,22 +77,21 @@ class KeyValueStore(Generic[K, V]):
         if value is None:
             self.delete(key)
             return
-        own: Any = self.own_key(key)
+        own = self.own_key(key)
         if not isinstance(own, str | bytes):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
         if self._text_keys and isinstance(own, bytes):
             raise DataError(f"store {self.name!r}: the key {own!r} is no text in UTF-8")
-        key = own
         if self.check is not None:
-            self.check(key, [value])
+            self.check(own, [value])
         value = user_copy(value)
-        row = self._rows.get(key)
+        row = self._rows.get(own)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.
-            row = self._rows[key] = TableRow(key, value, persisted=key in self._dirty)
+            row = self._rows[own] = TableRow(own, value, persisted=own in self._dirty)
         else:
             row.states = [value]
-        self._dirty[key] = row
+        self._dirty[own] = row
         self.touched = True
 
     def delete(self, key: K) -> None:
