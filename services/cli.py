@@ -8,7 +8,8 @@ from importlib.metadata import version
 
 import typer
 
-from penstock.shared.common.errors import MissingExtra, PenstockError
+from penstock.services.exit_status import ExitStatus
+from penstock.shared.common.errors import ConfigError, MissingExtra, PenstockError
 from penstock.shared.common.extras import needs
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -131,10 +132,11 @@ def _add_command(name: str, panel: str, target: str, text: str, extras: tuple[st
                 status = getattr(importlib.import_module(module), function)(context.args)
         except MissingExtra as e:
             print(e, file=sys.stderr)
-            raise typer.Exit(2) from None
+            raise typer.Exit(ExitStatus.WRONG_SETTING) from None
         except PenstockError as e:
             print(f"penstock {name}: {e}", file=sys.stderr)
-            raise typer.Exit(1) from None
+            is_setting = isinstance(e, ConfigError)
+            raise typer.Exit(ExitStatus.WRONG_SETTING if is_setting else ExitStatus.FAILED) from None
         raise typer.Exit(status)
 
 

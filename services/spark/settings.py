@@ -10,9 +10,7 @@ from pydantic import Field, field_validator
 from penstock.services.compaction_settings import SPARK_MASTER, SparkConf
 from penstock.shared.common.lake.location import hadoop_uri, lake_root, require_location
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
-from penstock.shared.common.topic_names import changelog_topic
-
-DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
+from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic
 
 
 class SparkSettings(Section):
@@ -32,7 +30,9 @@ class JobSettings(CommandSettings):
     """The settings that all Spark jobs share."""
 
     kafka: KafkaSettings = KafkaSettings()
-    application: str = Field(pattern=DELTA_NAME, description="the aggregator's application id")
+    application: str = Field(
+        pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX, description="the aggregator's application id"
+    )
     lake: str = Field(min_length=1, description="folder or URI that holds the Delta tables of all applications")
     lake_options: dict[str, str] = Field(
         default={}, description="object store options for the lake, as deltalake takes them"

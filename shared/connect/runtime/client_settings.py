@@ -57,8 +57,8 @@ def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSetting
 
 
 def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
-    """Return the `group.id` of the consumers of a sink connector's tasks."""
-    return config.get("consumer.override.group.id", f"connect-{connector}")
+    """Return the `group.id` of the consumers of a sink connector's tasks. An empty override is none."""
+    return config.get("consumer.override.group.id") or f"connect-{connector}"
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:

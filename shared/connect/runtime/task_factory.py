@@ -22,7 +22,12 @@ from penstock.shared.connect.connector import Connector, SinkConnector
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.runtime.abstract_source_task import SourceParts, WorkerSourceTaskContext
-from penstock.shared.connect.runtime.client_settings import consumer_settings, kafka_settings, producer_settings
+from penstock.shared.connect.runtime.client_settings import (
+    consumer_settings,
+    kafka_settings,
+    producer_settings,
+    sink_group_id,
+)
 from penstock.shared.connect.runtime.connector_config import sink_config, source_config
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, RetryWaits, RetryWithToleranceOperator
@@ -199,12 +204,10 @@ class _Build:
         defaults = {
             "auto.offset.reset": "earliest",
             "max.poll.records": SINK_POLL_RECORDS,
-            "group.id": f"connect-{self._id.connector}",
         }
         merged = {**defaults, **props}
         # The group.id of a distributed worker is the workers' own group. Its sinks must not join that.
-        if not with_prefix(self._connector, "consumer.override.").get("group.id"):
-            merged["group.id"] = defaults["group.id"]
+        merged["group.id"] = sink_group_id(self._id.connector, self._connector)
         # A revocation may take as long as the connector's last `put` and flush.
         listener_ms = int(merged.get("max.poll.interval.ms", 300_000))
         return Consumer(

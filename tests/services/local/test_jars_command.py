@@ -45,7 +45,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     ran = CliRunner().invoke(app, ["jars", "s3"])
     announced, failed = ran.stderr.splitlines()
-    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert (ran.exit_code, ran.stdout) == (2, "")
     assert S3_JARS.title in announced
     assert failed.startswith("penstock jars: the cache folder")
 

@@ -31,6 +31,13 @@ def test_a_standalone_master_has_a_port(master: str) -> None:
         CompactSettings.load([*NEEDED, "--spark.master", master], environ={})
 
 
+@pytest.mark.parametrize("application", ["..", ".", "a/b", "a b", "a" * 201, ""])
+def test_an_application_id_is_the_aggregators(application: str) -> None:
+    """A job accepts the ids that the aggregator accepts. Others could name another folder of the lake."""
+    with pytest.raises(ConfigError, match=r"application: "):
+        CompactSettings.load([f"--application={application}", "--lake", "lake"], environ={})
+
+
 def test_days_that_there_never_were_are_refused() -> None:
     """A retention that reaches before the calendar's beginning is rejected by its name, before anything is written."""
     assert (

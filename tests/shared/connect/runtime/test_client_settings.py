@@ -50,3 +50,4 @@ def test_a_sink_reads_in_its_own_group() -> None:
     """A sink's group is named after the connector, unless its config overrides it."""
     assert sink_group_id("snk", {}) == "connect-snk"
     assert sink_group_id("snk", {"consumer.override.group.id": "g"}) == "g"
+    assert sink_group_id("snk", {"consumer.override.group.id": ""}) == "connect-snk"
