@@ -1,4 +1,4 @@
-"""Settings of distributed and standalone workers."""
+"""Settings of distributed workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
-from penstock.shared.connect.runtime.worker_config import StandaloneConfig
 
 PROPS = {
     "bootstrap.servers": "a:9092",
@@ -69,15 +68,6 @@ def test_invalid_settings_are_named(wrong: dict[str, str | None], named: str) ->
         DistributedConfig(props)
 
 
-def test_standalone_needs_a_file() -> None:
-    """A standalone worker requires an offset file."""
-    with pytest.raises(ConfigError, match=r"offset\.storage\.file\.filename"):
-        StandaloneConfig(PROPS)
-    assert not StandaloneConfig(PROPS | {"offset.storage.file.filename": "x"}).exactly_once
-
-
-def test_standalone_workers_have_no_processes() -> None:
-    """A standalone worker rejects process isolation, since one process uses its offset file."""
-    with pytest.raises(ConfigError, match=r"penstock\.task\.isolation"):
-        StandaloneConfig(PROPS | {"offset.storage.file.filename": "x", "penstock.task.isolation": "process"})
+def test_distributed_workers_may_run_tasks_in_processes() -> None:
+    """A distributed worker accepts process isolation."""
     assert DistributedConfig(PROPS | {"penstock.task.isolation": "process"})["penstock.task.isolation"] == "process"
