@@ -43,17 +43,17 @@ REASONS = {NOT_FOUND: "Not Found", METHOD_NOT_ALLOWED: "Method Not Allowed"}
 
 
 def status_of(error: BaseException) -> int:
-    """Returns the status for an error, by its class or the nearest base in the table; 500 for any other."""
+    """Return the status for an error, by its class or the nearest base in the table; 500 for any other."""
     return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), INTERNAL_SERVER_ERROR)
 
 
 def error_response(status: int, message: str) -> Response:
-    """Returns an error in the form of Kafka Connect's REST."""
+    """Return an error in the form of Kafka Connect's REST."""
     return json_response({"error_code": status, "message": message}, status)
 
 
 def install_error_handlers(app: FastAPI, forwarding: Forwarding) -> None:
-    """Adds handlers that answer every error of the app's routes as Kafka Connect does.
+    """Add handlers that answer every error of the app's routes as Kafka Connect does.
 
     A request that raises `NotHere` is forwarded to the worker that the error names.
     """

@@ -36,7 +36,7 @@ class Forwarding:
         self._timeout_s = timeout_ms / 1000
 
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """Returns the answer of the worker that `error` names.
+        """Return the answer of the worker that `error` names.
 
         Returns 409 if no other worker is known, and 500 if the worker does not answer. `error_response` makes a
         response from such a status and its message.
@@ -67,7 +67,7 @@ class Forwarding:
 
 
 def next_forward(forward: str | None) -> str | None:
-    """Returns the parameter `forward` of the forwarded request, or None if the request must not be forwarded again.
+    """Return the parameter `forward` of the forwarded request, or None if the request must not be forwarded again.
 
     >>> next_forward(None), next_forward("true"), next_forward("false")
     ('true', 'false', None)

@@ -37,7 +37,7 @@ WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 async def json_body(request: Request) -> Any:
-    """Returns the decoded body; an empty body is an empty object.
+    """Return the decoded body; an empty body is an empty object.
 
     The content type may be missing. Raises HTTPException (415) for the content types that a browser sends to another
     origin without a CORS preflight (text/plain, forms).
@@ -52,7 +52,7 @@ async def json_body(request: Request) -> Any:
 
 
 def json_list(body: bytes) -> list[Any]:
-    """Returns the elements of a body that must be a JSON array."""
+    """Return the elements of a body that must be a JSON array."""
     elements = _parse_json_body(body)
     if not isinstance(elements, list):
         raise BadRequest("The body must be a JSON array")
@@ -67,7 +67,7 @@ def _parse_json_body(body: bytes) -> Any:
 
 
 def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
-    """Returns the name, config and initial state of the connector to create. The state is None if not requested."""
+    """Return the name, config and initial state of the connector to create. The state is None if not requested."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object with 'name' and 'config'")
     if unknown := [name for name in body if name not in CREATE_FIELDS]:
@@ -86,14 +86,14 @@ def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
 
 
 def config_of(body: Any, name: str) -> dict[str, str]:
-    """Returns a connector's config, with its name in it. Raises BadRequest if the config has another name."""
+    """Return a connector's config, with its name in it. Raises BadRequest if the config has another name."""
     config = properties_from_json(body, "config")
     _check_name(config.get("name"), name)
     return {**config, "name": name}
 
 
 def patch_of(body: Any, name: str) -> dict[str, str | None]:
-    """Returns the changes to a connector's config. None removes a setting."""
+    """Return the changes to a connector's config. None removes a setting."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object of settings")
     patch: dict[str, str | None] = {
@@ -112,12 +112,12 @@ def _check_name(config_name: str | None, name: str) -> None:
 
 
 async def name_of(name: Annotated[str, Path(examples=["files"])]) -> str:
-    """Returns the name of a connector, plugin or logger in the path."""
+    """Return the name of a connector, plugin or logger in the path."""
     return name.replace(SLASH, "/")
 
 
 async def task_number(task: Annotated[str, Path(examples=["0"])]) -> int:
-    """Returns the number of a task in the path. Raises HTTPException (404, as for unknown paths) for other text."""
+    """Return the number of a task in the path. Raises HTTPException (404, as for unknown paths) for other text."""
     if not (task.isascii() and task.isdigit()):
         raise HTTPException(NOT_FOUND, "Not Found")
     return int(task)
@@ -128,7 +128,7 @@ TaskNumber = Annotated[int, Depends(task_number)]
 
 
 def flag(request: Request, name: str, default: bool = False) -> bool:
-    """Returns a boolean query parameter. Any value but `true` is false."""
+    """Return a boolean query parameter. Any value but `true` is false."""
     value = request.query_params.get(name)
     return default if value is None else value.lower() == "true"
 
@@ -153,7 +153,7 @@ class ConnectPaths:
 
 
 def normalize_path(raw_path: bytes, path: str) -> str:
-    """Returns a request's path without trailing slashes, with SLASH in place of each %2F.
+    """Return a request's path without trailing slashes, with SLASH in place of each %2F.
 
     >>> normalize_path(b"/connectors/", "/connectors/")
     '/connectors'

@@ -73,7 +73,7 @@ Herder = DistributedHerder | StandaloneHerder
 def create_connect_app(
     herder: Herder, registry: CollectorRegistry | None = None, *, title: str = "Penstock Connect"
 ) -> FastAPI:
-    """Returns the app: Kafka Connect's REST API over one herder, and `/metrics` of `registry`."""
+    """Return the app: Kafka Connect's REST API over one herder, and `/metrics` of `registry`."""
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
     install_error_handlers(app, Forwarding())
     app.add_middleware(ConnectPaths, is_ready=lambda: herder.is_ready)

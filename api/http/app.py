@@ -27,7 +27,7 @@ SHOWN_MAX = 40
 
 
 async def reject_unknown_query(request: Request) -> None:
-    """Rejects unknown query parameters under `/v1`, and names the nearest parameter of the route.
+    """Reject unknown query parameters under `/v1`, and name the nearest parameter of the route.
 
     Without this check, a request that misspells `?atomic=true` would store its events one by one. The routes of REST
     Proxy and Kafka Connect ignore unknown parameters, as the originals do. Forwarded routes are not in the schema and

@@ -56,7 +56,7 @@ def list_(url: Url = None, json: Json = False) -> None:
 
 
 def table_of(connectors: dict[str, Any]) -> Table:
-    """Returns the table of `penstock connectors list`, sorted by name.
+    """Return the table of `penstock connectors list`, sorted by name.
 
     The column `failure` has the last lines of the connector's or of a task's stack trace. `connectors` is the response
     to `GET /connectors?expand=info&expand=status`. Markup in its texts is printed as it is.
@@ -216,7 +216,7 @@ def _print_response(response: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `penstock connectors`. Returns the exit status: 1 for a ConnectRestError, 2 for invalid arguments."""
+    """Run `penstock connectors`. Returns the exit status: 1 for a ConnectRestError, 2 for invalid arguments."""
     try:
         app(args=arguments, prog_name="penstock connectors")
     except SystemExit as e:

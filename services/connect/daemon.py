@@ -92,7 +92,7 @@ class ConnectDaemon:
         return f"<ConnectDaemon {self._command_line.mode}, {self.server!r}>"
 
     async def startup(self) -> None:
-        """Starts the REST server, the Kafka clients, the herder, and the connectors of the command line.
+        """Start the REST server, the Kafka clients, the herder, and the connectors of the command line.
 
         Raises StartFailed.
         """
@@ -120,7 +120,7 @@ class ConnectDaemon:
             )
 
     async def main_loop(self) -> None:
-        """Runs until cancelled, or until the herder or the REST server ends."""
+        """Run until cancelled, or until the herder or the REST server ends."""
         assert self._loop is not None, "startup() comes first"
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
@@ -130,7 +130,7 @@ class ConnectDaemon:
         await loop
 
     async def shutdown(self) -> None:
-        """Stops the REST server, then connectors and tasks, and leaves the group."""
+        """Stop the REST server, then connectors and tasks, and leave the group."""
         await self.server.stop(REQUEST_DRAIN_MS)
         if self._loop is not None:
             self._loop.cancel()
@@ -142,7 +142,7 @@ class ConnectDaemon:
         await self._admin.close()
 
     async def _run_start_step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
-        """Awaits a step of the start. Raises StartFailed with the first exit status whose class fits the error."""
+        """Await a step of the start. Raises StartFailed with the first exit status whose class fits the error."""
         try:
             return await step
         except* PenstockError as group:

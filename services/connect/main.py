@@ -27,7 +27,7 @@ Run a Connect worker with Kafka Connect's settings and REST API. --NAME=VALUE ov
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `penstock connect` until SIGTERM.
+    """Run `penstock connect` until SIGTERM.
 
     Returns the exit status: one of `EXIT_STATUSES`, or 0 after a requested shutdown.
     """

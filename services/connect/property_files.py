@@ -12,7 +12,7 @@ from penstock.shared.connect.properties import parse_properties, properties_from
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Reads a properties file, or a connector's JSON file (its config, or an object with `name` and `config`).
+    """Read a properties file, or a connector's JSON file (its config, or an object with `name` and `config`).
 
     Raises ConfigError, with the path.
     """

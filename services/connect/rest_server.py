@@ -25,7 +25,7 @@ EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - Kafka Connect's default listener has n
 
 
 def rest_listener(config: WorkerConfig) -> HttpSettings:
-    """Returns the address of the REST server: the first of `listeners`. Raises ConfigError if it is invalid."""
+    """Return the address of the REST server: the first of `listeners`. Raises ConfigError if it is invalid."""
     listeners = config["listeners"]
     text = listeners[0] if listeners else ""
     try:
@@ -45,7 +45,7 @@ def rest_listener(config: WorkerConfig) -> HttpSettings:
 
 
 def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
-    """Returns the REST app behind its authentication. Raises ConfigError if a secret is missing or too short.
+    """Return the REST app behind its authentication. Raises ConfigError if a secret is missing or too short.
 
     Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
     accepts only requests whose Host header names this machine.
@@ -70,13 +70,13 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
 
 
 def is_rest_open(config: WorkerConfig, http: HttpSettings) -> bool:
-    """Returns whether the REST server has no authentication and other machines can reach it."""
+    """Return whether the REST server has no authentication and other machines can reach it."""
     has_auth = config["rest.auth.token"].value or config["rest.auth.users"].value
     return not has_auth and not is_loopback(http.host)
 
 
 def worker_id_of(config: WorkerConfig, http: HttpSettings, port: int) -> str:
-    """Returns the worker's id: the `host:port` at which other workers reach its REST server.
+    """Return the worker's id: the `host:port` at which other workers reach its REST server.
 
     `port` is the listener's.
     """

@@ -35,7 +35,7 @@ class CommandLine:
 
 
 def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
-    """Reads the command line of `penstock connect` and the files that it names. Raises ConfigError."""
+    """Read the command line of `penstock connect` and the files that it names. Raises ConfigError."""
     files, flags = _split_arguments(arguments)
     if not files:
         raise ConfigError(f"the worker's properties file is missing: penstock connect {mode} WORKER.properties …")
@@ -50,7 +50,7 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
-    """Returns the files, and the flags by name, of a worker's command line.
+    """Return the files, and the flags by name, of a worker's command line.
 
     Accepts `--name=value` and `--name value`.
     """
@@ -71,7 +71,7 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, st
 
 
 def misspelled_settings(config: WorkerConfig) -> list[str]:
-    """Returns the settings of a worker's command line and file that neither the worker nor its Kafka clients know.
+    """Return the settings of a worker's command line and file that neither the worker nor its Kafka clients know.
 
     Each is returned as its name and a hint with the most similar known name, if there is one.
     """

@@ -73,7 +73,7 @@ class OffsetCommits:
         self._metrics = metrics
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """See `Commits`."""
@@ -92,7 +92,7 @@ class OffsetCommits:
         return True
 
     async def close(self, timeout_ms: float) -> None:
-        """Does nothing: the owner of the consumer closes it."""
+        """Do nothing: the owner of the consumer closes it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -56,7 +56,7 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Returns the health. The service is unhealthy in four cases:
+        """Return the health. The service is unhealthy in four cases:
 
         1. The runner has not started: Kafka is not reached, or a topic does not exist yet.
         2. A partition has lag and made no progress for `stuck_after_ms`.

@@ -131,7 +131,7 @@ def replay_command(
 
 
 def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
-    """Returns the topic that `penstock dlq` reads: the dead-letter topic of `topic` if there is one.
+    """Return the topic that `penstock dlq` reads: the dead-letter topic of `topic` if there is one.
 
     Otherwise, returns `topic` itself if it is a dead-letter topic.
 

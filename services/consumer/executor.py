@@ -257,7 +257,7 @@ class Executor:
             dead_letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
 
     def dead_letters_of_rejected(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
-        """Returns the dead letters of finished records whose output Kafka has rejected."""
+        """Return the dead letters of finished records whose output Kafka has rejected."""
         dead_letters = []
         for work in works:
             dead_letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
@@ -337,7 +337,7 @@ def _error_fields(error: BaseException) -> dict[str, str]:
 
 
 def check_execution_output(records: Iterable[ProducerRecord]) -> None:
-    """Validates the output of an execution when its handler returns, so that an invalid record fails that attempt.
+    """Validate the output of an execution when its handler returns, so that an invalid record fails that attempt.
 
     Under exactly-once, output waits for a transaction that contains the output of other executions too. An invalid
     record would fail that transaction.

@@ -91,7 +91,7 @@ class HandlerLoop(RebalanceListener):
         return f"HandlerLoop({self.scheduler}, {self.finished} finished, {self.progress})"
 
     def unwritten(self) -> str:
-        """Returns the dead letters that cannot be written, "" if there are none."""
+        """Return the dead letters that cannot be written, "" if there are none."""
         return "; ".join(sorted(self._executor.unwritten.values()))
 
     # Life

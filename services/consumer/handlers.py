@@ -91,7 +91,7 @@ class Handler:
 
 
 def records_in(name: str, returned: object) -> Records:
-    """Returns the records in a handler's return value.
+    """Return the records in a handler's return value.
 
     Raises TypeError if it mixes records with other values, which must be a mistake.
     """
@@ -107,7 +107,7 @@ def records_in(name: str, returned: object) -> Records:
 
 
 def load_handler(spec: str) -> Handler:
-    """Returns the handler named `module:function`. Raises ConfigError if there is none or if it is invalid."""
+    """Return the handler named `module:function`. Raises ConfigError if there is none or if it is invalid."""
     function = load_object(spec, "handler")
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004 - its kind is wanted, not whether it is there
     if inspect.isclass(function) or not inspect.iscoroutinefunction(called):
@@ -121,7 +121,7 @@ def load_handler(spec: str) -> Handler:
 
 
 def load_decoder(value: str) -> Deserializer:
-    """Returns the decoder for the value format `bytes`, `json` or `module:Struct`. Raises ConfigError for another."""
+    """Return the decoder for the value format `bytes`, `json` or `module:Struct`. Raises ConfigError for another."""
     if value == "bytes":
         return bytes_deserializer
     if value == "json":
@@ -134,7 +134,7 @@ def load_decoder(value: str) -> Deserializer:
 
 
 def load_object(spec: str, setting: str) -> Any:
-    """Returns the object `module:name`, also from a module in the current folder.
+    """Return the object `module:name`, also from a module in the current folder.
 
     Raises ConfigError, which names the setting, if there is no such object.
     """

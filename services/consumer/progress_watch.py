@@ -55,7 +55,7 @@ class ProgressWatch:
         self._partitions = partitions
 
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
-        """Returns the reason why no progress is made, "" if the consumer is not stuck.
+        """Return the reason why no progress is made, "" if the consumer is not stuck.
 
         `rebalance_ms` is the time since the member began to join the group.
         """

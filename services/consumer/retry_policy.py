@@ -68,7 +68,7 @@ class RetryPolicy:
             raise ConfigError("retry policy: out of range: " + ", ".join(name for name, out in wrong if out))
 
     def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
-        """Returns the decision after `attempts` failed attempts, the last of which failed with `error`.
+        """Return the decision after `attempts` failed attempts, the last of which failed with `error`.
 
         `random` is drawn uniformly from 0 to 1.
         """
@@ -79,7 +79,7 @@ class RetryPolicy:
         return Retry(self.backoff_after_ms(attempts, random))
 
     def backoff_after_ms(self, attempts: int, random: float) -> int:
-        """Returns the wait after `attempts` failures, in ms."""
+        """Return the wait after `attempts` failures, in ms."""
         backoff = ExponentialBackoff(self.backoff_ms, self.backoff_max_ms, self.multiplier, self.jitter)
         return round(backoff.wait_ms(attempts, random))
 
@@ -100,7 +100,7 @@ def _names_exception_class(given: ExceptionType, base: type) -> bool:
 
 
 def load_exceptions(names: Sequence[str], setting: str) -> tuple[ExceptionType, ...]:
-    """Returns the exception classes that a retry policy names: by `module.name`, or by the plain name of a known class.
+    """Return the exception classes that a retry policy names: by `module.name`, or by the plain name of a known class.
 
     A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
     has: such a name would never match, and nobody would notice.

@@ -46,7 +46,7 @@ GIVE_UP_RESERVE_MS = 5_000
 
 
 def _split_names(value: Any) -> Any:
-    """Returns the names in a setting of the consumer service, from a list or from one comma-separated text."""
+    """Return the names in a setting of the consumer service, from a list or from one comma-separated text."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, list | tuple):
         return tuple(name.strip() for part in parts for name in str(part).split(",") if name.strip())
@@ -168,7 +168,7 @@ class ConsumerServiceSettings(ServiceSettings):
         return self.processing_guarantee == "exactly_once"
 
     def consumer_settings(self) -> ConsumerSettings:
-        """Returns the settings of the Kafka consumer, which does not commit by itself: the runner commits.
+        """Return the settings of the Kafka consumer, which does not commit by itself: the runner commits.
 
         Under exactly-once the consumer reads committed records only.
         """
@@ -178,7 +178,7 @@ class ConsumerServiceSettings(ServiceSettings):
         return ConsumerSettings(**given, group_id=self.group_id, commit_strategy="none")
 
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
-        """Returns the producer's settings. `record_bytes_max` is the size of the largest dead letter.
+        """Return the producer's settings. `record_bytes_max` is the size of the largest dead letter.
 
         Dead letters are compressed. The producer's limit applies before compression, and is higher than the topic's
         limit, which applies after compression. So if a record fits into its topic only when compressed, its dead letter

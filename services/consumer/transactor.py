@@ -175,7 +175,7 @@ class OutputTransactor:
                 return
 
     async def _committed_offsets_hold(self, offsets: Offsets) -> bool:
-        """Returns True if a transaction whose commit request failed was committed: the group has its `offsets`.
+        """Return True if a transaction whose commit request failed was committed: the group has its `offsets`.
 
         Waits until no transaction is open.
         """

@@ -19,7 +19,7 @@ from penstock.shared.common.lake.location import hadoop_uri, lake_root
 
 @contextmanager
 def session(settings: SparkSettings | None = None, lake: str | None = None) -> Iterator[SparkSession]:
-    """Yields a Spark session for reading Delta tables with `penstock.spark`, and stops it at the end.
+    """Yield a Spark session for reading Delta tables with `penstock.spark`, and stop it at the end.
 
     `settings` default to a local Spark.
 

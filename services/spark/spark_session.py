@@ -95,7 +95,7 @@ def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
 
 @contextmanager
 def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iterator[SparkSession]:
-    """Yields a Spark session for one job and stops it at the end. `uris` are the locations of its tables and files.
+    """Yield a Spark session for one job and stop it at the end. `uris` are the locations of its tables and files.
 
     Raises ConfigError if there is no Java or a jar is missing, SparkFailed if Spark does not start.
     """
@@ -350,7 +350,7 @@ def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(root: Path | None = None) -> Iterator[str]:
-    """Yields a new folder below `root` (default: the machine's temporary folder) that only this user can read.
+    """Yield a new folder below `root` (default: the machine's temporary folder) that only this user can read.
 
     The folder is removed at the end, or by the next job if this job was killed. A folder is in use while its lock file
     is locked; the lock ends with the process that holds it. A folder without a lock file is still being made, or

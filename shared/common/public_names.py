@@ -44,7 +44,7 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
 
 
 def _resolve_public_annotations(each: type, members: Mapping[str, Any]) -> None:
-    """Replaces a published class's annotations that are text by the objects they name, also in dataclass fields."""
+    """Replace a published class's annotations that are text by the objects they name, also in dataclass fields."""
     hints = typing.get_type_hints(each, localns=dict(members), include_extras=True)
     each.__annotations__ = {name: hints[name] for name in inspect.get_annotations(each)}
     if dataclasses.is_dataclass(each):

@@ -69,7 +69,7 @@ class AllowedFiles:
                 self.resolved(name, given)
 
     def open(self, setting: str, given: str, mode: str) -> IO[Any]:
-        """Opens a local file: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
+        """Open a local file: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
         flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
         path = self._allowed_local_file(setting, given)
         folder = _open_folder(path.folder, path.below[:-1], make=False)
@@ -82,7 +82,7 @@ class AllowedFiles:
         return os.fdopen(file, "a", encoding="utf-8", newline="")
 
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
-        """Writes a file atomically and creates missing folders. Raises OSError as `open` does."""
+        """Write a file atomically and create missing folders. Raises OSError as `open` does."""
         path = self._allowed_local_file(setting, given)
         name = path.below[-1]
         beside = path.below[-1] + ".new"
@@ -182,7 +182,7 @@ def _parts_to_compare(url: str) -> tuple[str, str]:
 
 
 def are_allowed_files(name: str, value: Any) -> None:
-    """Validates `connect.files.allowed`: absolute folders, and URLs that do not name this machine."""
+    """Validate `connect.files.allowed`: absolute folders, and URLs that do not name this machine."""
     for entry in value or ():
         if "://" in entry:
             if local_path(name, entry) is not None:

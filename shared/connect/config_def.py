@@ -180,13 +180,13 @@ def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
 
 
 def non_empty(name: str, value: Any) -> None:
-    """Validates that a setting's text is not empty. Accepts null."""
+    """Validate that a setting's text is not empty. Accepts null."""
     if value is not None and not value:
         raise invalid(name, value, "String may not be empty")
 
 
 def non_empty_without_control_characters(name: str, value: Any) -> None:
-    """Validates that a setting's text is not empty and has no control characters. Accepts null."""
+    """Validate that a setting's text is not empty and has no control characters. Accepts null."""
     if value is None:
         return
     if not value:
@@ -311,7 +311,7 @@ class ConfigDef:
         validator: Validator | None = None,
         **more: Any,
     ) -> Self:
-        """Adds a setting. `more` are ConfigKey's other fields. A setting with `default` NO_DEFAULT is required."""
+        """Add a setting. `more` are ConfigKey's other fields. A setting with `default` NO_DEFAULT is required."""
         return self.add(ConfigKey(name, kind, default, importance, documentation, validator, **more))
 
     def add(self, key: ConfigKey) -> Self:
@@ -323,7 +323,7 @@ class ConfigDef:
         return self
 
     def embed(self, prefix: str, group: str, other: ConfigDef, starting_order: int = 0) -> Self:
-        """Adds another definition's settings under a prefix, in a group of their own."""
+        """Add another definition's settings under a prefix, in a group of their own."""
         for at, key in enumerate(other, start=starting_order):
             dependents = tuple(prefix + name for name in key.dependents)
             shown = key.display_name or key.name

@@ -33,7 +33,7 @@ class ConfigProvider(ABC):
     """Returns values by path and key. Raises ConfigError if it cannot read them."""
 
     def configure(self, params: Mapping[str, str]) -> None:
-        """Takes the provider's settings, `config.providers.<name>.param.*`."""
+        """Take the provider's settings, `config.providers.<name>.param.*`."""
 
     @abstractmethod
     def get(self, path: str, key: str) -> str | None:
@@ -118,7 +118,7 @@ class ConfigTransformer:
 
     @classmethod
     def of_worker(cls, names: Sequence[str], props: Mapping[str, str]) -> ConfigTransformer:
-        """Makes the providers that `config.providers` names.
+        """Make the providers that `config.providers` names.
 
         `config.providers.<name>.class` is a provider's class. By default it is the built-in class of that name.
         """
@@ -172,7 +172,7 @@ class ConfigTransformer:
         return mask_secrets
 
     def _secrets_in_text(self, text: str) -> dict[str, str]:
-        """Maps the text's value, and the value of each variable in it, to the text that is shown instead."""
+        """Map the text's value, and the value of each variable in it, to the text that is shown instead."""
         found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
         found[self._resolve_variables(text)] = text
         stripped = {value.strip(): shown for value, shown in found.items()}

@@ -34,11 +34,11 @@ class ConnectorContext(Protocol):
     """The calls that a connector may make to its worker."""
 
     def request_task_reconfiguration(self) -> None:
-        """Makes the worker call `task_configs` again, because the division of the work has changed."""
+        """Make the worker call `task_configs` again, because the division of the work has changed."""
         ...
 
     def raise_error(self, error: Exception) -> None:
-        """Fails the connector. Call it from a background task of the connector."""
+        """Fail the connector. Call it from a background task of the connector."""
         ...
 
 
@@ -61,7 +61,7 @@ class Connector(ABC):
     context: ConnectorContext
 
     def initialize(self, context: ConnectorContext) -> None:
-        """Takes the context. The worker calls it first, before `start`."""
+        """Take the context. The worker calls it first, before `start`."""
         self.context = context
 
     def version(self) -> str:
@@ -70,14 +70,14 @@ class Connector(ABC):
 
     @abstractmethod
     def start(self, props: Props) -> Awaitable[None] | None:
-        """Takes the validated configuration. An error that it raises fails the connector."""
+        """Take the validated configuration. An error that it raises fails the connector."""
 
     @abstractmethod
     def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
         """Return a configuration for each task, at most `max_tasks` of them."""
 
     def stop(self) -> Awaitable[None] | None:
-        """Releases everything that `start` opened."""
+        """Release everything that `start` opened."""
         return NOTHING
 
     @classmethod
@@ -105,7 +105,7 @@ class SourceConnector(Connector):
         return False
 
     def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> Awaitable[bool] | bool:
-        """Checks or stores offsets that a user alters. Returns False if the connector does neither.
+        """Check or store offsets that a user alters. Returns False if the connector does neither.
 
         An error that it raises rejects the offsets. The default returns False, and accepts all offsets without a check.
         """
@@ -118,5 +118,5 @@ class SinkConnector(Connector):
     task_class: ClassVar[type[SinkTask]]
 
     def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> Awaitable[bool] | bool:
-        """Checks or stores offsets that a user alters, as for sources."""
+        """Check or store offsets that a user alters, as for sources."""
         return False

@@ -29,7 +29,7 @@ class Converter(ABC):
         return CONNECT_VERSION
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
-        """Takes the converter's settings, without the prefix that they have in the connector's configuration."""
+        """Take the converter's settings, without the prefix that they have in the connector's configuration."""
 
     @abstractmethod
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
@@ -40,7 +40,7 @@ class Converter(ABC):
         """Return the value of the bytes, with its schema."""
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
-        """Converts many values that share one schema.
+        """Convert many values that share one schema.
 
         Returns None if their schemas differ, or if one value cannot be converted. The caller then converts them one by
         one.
@@ -62,7 +62,7 @@ class HeaderConverter(ABC):
         return CONNECT_VERSION
 
     def configure_headers(self, configs: Mapping[str, Any]) -> None:
-        """Takes the converter's settings, without their prefix."""
+        """Take the converter's settings, without their prefix."""
 
     @abstractmethod
     def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:

@@ -20,7 +20,7 @@ _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parses properties. If a name occurs several times, its last value counts. Raises ConfigError for an invalid
+    """Parse properties. If a name occurs several times, its last value counts. Raises ConfigError for an invalid
     escape."""
     found = {}
     for line in _logical_lines(text):

@@ -81,7 +81,7 @@ def without_passwords(text: str) -> str:
 
 
 def secrets_in(name: str, value: str) -> dict[str, str]:
-    """Maps each secret in a value, or each password in its URLs, to the text that is shown instead."""
+    """Map each secret in a value, or each password in its URLs, to the text that is shown instead."""
     if not value or (shown := hidden(name, value)) == value:
         return {}
     if shown == HIDDEN:

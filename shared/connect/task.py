@@ -52,11 +52,11 @@ class TransactionContext(Protocol):
     """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commits after this record, or after the batch that the next poll returns."""
+        """Commit after this record, or after the batch that the next poll returns."""
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Aborts after this record, or after the batch that the next poll returns: none of it is committed."""
+        """Abort after this record, or after the batch that the next poll returns: none of it is committed."""
         ...
 
 
@@ -82,7 +82,7 @@ class SourceTaskContext(Protocol):
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Awaits an awaitable on the worker's event loop and returns its result.
+        """Await an awaitable on the worker's event loop and return its result.
 
         Only for `def` methods; elsewhere it raises IllegalState.
         """
@@ -93,7 +93,7 @@ class ErrantRecordReporter(Protocol):
     """Takes records that a sink task cannot write."""
 
     def report(self, record: SinkRecord, error: Exception) -> Awaitable[None]:
-        """Handles a record that could not be processed, by `errors.tolerance`. The result is done when the dead letter
+        """Handle a record that could not be processed, by `errors.tolerance`. The result is done when the dead letter
         is stored.
 
         Raises ConnectError if the error is not tolerated. The record's offset is committed only after the dead letter
@@ -123,25 +123,25 @@ class SinkTaskContext(Protocol):
         ...
 
     def offset(self, tp: TopicPartition, offset: int) -> None:
-        """Continues reading from this offset at the next poll. For a sink that stores its offsets in its own system."""
+        """Continue reading from this offset at the next poll. For a sink that stores its offsets in its own system."""
         ...
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Delivers no records of these partitions until `resume`. A pause by the worker itself needs no `resume`."""
+        """Deliver no records of these partitions until `resume`. A pause by the worker itself needs no `resume`."""
         ...
 
     def resume(self, *partitions: TopicPartition) -> None: ...
 
     def timeout(self, timeout_ms: int) -> None:
-        """Sets how long the worker waits, after RetriableError, before it delivers the batch again."""
+        """Set how long the worker waits, after RetriableError, before it delivers the batch again."""
         ...
 
     def request_commit(self) -> None:
-        """Requests a commit before the next poll, without waiting for the interval."""
+        """Request a commit before the next poll, without waiting for the interval."""
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Awaits an awaitable on the worker's event loop and returns its result.
+        """Await an awaitable on the worker's event loop and return its result.
 
         Only for `def` methods; elsewhere it raises IllegalState.
         """
@@ -160,11 +160,11 @@ class Task(ABC):
 
     @abstractmethod
     def start(self, props: Mapping[str, str]) -> Awaitable[None] | None:
-        """Opens the resources that the task needs. An error that it raises fails the task."""
+        """Open the resources that the task needs. An error that it raises fails the task."""
 
     @abstractmethod
     def stop(self) -> Awaitable[None] | None:
-        """Releases all resources. Called once, after all other calls, even if `start` failed."""
+        """Release all resources. Called once, after all other calls, even if `start` failed."""
 
 
 class SourceTask(Task):
@@ -173,7 +173,7 @@ class SourceTask(Task):
     context: SourceTaskContext
 
     def initialize(self, context: SourceTaskContext) -> None:
-        """Takes the context. Called first, before `start`."""
+        """Take the context. Called first, before `start`."""
         self.context = context
 
     @abstractmethod
@@ -202,22 +202,22 @@ class SinkTask(Task):
     context: SinkTaskContext
 
     def initialize(self, context: SinkTaskContext) -> None:
-        """Takes the context. Called first, before `start`."""
+        """Take the context. Called first, before `start`."""
         self.context = context
 
     def open(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """Prepares for new partitions. Called before any of their records is delivered."""
+        """Prepare for new partitions. Called before any of their records is delivered."""
         return NOTHING
 
     @abstractmethod
     def put(self, records: list[SinkRecord]) -> Awaitable[None] | None:
-        """Writes the records, or keeps them until `flush`. The list is empty if there is nothing to write.
+        """Write the records, or keep them until `flush`. The list is empty if there is nothing to write.
 
         If it raises RetriableError, the same records are delivered again after `context.timeout` ms, before any others.
         """
 
     def flush(self, offsets: Offsets) -> Awaitable[None] | None:
-        """Writes everything up to these offsets before it returns."""
+        """Write everything up to these offsets before it returns."""
         return NOTHING
 
     def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
@@ -230,7 +230,7 @@ class SinkTask(Task):
         return offsets if flushed is None else _offsets_after_flush(flushed, offsets)
 
     def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """Releases the resources of these partitions. Called after their last `pre_commit`."""
+        """Release the resources of these partitions. Called after their last `pre_commit`."""
         return NOTHING
 
 

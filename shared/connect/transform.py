@@ -21,14 +21,14 @@ class Transformation(ABC):
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        """Takes the transform's settings, parsed by `config()`."""
+        """Take the transform's settings, parsed by `config()`."""
 
     @abstractmethod
     def apply(self, record: ConnectRecord) -> ConnectRecord | None:
         """Return the transformed record, or None to drop it."""
 
     def close(self) -> None:
-        """Releases all resources. No record follows."""
+        """Release all resources. No record follows."""
 
     @classmethod
     @abstractmethod
@@ -45,14 +45,14 @@ class Predicate(ABC):
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        """Takes the predicate's settings, parsed by `config()`."""
+        """Take the predicate's settings, parsed by `config()`."""
 
     @abstractmethod
     def test(self, record: ConnectRecord) -> bool:
         """Return whether the predicate is true of the record."""
 
     def close(self) -> None:
-        """Releases all resources. No record follows."""
+        """Release all resources. No record follows."""
 
     @classmethod
     @abstractmethod

@@ -19,7 +19,7 @@ class Written(ChangelogWriter):
         return len(self.entries)
 
     def live_after(self, live: set[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-        """Returns the windows that are live after these entries. Unless `live` is empty, each closed window must have
+        """Return the windows that are live after these entries. Unless `live` is empty, each closed window must have
         been live."""
         left = set(live)
         for key, value in self.entries:

@@ -313,7 +313,7 @@ class PartitionCompaction:
                         yield table, rows.append_column("topic_id", topic_id)
 
     def _newest_live_entries(self) -> Iterator[ConfirmedChanges]:
-        """Yields the newest entry of each window, by store, in parts that were written with the same stores."""
+        """Yield the newest entry of each window, by store, in parts that were written with the same stores."""
         # For each store:
         # 1. Find the last entry of each key and start over all parts: older entries need no row.
         # 2. Go back to the parts, because each has the state columns of its own stores.

@@ -162,7 +162,7 @@ def _parse_repository(url: str, source: str, username: str | None = None, passwo
 
 
 def _interpolate_variables(text: str, environ: Mapping[str, str]) -> str:
-    """Replaces Maven's `${env.NAME}` and `${user.home}`; unknown names are not changed."""
+    """Replace Maven's `${env.NAME}` and `${user.home}`; unknown names are not changed."""
 
     def variable_value(found: re.Match[str]) -> str:
         name = found[1]

@@ -67,7 +67,7 @@ class IncrementalAssignor:
         generation: int,
         completed: int,
     ) -> AssignmentPlan:
-        """Plans one rebalance. `held` is each member's current work, `completed` the last generation that was
+        """Plan one rebalance. `held` is each member's current work, `completed` the last generation that was
         completed."""
         # The sets of IncrementalCooperativeAssignor.performTaskAssignment, step by step:
         # 1. The work that members hold, and the work of the last assignment. If that is not the last completed
@@ -115,7 +115,7 @@ class IncrementalAssignor:
 
 
 def assign_eagerly(members: Iterable[str], configured: ConnectorsAndTasks) -> dict[str, ConnectorsAndTasks]:
-    """Assigns all work in turn: the rule of the protocol `eager`, whose members stop their work before they join."""
+    """Assign all work in turn: the rule of the protocol `eager`, whose members stop their work before they join."""
     return _give_out(dict.fromkeys(sorted(members), NOTHING), configured)
 
 

@@ -29,14 +29,14 @@ class WorkerRebalanceListener(Protocol):
     """The callbacks of the worker's coordinator in a rebalance. The herder implements them."""
 
     async def on_revoked(self, work: ConnectorsAndTasks, *, lost: bool) -> None:
-        """Stops this work. When this returns, other workers may run the work; if it is `lost`, they may run it
+        """Stop this work. When this returns, other workers may run the work; if it is `lost`, they may run it
         already."""
 
     def on_assigned(self, assignment: ExtendedAssignment, generation: int) -> None:
-        """Takes all work that this worker is to run, in `assignment.work`."""
+        """Take all work that this worker is to run, in `assignment.work`."""
 
     async def read_configs(self, offset: int, timeout_ms: int) -> tuple[ConnectorsAndTasks, int]:
-        """Reads the configs up to `offset` within `timeout_ms`. Called when this worker leads the rebalance.
+        """Read the configs up to `offset` within `timeout_ms`. Called when this worker leads the rebalance.
 
         Returns all configured work, and the offset up to which the configs were read.
         """
@@ -84,19 +84,19 @@ class WorkerCoordinator:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Executes one step."""
+        """Execute one step."""
         step = self.member.next_step(self._clock.monotonic_ms())
         await self._requests.execute(step, self._execute_step(step))
 
     async def step_out(self) -> None:
-        """Stops all work and leaves the group. `ensure_active` joins again."""
+        """Stop all work and leave the group. `ensure_active` joins again."""
         held = self.member.held
         await self._rebalances.on_revoked(held, lost=False)
         self.member.on_given_up(held)
         await self._requests.leave(self.member.leave())
 
     async def close(self) -> None:
-        """Leaves the group. The caller must have stopped the worker's work before."""
+        """Leave the group. The caller must have stopped the worker's work before."""
         beside = [*self._beside, *([self._losing] if self._losing else [])]
         self._beside = []
         for task in beside:
@@ -145,7 +145,7 @@ class WorkerCoordinator:
             self._begin_stop_of_lost_work()
 
     def _begin_stop_of_lost_work(self) -> asyncio.Task[None]:
-        """Starts to stop all held work, since other workers may run it. Calls in the meantime return the same
+        """Start to stop all held work, since other workers may run it. Calls in the meantime return the same
         asyncio task."""
         if self._losing is None or self._losing.done():
             self._losing = asyncio.create_task(self._stop_lost_work(), name="work that is lost")

@@ -177,12 +177,12 @@ class WorkerMember(Member):
     # --- outcomes ---
 
     def on_given_up(self, work: ConnectorsAndTasks) -> None:
-        """Reports that the work is stopped."""
+        """Report that the work is stopped."""
         self.held = self.held - work
         self._missed = self._missed and bool(self.held)
 
     def on_completed(self, assignment: ExtendedAssignment) -> None:
-        """Reports that the herder has the assignment."""
+        """Report that the herder has the assignment."""
         if self.state is not MemberState.COMPLETING:  # removed from the group since the step was returned
             return
         self.assignment = assignment
@@ -195,7 +195,7 @@ class WorkerMember(Member):
             self.rejoin("revoked work must be assigned to other workers")
 
     def on_join(self, response: JoinResponse, now_ms: int) -> None:
-        """Takes the coordinator's response to Join."""
+        """Take the coordinator's response to Join."""
         if self.is_joined(response, now_ms):
             self.version = next(v for v, name in PROTOCOL_NAMES.items() if name == response.protocol)
             self._members = None
@@ -212,7 +212,7 @@ class WorkerMember(Member):
             self.fail(SerializationError(f"JoinGroup of {self.where()}: {e}"))
 
     def on_led(self, configured: ConnectorsAndTasks, config_offset: int, now_ms: int) -> None:
-        """Assigns, on the leader, the configured work as far as this worker has read the configs."""
+        """Assign, on the leader, the configured work as far as this worker has read the configs."""
         members = self._members or {}
         newest = max(state.config_offset for state in members.values())
         common = ExtendedAssignment(self.member_id, self.url, max(newest, config_offset))
@@ -242,7 +242,7 @@ class WorkerMember(Member):
         self._assignments = {member: encode_assignment(row, self.version) for member, row in rows.items()}
 
     def on_sync(self, response: SyncResponse, now_ms: int) -> None:
-        """Takes the coordinator's response to Sync."""
+        """Take the coordinator's response to Sync."""
         if response.code:
             self._handle_rejected_request("SyncGroup", response.code, now_ms)
             return
@@ -256,7 +256,7 @@ class WorkerMember(Member):
         self._change_state(MemberState.COMPLETING)
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """Handles the response to a heartbeat, as every member does.
+        """Handle the response to a heartbeat, as every member does.
 
         If the group requested a rebalance, this worker did not join, and the group does not know it any more, the
         worker has missed the rebalance.
@@ -268,11 +268,11 @@ class WorkerMember(Member):
             self._missed = True
 
     def on_session_over(self) -> None:
-        """Requests to join again. The held work is stopped before that."""
+        """Request to join again. The held work is stopped before that."""
         self.rejoin("no heartbeat was answered for a session timeout")
 
     def leave(self) -> str:
-        """Leaves the group. Returns the member id for LeaveGroup, or "" if there is none."""
+        """Leave the group. Returns the member id for LeaveGroup, or "" if there is none."""
         member_id = self.member_id
         self._forget_generation(member=True)
         self.rejoin("left the group")
@@ -280,7 +280,7 @@ class WorkerMember(Member):
         return member_id
 
     def fail(self, error: PenstockError) -> None:
-        """Leaves the group with an error that `next_step` raises."""
+        """Leave the group with an error that `next_step` raises."""
         self.error = error
         self._forget_generation(member=True)
         self._rejoin = True

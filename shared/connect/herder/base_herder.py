@@ -174,7 +174,7 @@ class BaseHerder(ABC):
         return views.active_topics(self._stores.statuses.cache, name)
 
     def reset_active_topics(self, name: str) -> None:
-        """Empties the list of topics that a connector has used. Raises Forbidden if the settings do not allow it."""
+        """Empty the list of topics that a connector has used. Raises Forbidden if the settings do not allow it."""
         if not self.worker.config["topic.tracking.enable"]:
             raise Forbidden("Topic tracking is disabled.")
         if not self.worker.config["topic.tracking.allow.reset"]:
@@ -254,7 +254,7 @@ class BaseHerder(ABC):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Creates a connector, or changes it with `replace`. Returns whether it is new, and its form in REST.
+        """Create a connector, or change it with `replace`. Returns whether it is new, and its form in REST.
 
         Raises BadRequest or AlreadyExists. Raises StaleConfig if the current config is not `instead_of`. Other requests
         need not wait for the validation.
@@ -262,10 +262,10 @@ class BaseHerder(ABC):
 
     @abstractmethod
     async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Runs a change as a command of the herder's loop, which makes all changes."""
+        """Run a change as a command of the herder's loop, which makes all changes."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
-        """Changes some settings of a connector; None removes one. Raises ConnectorNotFound, and the errors of
+        """Change some settings of a connector; None removes one. Raises ConnectorNotFound, and the errors of
         `put_connector`.
 
         If the config changes while the merged config is validated, the patch is merged and validated again.
@@ -296,7 +296,7 @@ class BaseHerder(ABC):
     # --- restarts ---
 
     async def _await_connector_restart(self, restarting: asyncio.Task[None]) -> None:
-        """Waits for a connector's restart, which continues if the request times out."""
+        """Wait for a connector's restart, which continues if the request times out."""
         await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
         if not restarting.done():
             raise RequestTimedOut("The connector takes too long to start. Its restart continues")
@@ -314,7 +314,7 @@ class BaseHerder(ABC):
         return config
 
     async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Alters a connector's offsets. The connector checks them outside the herder's loop, within a request's
+        """Alter a connector's offsets. The connector checks them outside the herder's loop, within a request's
         timeout."""
         config, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
         try:
@@ -348,7 +348,7 @@ class BaseHerder(ABC):
 
     @abstractmethod
     async def _fence_for_offsets(self, name: str) -> None:
-        """Makes sure that no task of a source writes any more, before its offsets are changed."""
+        """Make sure that no task of a source writes any more, before its offsets are changed."""
 
     @staticmethod
     def _patch_config(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:

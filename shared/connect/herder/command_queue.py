@@ -55,7 +55,7 @@ class CommandQueue:
         return len(self._heap)
 
     async def execute(self, run: Callable[[], Awaitable[T]], timeout_ms: int = REQUEST_TIMEOUT_MS) -> T:
-        """Runs a command in the loop and returns its result. Raises RequestTimedOut, or IllegalState if the queue is
+        """Run a command in the loop and return its result. Raises RequestTimedOut, or IllegalState if the queue is
         closed or full."""
         done = self.put(run)
         try:
@@ -78,7 +78,7 @@ class CommandQueue:
         return True
 
     def put(self, run: Callable[[], Awaitable[T]], delay_ms: int = 0) -> asyncio.Future[T]:
-        """Adds a command, which the loop runs after `delay_ms`. Returns a future of its result.
+        """Add a command, which the loop runs after `delay_ms`. Returns a future of its result.
 
         The future raises IllegalState if the queue is closed or full.
         """
@@ -99,7 +99,7 @@ class CommandQueue:
         return max(0, self._heap[0].due_ms - self._clock.monotonic_ms()) if self._heap else None
 
     async def run_due(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Runs all commands that are due. Stops after a command if `until` then returns True."""
+        """Run all commands that are due. Stops after a command if `until` then returns True."""
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)
@@ -107,7 +107,7 @@ class CommandQueue:
                 await _run_command(command)
 
     def close(self) -> None:
-        """Rejects waiting and later commands."""
+        """Reject waiting and later commands."""
         self._closed = True
         waiting = self._heap
         self._heap = []

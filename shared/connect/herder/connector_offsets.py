@@ -132,7 +132,7 @@ class ConnectorOffsets:
     async def keep(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, altered: bool
     ) -> str:
-        """Stores the offsets. Returns the message for REST. `altered` is the result of the connector's
+        """Store the offsets. Returns the message for REST. `altered` is the result of the connector's
         `alter_offsets`."""
         if isinstance(wanted, dict):
             await self._alter_or_delete_sink_group_offsets(name, config, rows, wanted)

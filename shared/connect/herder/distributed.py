@@ -160,7 +160,7 @@ class DistributedHerder(BaseHerder):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Reads the three internal topics. Raises ConfigError if one of them is misconfigured."""
+        """Read the three internal topics. Raises ConfigError if one of them is misconfigured."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stores.configs.start())
             tasks.create_task(self._stores.statuses.start())
@@ -168,7 +168,7 @@ class DistributedHerder(BaseHerder):
         self.member.config_offset = self.snapshot().offset
 
     async def main_loop(self) -> None:
-        """Runs until cancelled. Continues after retriable errors, for example if Kafka does not answer."""
+        """Run until cancelled. Continues after retriable errors, for example if Kafka does not answer."""
         while True:
             try:
                 await self.run_once()
@@ -181,7 +181,7 @@ class DistributedHerder(BaseHerder):
                 self.member.rejoin("another worker leads")
 
     async def shutdown(self) -> None:
-        """Stops connectors and tasks, leaves the group, closes the stores."""
+        """Stop connectors and tasks, leave the group, close the stores."""
         self._commands.close()
         await self._runner.close()
         await self._stores.statuses.flush()
@@ -192,7 +192,7 @@ class DistributedHerder(BaseHerder):
         await self._leader_client.close()
 
     async def run_once(self) -> None:
-        """Runs one turn, in the order of Kafka Connect's `DistributedHerder.tick`. Then it waits for work.
+        """Run one turn, in the order of Kafka Connect's `DistributedHerder.tick`. Then it waits for work.
 
         1. Join the group if a rebalance is due, and start the assigned work.
         2. On the leader, replace an expired session key.
@@ -230,7 +230,7 @@ class DistributedHerder(BaseHerder):
         self._rebalance_max_ms = max(self._rebalance_max_ms, took_ms)
 
     def wake(self) -> None:
-        """Wakes the loop because there is work."""
+        """Wake the loop because there is work."""
         self._wakeup.set()
 
     async def _wait_for_work(self) -> None:
@@ -269,7 +269,7 @@ class DistributedHerder(BaseHerder):
         return configured_work(snapshot), snapshot.offset
 
     async def _rebalance_completed(self) -> bool:
-        """Starts the assigned work, once for each assignment. Returns False if the worker must first join the group
+        """Start the assigned work, once for each assignment. Returns False if the worker must first join the group
         again."""
         assignment = self.member.assignment
         if self._resolved or assignment is None:
@@ -325,7 +325,7 @@ class DistributedHerder(BaseHerder):
     # --- the configs ---
 
     def on_config_change(self, change: ConfigChange) -> None:
-        """Takes a change from the config store."""
+        """Take a change from the config store."""
         self._pending.add(change, self.snapshot().offset, self._known)
         self._known = frozenset(self.snapshot().configs)
         self.wake()
@@ -427,7 +427,7 @@ class DistributedHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Creates or changes a connector, as every herder does. Also raises NotHere and RebalanceNeeded."""
+        """Create or change a connector, as every herder does. Also raises NotHere and RebalanceNeeded."""
         await self._check_config(name, self._with_stored_secrets(name, config))
         self._check_group(name, config)
 
@@ -446,7 +446,7 @@ class DistributedHerder(BaseHerder):
             )
 
     async def delete_connector(self, name: str) -> None:
-        """Deletes a connector. Raises ConnectorNotFound."""
+        """Delete a connector. Raises ConnectorNotFound."""
 
         async def delete_connector_config() -> None:
             self.connector_config(name)
@@ -455,7 +455,7 @@ class DistributedHerder(BaseHerder):
         await self._run_as_leader(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Starts, pauses or stops a connector. Raises ConnectorNotFound.
+        """Start, pause or stop a connector. Raises ConnectorNotFound.
 
         Only the leader can stop a connector, because that also removes its task configs.
         """
@@ -478,7 +478,7 @@ class DistributedHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restarts a connector without its tasks, on the worker that runs it. Raises ConnectorNotFound. Raises
+        """Restart a connector without its tasks, on the worker that runs it. Raises ConnectorNotFound. Raises
         NotHere on any other worker."""
 
         async def restart_assigned_connector() -> asyncio.Task[None]:
@@ -494,7 +494,7 @@ class DistributedHerder(BaseHerder):
         await self._await_connector_restart(await self._execute_command(restart_assigned_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restarts a task, on the worker that runs it. Raises ConnectorNotFound. Raises NotHere on any other worker."""
+        """Restart a task, on the worker that runs it. Raises ConnectorNotFound. Raises NotHere on any other worker."""
 
         async def restart_assigned_task() -> None:
             self._require_no_pending_rebalance()
@@ -516,7 +516,7 @@ class DistributedHerder(BaseHerder):
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Requests all workers to restart a connector and its tasks. Returns the status, in which these are
+        """Request all workers to restart a connector and its tasks. Returns the status, in which these are
         RESTARTING."""
 
         async def put_restart_request() -> Json:
@@ -555,7 +555,7 @@ class DistributedHerder(BaseHerder):
     # --- offsets and loggers ---
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Stores a stopped connector's offsets, or removes all of them (None). Raises BadRequest if it is not
+        """Store a stopped connector's offsets, or remove all of them (None). Raises BadRequest if it is not
         stopped."""
         return await self._alter_offsets(name, rows)
 
@@ -564,13 +564,13 @@ class DistributedHerder(BaseHerder):
             await self._fence_older_tasks(name)
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
-        """Sets a logger's level on every worker."""
+        """Set a logger's level on every worker."""
         await self._stores.configs.put_logger_level(LoggerLevel(logger, level))
 
     # --- task configs ---
 
     def _reconfigure_tasks(self, name: str, attempt: int = 0) -> None:
-        """Gets a running connector's task configs, and stores them if they differ."""
+        """Get a running connector's task configs, and store them if they differ."""
         self._runner.beside(self._make_task_configs(name, attempt))
 
     async def _make_task_configs(self, name: str, attempt: int) -> None:
@@ -660,13 +660,13 @@ class DistributedHerder(BaseHerder):
     async def put_task_configs(
         self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
     ) -> None:
-        """Stores the task configs of a connector that another worker runs. Raises Forbidden or BadRequest for an
+        """Store the task configs of a connector that another worker runs. Raises Forbidden or BadRequest for an
         invalid signature."""
         self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._put_tasks(name, configs))
 
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Fences older tasks of a source, for another worker that is to start new ones."""
+        """Fence older tasks of a source, for another worker that is to start new ones."""
         self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._fence_older_tasks(name))
 
@@ -751,7 +751,7 @@ class PendingChanges:
         return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
 
     def add(self, change: ConfigChange, offset: int, known: Collection[str]) -> None:
-        """Adds a change, which the config topic's record at `offset` has made.
+        """Add a change, which the config topic's record at `offset` has made.
 
         `known` are the connectors that existed before the change.
         """
@@ -786,7 +786,7 @@ class PendingChanges:
         self._rejoin_offset = offset
 
     def assigned(self, offset: int) -> None:
-        """Records that the worker's assignment is based on the configs up to `offset`. Changes up to there need no
+        """Record that the worker's assignment is based on the configs up to `offset`. Changes up to there need no
         further rebalance."""
         if self._rejoin_offset <= offset:
             self.rejoin = None
@@ -798,7 +798,7 @@ class PendingChanges:
         return changes
 
     def take_rejoin(self) -> str | None:
-        """Returns the reason for a rebalance, once."""
+        """Return the reason for a rebalance, once."""
         reason = self.rejoin
         self.rejoin = None
         return reason

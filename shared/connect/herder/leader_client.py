@@ -32,24 +32,24 @@ class LeaderClient:
     """Sends signed REST requests of a worker to the leader."""
 
     def __init__(self, timeout_ms: int = LEADER_TIMEOUT_MS, *, token: str = "", user: str = "") -> None:
-        """Authenticates to the workers' REST API with `token`, or else with `user` (`user:password`)."""
+        """Authenticate to the workers' REST API with `token`, or else with `user` (`user:password`)."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         name, _, password = user.partition(":")
         auth = httpx.BasicAuth(name, password) if user and not token else None
         self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False, headers=headers, auth=auth)
 
     async def close(self) -> None:
-        """Closes the connections to the leader."""
+        """Close the connections to the leader."""
         await self._client.aclose()
 
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
-        """Requests the leader to store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
+        """Request the leader to store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
         await self._send_to_leader(
             "POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key
         )
 
     async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
-        """Requests the leader to fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
+        """Request the leader to fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
         await self._send_to_leader("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
 
     async def _send_to_leader(self, method: str, url: str, body: object, key: SessionKey | None) -> None:

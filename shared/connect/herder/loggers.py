@@ -56,7 +56,7 @@ class Loggers:
         return self._shown_logger(name, _python_logger(name))
 
     def set_level(self, name: str, level: str) -> list[str]:
-        """Sets a level by its name in Log4j. Returns the sorted names of all loggers to which it applies."""
+        """Set a level by its name in Log4j. Returns the sorted names of all loggers to which it applies."""
         number = level_number(level)
         known = _python_logger_name(name)
         _python_logger(name).setLevel(number)

@@ -59,13 +59,13 @@ class StandaloneHerder(BaseHerder):
         return self._started
 
     async def startup(self) -> None:
-        """Reads the offsets."""
+        """Read the offsets."""
         await self._stores.configs.start()
         await self.worker.startup()
         self._started = True
 
     async def main_loop(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._commands.run_due()
             wait_ms = self._commands.wait_ms()
@@ -77,13 +77,13 @@ class StandaloneHerder(BaseHerder):
             self._wakeup.clear()
 
     async def shutdown(self) -> None:
-        """Stops connectors and tasks."""
+        """Stop connectors and tasks."""
         self._commands.close()
         await self._runner.close()
         await self.worker.shutdown()
 
     def on_config_change(self, change: ConfigChange) -> None:
-        """Does nothing: all changes come from this worker, which has applied them already."""
+        """Do nothing: all changes come from this worker, which has applied them already."""
 
     async def is_healthy(self) -> bool:
         """Return whether the loop reaches requests."""
@@ -116,7 +116,7 @@ class StandaloneHerder(BaseHerder):
         return await self._execute_command(put_connector_config)
 
     async def started(self, name: str, timeout_ms: int) -> None:
-        """Waits until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
+        """Wait until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
         async with asyncio.timeout(timeout_ms / 1000) as limit:
             try:
                 await self._runner.until_started(name)
@@ -128,7 +128,7 @@ class StandaloneHerder(BaseHerder):
             raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])
 
     async def delete_connector(self, name: str) -> None:
-        """Deletes a connector. Raises ConnectorNotFound."""
+        """Delete a connector. Raises ConnectorNotFound."""
 
         async def delete_connector_config() -> None:
             self.connector_config(name)
@@ -140,7 +140,7 @@ class StandaloneHerder(BaseHerder):
         await self._execute_command(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Starts, pauses or stops a connector. Raises ConnectorNotFound."""
+        """Start, pause or stop a connector. Raises ConnectorNotFound."""
 
         async def put_target_state() -> None:
             if name not in self.snapshot().configs:
@@ -155,7 +155,7 @@ class StandaloneHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restarts a connector without its tasks. Raises ConnectorNotFound."""
+        """Restart a connector without its tasks. Raises ConnectorNotFound."""
 
         async def restart_known_connector() -> asyncio.Task[None]:
             if name not in self.snapshot().configs:
@@ -165,7 +165,7 @@ class StandaloneHerder(BaseHerder):
         await self._await_connector_restart(await self._execute_command(restart_known_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restarts a task. Raises ConnectorNotFound."""
+        """Restart a task. Raises ConnectorNotFound."""
 
         async def restart_known_task() -> None:
             if task.connector not in self.snapshot().configs:
@@ -177,7 +177,7 @@ class StandaloneHerder(BaseHerder):
         await self._execute_command(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Restarts a connector and its tasks as requested. Returns the status, in which these are RESTARTING."""
+        """Restart a connector and its tasks as requested. Returns the status, in which these are RESTARTING."""
 
         async def restart_connector_and_tasks() -> Json:
             name = request.connector
@@ -199,15 +199,15 @@ class StandaloneHerder(BaseHerder):
     # --- offsets, loggers, requests between workers ---
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Stores a stopped connector's offsets, or removes all of them (None). Raises BadRequest if it is not
+        """Store a stopped connector's offsets, or remove all of them (None). Raises BadRequest if it is not
         stopped."""
         return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
-        """Does nothing: a standalone worker's tasks write without transactions."""
+        """Do nothing: a standalone worker's tasks write without transactions."""
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
-        """Sets a logger's level in the whole cluster, which is this worker."""
+        """Set a logger's level in the whole cluster, which is this worker."""
         self.loggers.set_level(logger, level)
 
     async def put_task_configs(

@@ -47,7 +47,7 @@ class StatusReporter:
         return f"<StatusReporter {self._worker_id}>"
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """Writes the status after the event."""
+        """Write the status after the event."""
         if event is Event.DELETION:
             self._statuses.put(Forgotten(id))
         # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
@@ -57,7 +57,7 @@ class StatusReporter:
             self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Records a topic once, and again only after the list was emptied."""
+        """Record a topic once, and again only after the list was emptied."""
         seen = (id.connector, topic)
         if not self._tracks_topics or (
             seen in self._topics and self._statuses.cache.topic(id.connector, topic) is not None
@@ -69,7 +69,7 @@ class StatusReporter:
             self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
 
     def announce_restart(self, tasks: Iterable[ConnectorTaskId], connector: str | None) -> None:
-        """Announces the restart of a connector or of tasks on any worker. Their statuses become RESTARTING and keep
+        """Announce the restart of a connector or of tasks on any worker. Their statuses become RESTARTING and keep
         their worker."""
         cache = self._statuses.cache
         found = [cache.task(task) for task in tasks] + [None if connector is None else cache.connector(connector)]
@@ -78,14 +78,14 @@ class StatusReporter:
                 self._statuses.put(replace(status, state=State.RESTARTING, trace=None))
 
     def forget_connector(self, name: str) -> None:
-        """Removes all statuses of a connector, its tasks and its topics."""
+        """Remove all statuses of a connector, its tasks and its topics."""
         for task in self._statuses.cache.tasks(name):
             self.on_event(task.task, Event.DELETION)
         self.forget_topics(name)
         self.on_event(name, Event.DELETION)
 
     def forget_topics(self, name: str) -> None:
-        """Empties the list of a connector's topics."""
+        """Empty the list of a connector's topics."""
         for topic in self._statuses.cache.topics(name):
             self._statuses.put(Forgotten((topic.topic, name)))
         self._topics = {seen for seen in self._topics if seen[0] != name}

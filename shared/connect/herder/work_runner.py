@@ -80,7 +80,7 @@ class WorkRunner:
         )
 
     def beside(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Runs a coroutine outside the herder's loop. Its errors are logged."""
+        """Run a coroutine outside the herder's loop. Its errors are logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._log_failed_work)
@@ -92,7 +92,7 @@ class WorkRunner:
             log.error("work beside the herder failed", exc_info=error)
 
     async def start(self, work: ConnectorsAndTasks) -> None:
-        """Starts the configured part of the work that does not run yet."""
+        """Start the configured part of the work that does not run yet."""
         snapshot = self._snapshot()
         here = self.running()
         for name in sorted(work.connectors - here.connectors):
@@ -103,7 +103,7 @@ class WorkRunner:
                 await self.start_task(task)
 
     async def stop(self, work: ConnectorsAndTasks) -> None:
-        """Stops work. Tasks are stopped first, since a connector may serve its tasks. Work in a restart is not
+        """Stop work. Tasks are stopped first, since a connector may serve its tasks. Work in a restart is not
         started again."""
         self._given_up.update([*work.connectors, *work.tasks])
         await self._stop_work(work)
@@ -120,7 +120,7 @@ class WorkRunner:
             await asyncio.wait(ending)
 
     async def close(self) -> None:
-        """Stops everything."""
+        """Stop everything."""
         await self.stop(self.running())
         beside = tuple(self._beside)
         for task in beside:
@@ -129,12 +129,12 @@ class WorkRunner:
             await asyncio.wait(beside)
 
     def start_connector(self, name: str) -> None:
-        """Starts a connector as configured, in its target state."""
+        """Start a connector as configured, in its target state."""
         self._starting[name] = starting = self.beside(self._start_connector(name))
         starting.add_done_callback(lambda done: self._starting.get(name) is done and self._starting.pop(name))
 
     async def until_started(self, name: str) -> None:
-        """Waits for the start that `start_connector` began."""
+        """Wait for the start that `start_connector` began."""
         if name in self._starting:
             await asyncio.wait([self._starting[name]])
 
@@ -152,7 +152,7 @@ class WorkRunner:
             self._on_started(name)
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
-        """Stops and starts a connector. If `announced`, RESTARTING is reported in between. Returns when the start has
+        """Stop and start a connector. If `announced`, RESTARTING is reported in between. Returns when the start has
         ended.
 
         Call it outside the herder's loop, since a start may take long. A restart first waits for the stop of an earlier
@@ -175,7 +175,7 @@ class WorkRunner:
         await self._start_connector(name)
 
     async def start_task(self, task: ConnectorTaskId) -> None:
-        """Starts a task with its current config. If `before_task` is set, the task starts only if that returns True."""
+        """Start a task with its current config. If `before_task` is set, the task starts only if that returns True."""
         if self._before_task is None:
             await self._start_task(task)
         elif task not in self._preparing:
@@ -213,7 +213,7 @@ class WorkRunner:
         self.startups["task", started] += 1
 
     async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
-        """Stops and starts tasks. If `announced`, RESTARTING is reported in between."""
+        """Stop and start tasks. If `announced`, RESTARTING is reported in between."""
         before = {task: self._given_up[task] for task in sorted(tasks)}
         await self._stop_work(ConnectorsAndTasks((), before))
         for task, given_up in before.items():
@@ -224,7 +224,7 @@ class WorkRunner:
             await self.start_task(task)
 
     async def set_target_state(self, name: str) -> None:
-        """Brings the parts of a connector on this worker to its target state."""
+        """Bring the parts of a connector on this worker to its target state."""
         target = self._snapshot().target_state(name)
         self.beside(self._set_target_state(name, target))
 

@@ -58,7 +58,7 @@ class WorkerLink:
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Sends a message to the parent worker. Does nothing if that worker has ended."""
+        """Send a message to the parent worker. Does nothing if that worker has ended."""
         line = pack(message)
         try:
             with self._lock:
@@ -67,7 +67,7 @@ class WorkerLink:
             return
 
     def read(self, on_command: Callable[[Message], None], on_end: Callable[[], None]) -> None:
-        """Reads commands on a thread until the worker closes the link or ends."""
+        """Read commands on a thread until the worker closes the link or ends."""
         loop = asyncio.get_running_loop()
 
         def read_commands() -> None:
@@ -115,7 +115,7 @@ class ChildOffsetStore:
         return self._config.topic("offset").name
 
     async def start(self) -> None:
-        """Does nothing: the first use opens the child process' clients."""
+        """Do nothing: the first use opens the child process' clients."""
 
     async def stop(self) -> None:
         await self._clients.aclose()
@@ -159,13 +159,13 @@ class Commands:
         return f"<Commands for {self._connector}, {len(self._running)} running>"
 
     def on_command(self, command: Message) -> None:
-        """Starts a command. Commands run in parallel, and begin in the order in which they were sent."""
+        """Start a command. Commands run in parallel, and begin in the order in which they were sent."""
         running = asyncio.create_task(self._run_command(command))
         self._running[running] = command["do"]
         running.add_done_callback(self._running.pop)
 
     async def close(self) -> None:
-        """Stops all work. First waits for the end of a stop in progress."""
+        """Stop all work. First waits for the end of a stop in progress."""
         # `shutdown` would not wait for tasks that a stop has removed already.
         stops = [running for running, do in self._running.items() if do == "stop"]
         if stops:
@@ -173,7 +173,7 @@ class Commands:
         await self._worker.shutdown()
 
     def send_metrics(self) -> None:
-        """Sends the metrics of all tasks, and the topics that they have used since the last time."""
+        """Send the metrics of all tasks, and the topics that they have used since the last time."""
         metrics = [(id.task, values) for id, _, values in self._worker.task_metrics()]
         topics = sorted(self._events.topics)
         self._events.topics = set()
@@ -231,7 +231,7 @@ class Commands:
 
 
 async def serve(start: Message, link: WorkerLink) -> None:
-    """Runs commands until the worker closes the link, or has ended."""
+    """Run commands until the worker closes the link, or has ended."""
     loggers = Loggers(SYSTEM_CLOCK)
     config = DistributedConfig(start["worker"])
     plugins = Plugins.installed()
@@ -254,7 +254,7 @@ async def serve(start: Message, link: WorkerLink) -> None:
 
 
 def main() -> NoReturn:
-    """Runs the process, from the first message on to its end."""
+    """Run the process, from the first message on to its end."""
     for own in (signal.SIGINT, signal.SIGTERM):
         signal.signal(own, signal.SIG_IGN)
     status = FAILED

@@ -70,14 +70,14 @@ class ConnectorProcess:
         return None if self._process is None else self._process.pid
 
     def send(self, command: Mapping[str, Any]) -> None:
-        """Sends a command without a wait for its answer."""
+        """Send a command without a wait for its answer."""
         if self._writer is None:  # the process is still starting
             self._unsent.append(dict(command))
         elif not self._writer.is_closing():
             self._writer.write(pack(command))
 
     async def request(self, command: Mapping[str, Any]) -> Any:
-        """Sends a command and returns its result. Raises the error of the command, or ConnectorProcessEnded."""
+        """Send a command and return its result. Raises the error of the command, or ConnectorProcessEnded."""
         if self._error is not None:
             raise self._error
         self._number += 1
@@ -90,7 +90,7 @@ class ConnectorProcess:
             del self._pending[number]
 
     async def close(self) -> None:
-        """Closes the socket and waits for the process to exit. After END_MS the process is killed."""
+        """Close the socket and wait for the process to exit. After END_MS the process is killed."""
         self._is_closed = True
         self._end_pending(ConnectorProcessEnded(f"the process of connector {self._connector} was stopped"))
         if self._writer is not None:
@@ -154,7 +154,7 @@ class ConnectorProcess:
         return process, reader, writer
 
     async def _receive_messages(self, reader: asyncio.StreamReader) -> None:
-        """Takes messages until there are no more, or one is invalid."""
+        """Take messages until there are no more, or one is invalid."""
         try:
             while line := await reader.readline():
                 message = unpack(line)
@@ -169,7 +169,7 @@ class ConnectorProcess:
             log.warning("messages of a process cannot be read", connector=self._connector, pid=self.pid, reason=str(e))
 
     def _end_pending(self, error: ConnectorProcessEnded) -> None:
-        """Fails all pending requests, and later ones, with the error."""
+        """Fail all pending requests, and later ones, with the error."""
         self._error = self._error or error
         for answer in self._pending.values():
             if not answer.done():

@@ -75,7 +75,7 @@ class IsolatedConnector:
     async def start_connector(
         self, config: Props, target: TargetState, listener: StatusListener, on_reconfiguration: Callable[[str], None]
     ) -> State:
-        """Starts the isolated connector. Returns the state that it reached."""
+        """Start the isolated connector. Returns the state that it reached."""
         self._on_reconfiguration = on_reconfiguration
         command = {"do": "start_connector", "config": dict(config)}
         process = self._add_part(self.name, command, target, listener)
@@ -85,12 +85,12 @@ class IsolatedConnector:
             return State.FAILED
 
     def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> None:
-        """Starts a task of the isolated connector, without a wait for it."""
+        """Start a task of the isolated connector, without a wait for it."""
         command = {"do": "start_task", "spec": spec}
         self._add_part(spec.id, command, target, listener).send({**command, "target": target.value})
 
     async def stop(self, ids: Iterable[Id]) -> None:
-        """Stops these parts of the connector. If they take too long, the process is killed. The process ends with
+        """Stop these parts of the connector. If they take too long, the process is killed. The process ends with
         the last part."""
         async with self._stopping:
             ids = [id for id in ids if self.parts.pop(id, None) is not None]
@@ -114,7 +114,7 @@ class IsolatedConnector:
             return
 
     async def set_target_state(self, target: TargetState) -> None:
-        """Brings the isolated connector and its tasks to a target state."""
+        """Bring the isolated connector and its tasks to a target state."""
         self._target = target
         if self._process is not None:
             with contextlib.suppress(ConnectorProcessEnded):
@@ -131,7 +131,7 @@ class IsolatedConnector:
         return made
 
     def send(self, command: Message) -> None:
-        """Sends a command to the connector's process, if there is one."""
+        """Send a command to the connector's process, if there is one."""
         if self._process is not None:
             self._process.send(command)
 
@@ -156,7 +156,7 @@ class IsolatedConnector:
                 yield id, part.state, {**part.metrics, **beyond}
 
     def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> ConnectorProcess:
-        """Adds a part. Returns the process that must start it."""
+        """Add a part. Returns the process that must start it."""
         self._target = target
         self._listener = listener
         process = self._running_process()

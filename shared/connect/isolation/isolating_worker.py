@@ -51,7 +51,7 @@ class IsolatingWorker(Worker):
         await asyncio.gather(*(self._stop_parts(name, ()) for name in tuple(self._isolated)))
 
     def set_level(self, name: str, level: str) -> None:
-        """Sets a logger's level in every process, also in future ones."""
+        """Set a logger's level in every process, also in future ones."""
         self._levels.pop(name, None)
         self._levels[name] = level
         for isolated in self._isolated.values():

@@ -192,7 +192,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """Runs one turn: pauses if required, polls if no records are left to send, sends."""
+        """Run one turn: pause if required, poll if no records are left to send, send."""
         self._raise_send_error()  # from a producer callback since the last turn
         if self.should_pause:
             await self._wait_while_paused()
@@ -262,7 +262,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         return records
 
     async def _send_polled(self) -> bool:
-        """Sends the polled records. Returns False if some of them must be sent later.
+        """Send the polled records. Returns False if some of them must be sent later.
 
         The producer takes a record only when it knows the topic and has room for the record, however long that takes.
         If the task is to stop or pause meanwhile, the record is taken back. It is then not sent, and is polled or sent
@@ -294,7 +294,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         return not sending.cancelled() and sending.result()
 
     async def _watch_topics(self) -> None:
-        """Looks up each destination that has had no acknowledgement of its pending records for `topic.wait.timeout.ms`.
+        """Look up each destination that has had no acknowledgement of its pending records for `topic.wait.timeout.ms`.
 
         Raises ConnectError as `_fail_without_topic` does.
         """
@@ -312,7 +312,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             await asyncio.sleep(max(TOPIC_WATCH_MS, min(next_ms - now_ms, wait_ms)) / 1000)
 
     def _on_its_way(self, destination: Destination) -> None:
-        """Counts a record for the destination that is not in Kafka yet."""
+        """Count a record for the destination that is not in Kafka yet."""
         waiting = self._waiting.get(destination)
         if waiting is None:
             due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
@@ -320,7 +320,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         waiting.records += 1
 
     def _count_down_waiting_records(self, destination: Destination) -> None:
-        """Counts a record down that is in Kafka, was rejected or was taken back."""
+        """Count a record down that is in Kafka, was rejected or was taken back."""
         waiting = self._waiting[destination]
         waiting.records -= 1
         waiting.due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
@@ -461,7 +461,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self.send_error = error
 
     async def _handle_rejected_record(self, record: SourceRecord, token: object, error: PenstockError) -> None:
-        """Handles a record that the producer did not accept."""
+        """Handle a record that the producer did not accept."""
         if not self._tolerates_send_errors:
             self._record_not_sent(token)
             raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error
@@ -480,7 +480,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             ) from self.send_error
 
     async def _have_topic(self, produced: ProducerRecord) -> None:
-        """Creates the record's topic if it does not exist and the connector configures new topics.
+        """Create the record's topic if it does not exist and the connector configures new topics.
 
         Raises ConnectError if Kafka rejects the topic. A retriable error is retried without a limit here;
         `_watch_topics` limits the wait.

@@ -89,7 +89,7 @@ def require_connector_class(props: Mapping[str, str]) -> str:
 
 
 def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]) -> ConfigInfos:
-    """Validates a configuration whose variables (`${…}`) are resolved. `worker` has the worker's own settings.
+    """Validate a configuration whose variables (`${…}`) are resolved. `worker` has the worker's own settings.
 
     Raises ConfigError if it names no connector class, or one that does not exist.
     """
@@ -197,7 +197,7 @@ def _find_plugin_class(plugins: Plugins, name: str) -> object | None:
 
 
 def _check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
-    """Adds the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
+    """Add the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
     topics = values["topics"]
     pattern = values["topics.regex"]
     dlq = values["errors.deadletterqueue.topic.name"]

@@ -230,7 +230,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
 
 
 def validate_unique_aliases(name: str, value: Any) -> None:
-    """Validates that the aliases in a setting, such as `transforms`, are unique. Accepts null."""
+    """Validate that the aliases in a setting, such as `transforms`, are unique. Accepts null."""
     if value and len(set(value)) < len(value):
         raise invalid(name, value, "Duplicate alias provided.")
 
@@ -288,7 +288,7 @@ def _recommend_values(values: list[Any]) -> Recommender:
 def _define_transform_settings(
     definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]
 ) -> None:
-    """Adds to a connector's settings those of each transform or predicate that it names, in a group of their own."""
+    """Add to a connector's settings those of each transform or predicate that it names, in a group of their own."""
     singular = chain.removesuffix("s").capitalize()
     for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
         prefix = f"{chain}.{alias}."

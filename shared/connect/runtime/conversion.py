@@ -174,7 +174,7 @@ class Conversion:
         return current
 
     async def _run_stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
-        """Runs one operation. After a retriable error it is repeated after a wait, and after MoreNeeded when the
+        """Run one operation. After a retriable error it is repeated after a wait, and after MoreNeeded when the
         data is fetched."""
         try:
             return operation()
@@ -203,7 +203,7 @@ class Conversion:
             self.waits.end()
 
     async def _wait_before_retry(self, failure: Failure, started_ms: int) -> None:
-        """Waits before the next attempt of the operation. Raises Failed if there is none."""
+        """Wait before the next attempt of the operation. Raises Failed if there is none."""
         now_ms = self.clock.monotonic_ms()
         wait_ms = self.operator.retry_after(failure.error, failure.attempt, started_ms, now_ms)
         if wait_ms is None:
@@ -212,7 +212,7 @@ class Conversion:
         await self.waits.wait_for(asyncio.sleep(wait_ms / 1000))
 
     async def failed(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
-        """Reports a failure, and raises ToleranceExceeded if it is not tolerated."""
+        """Report a failure, and raise ToleranceExceeded if it is not tolerated."""
         await self.report(record, failure)
         self.operator.failed(failure, self.clock.now_ms())
 

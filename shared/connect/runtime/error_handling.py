@@ -133,7 +133,7 @@ class RetryWithToleranceOperator:
         return delay_ms if timeout_ms == -1 else min(delay_ms, left_ms)
 
     def failed(self, failure: Failure, now_ms: int) -> None:
-        """Counts a failed record. Raises ToleranceExceeded if the failure is not tolerated.
+        """Count a failed record. Raises ToleranceExceeded if the failure is not tolerated.
 
         The caller must report the failure (log, dead letter) before. As in Kafka Connect, failures that are not
         tolerated are reported too.
@@ -176,16 +176,16 @@ class RetryWaits:
         return f"<RetryWaits of {self._task}, {'none' if self.since_ms is None else f'since {self.since_ms} ms'}>"
 
     def begin(self, now_ms: int) -> None:
-        """Records that an operation cannot be completed at once."""
+        """Record that an operation cannot be completed at once."""
         self.since_ms = now_ms
         self._logged_ms = None
 
     def end(self) -> None:
-        """Records that the operation is done, or has failed for good."""
+        """Record that the operation is done, or has failed for good."""
         self.since_ms = None
 
     def failed(self, what: str, error: Exception, now_ms: int) -> None:
-        """Logs that the operation will be tried again: the first time and every `LOG_MS`."""
+        """Log that the operation will be tried again: the first time and every `LOG_MS`."""
         if self._logged_ms is None or now_ms - self._logged_ms >= LOG_MS:
             self._logged_ms = now_ms
             for_ms = 0 if self.since_ms is None else now_ms - self.since_ms
@@ -198,7 +198,7 @@ class RetryWaits:
             )
 
     async def wait_for(self, what: Awaitable[T]) -> T:
-        """Awaits an awaitable and returns its result. If the task is to stop or pause meanwhile, cancels it and
+        """Await an awaitable and return its result. If the task is to stop or pause meanwhile, cancels it and
         raises Interrupted."""
         doing = asyncio.ensure_future(what)
         try:

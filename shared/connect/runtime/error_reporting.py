@@ -75,7 +75,7 @@ class ErrorReporters:
         return f"<ErrorReporters {self._id}, {len(self._pending)} dead letters pending>"
 
     async def start(self) -> None:
-        """Creates the dead-letter topic with one partition if it does not exist."""
+        """Create the dead-letter topic with one partition if it does not exist."""
         if self._producer is None or self._admin is None:
             return
         async with self._admin:
@@ -84,7 +84,7 @@ class ErrorReporters:
         await self._producer.start()
 
     async def report(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
-        """Logs the failure and sends the dead letter, without waiting for it to be stored."""
+        """Log the failure and send the dead letter, without waiting for it to be stored."""
         written = await self.send(record, failure)
         if written is not None:
             self.await_before_commit(written)
@@ -92,11 +92,11 @@ class ErrorReporters:
                 await self.flush()
 
     def await_before_commit(self, future: asyncio.Future[Any]) -> None:
-        """Delays every commit of offsets until this is done, and prevents it if this fails."""
+        """Delay every commit of offsets until this is done, and prevent it if this fails."""
         self._pending.append(future)
 
     async def send(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> asyncio.Future[object] | None:
-        """Logs the failure and sends the dead letter. Returns a future that is done when it is stored, or None
+        """Log the failure and send the dead letter. Returns a future that is done when it is stored, or None
         without a dead letter."""
         if self._settings.log:
             self._metrics.add("total_errors_logged")
@@ -113,7 +113,7 @@ class ErrorReporters:
         return asyncio.ensure_future(_await_delivery(delivery))
 
     async def flush(self) -> None:
-        """Waits until every dead letter is stored. If one cannot be stored, this and every later call raises
+        """Wait until every dead letter is stored. If one cannot be stored, this and every later call raises
         ConnectError."""
         if self._failed is None and self._pending:
             self._failed = await self._wait_for_pending()
@@ -294,7 +294,7 @@ class RawRecords:
         return f"<RawRecords of {len(self._cached)} partitions, {self._bytes} bytes>"
 
     def add(self, polled: Mapping[TopicPartition, Columns]) -> None:
-        """Adds the records of one poll, which are delivered next. Above the limit of bytes, the oldest other records
+        """Add the records of one poll, which are delivered next. Above the limit of bytes, the oldest other records
         are dropped."""
         self._polls += 1
         for tp, columns in polled.items():
@@ -324,13 +324,13 @@ class RawRecords:
         return columns.record(index) if columns.offsets.item(index) == offset else None
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Drops the records before the group's committed offsets: they are not reported any more."""
+        """Drop the records before the group's committed offsets: they are not reported any more."""
         for tp, at in offsets.items():
             own = self._cached.get(tp, deque())
             while own and own[0].last < at.offset:
                 self._bytes -= own.popleft().bytes
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drops the records of revoked partitions: they are not reported any more."""
+        """Drop the records of revoked partitions: they are not reported any more."""
         for tp in partitions:
             self._bytes -= sum(cached.bytes for cached in self._cached.pop(tp, ()))

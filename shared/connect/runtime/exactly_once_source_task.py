@@ -42,7 +42,7 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
 
 
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
-    """Fences the producers of earlier exactly-once source tasks, by their transactional ids.
+    """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
     Afterwards, none of them can write, or has a transaction open. Raises KafkaTimeout, AuthorizationFailed.
     """
@@ -84,7 +84,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self.producer.init_transactions()
 
     async def _before_loop(self) -> None:
-        """Does nothing: no work runs beside the loop."""
+        """Do nothing: no work runs beside the loop."""
 
     async def _begin_transaction(self) -> None:
         if not self._open:
@@ -145,7 +145,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
             await self._commit_transaction()
 
     async def _commit_transaction(self) -> None:
-        """Adds the offsets to the transaction and commits it. Does nothing if no record was sent."""
+        """Add the offsets to the transaction and commit it. Does nothing if no record was sent."""
         if not self._records:
             return
         await self._begin_transaction()
@@ -167,18 +167,18 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._call_task(self.task.commit)
 
     async def _abort_transaction(self) -> None:
-        """Aborts the transaction: none of its records is written."""
+        """Abort the transaction: none of its records is written."""
         if self._open:
             await self.producer.abort_transaction()
             self._open = False
         self.send_error = None
 
     async def _before_pause(self) -> None:
-        """Leaves no transaction open during a pause: the coordinator would end it."""
+        """Leave no transaction open during a pause: the coordinator would end it."""
         await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _commit_last_offsets(self, *, failed: bool) -> None:
-        """Ends the last transaction as `TransactionBoundary.at_end` decides. If it is still open after that, it is
+        """End the last transaction as `TransactionBoundary.at_end` decides. If it is still open after that, it is
         aborted."""
         if not failed and self.send_error is None:
             await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))

@@ -42,7 +42,7 @@ class OffsetBackingStore(Protocol):
         ...
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        """Returns when the values are stored durably. Raises a PenstockError if that cannot be confirmed."""
+        """Return when the values are stored durably. Raises a PenstockError if that cannot be confirmed."""
         ...
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:

@@ -70,7 +70,7 @@ class Plugins:
     """The plugins of a worker."""
 
     def __init__(self, plugins: Iterable[tuple[str | None, type]]) -> None:
-        """Takes pairs of a name of its own, such as an entry point's, and the class."""
+        """Take pairs of a name of its own, such as an entry point's, and the class."""
         self._descs: list[PluginDesc] = []
         self._by_name: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
         for name, plugin in plugins:
@@ -88,7 +88,7 @@ class Plugins:
         return cls([*_builtin_plugins(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
-        """Adds a plugin. If several plugins have the same name, the name refers to the first one."""
+        """Add a plugin. If several plugins have the same name, the name refers to the first one."""
         for kind in kinds_of(plugin):
             # Without the constructor, which may have side effects.
             version = str(cast(Any, plugin).version(object.__new__(plugin)))

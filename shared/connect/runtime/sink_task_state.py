@@ -132,7 +132,7 @@ class SinkTaskState:
         return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
-        """Applies the answer to a commit. Returns the duration of the commit in ms, or None if a newer commit has
+        """Apply the answer to a commit. Returns the duration of the commit in ms, or None if a newer commit has
         begun since."""
         # A late answer to an earlier commit. Its offsets may be behind those of the newest one.
         if seqno != self.commit_seqno:
@@ -191,7 +191,7 @@ class SinkTaskState:
         return rewinds
 
     def received(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Takes the offset after the last polled record of each partition, dropped records included."""
+        """Take the offset after the last polled record of each partition, dropped records included."""
         if self.batch and ends:
             raise IllegalState("records were polled while a batch is being redelivered")
         self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})
@@ -235,7 +235,7 @@ class SinkTaskState:
         return self._assignments
 
     def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
-        """Adds partitions at these positions. Returns the partitions to pause."""
+        """Add partitions at these positions. Returns the partitions to pause."""
         self._assignments += 1
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments
@@ -247,7 +247,7 @@ class SinkTaskState:
         return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
 
     def closed(self, partitions: Iterable[TopicPartition]) -> None:
-        """Removes partitions. Their new owner reads the uncommitted records again."""
+        """Remove partitions. Their new owner reads the uncommitted records again."""
         gone = set(partitions)
         for offsets in (self.assigned, self.current, self.last_committed, self.pending, self.rewinds):
             for tp in gone:

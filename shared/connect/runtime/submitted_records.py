@@ -67,13 +67,13 @@ class SubmittedRecord:
         return f"<SubmittedRecord {self.offset} {'acked' if self.acked else 'pending'}>"
 
     def ack(self) -> None:
-        """Reports that Kafka has the record."""
+        """Report that Kafka has the record."""
         if not self._settled:
             self._settled = self.acked = True
             self._owner.pending -= 1
 
     def drop(self) -> bool:
-        """Removes a record that was never sent. Returns False if the record was removed or acknowledged before."""
+        """Remove a record that was never sent. Returns False if the record was removed or acknowledged before."""
         if self._settled:
             return False
         self._settled = True
@@ -94,7 +94,7 @@ class SubmittedRecords:
         return f"<SubmittedRecords {self.pending} pending of {len(self.queues)} partitions>"
 
     def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
-        """Adds a record that is about to be sent."""
+        """Add a record that is about to be sent."""
         key = self._cached_partition_key(partition)
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
@@ -121,7 +121,7 @@ class SubmittedRecords:
         return result
 
     def forget(self, record: SubmittedRecord) -> None:
-        """Removes a record from its queue. Only the record calls this. A record that was not sent is usually the
+        """Remove a record from its queue. Only the record calls this. A record that was not sent is usually the
         last one."""
         queue = self.queues[record.key]
         if queue[-1] is record:

@@ -97,14 +97,14 @@ class TaskMetrics:
         self._values[name] = value
 
     def timed(self, name: str, ms: float) -> None:
-        """Records the duration of one call."""
+        """Record the duration of one call."""
         entry = self._times[name]
         entry[0] += 1
         entry[1] += ms
         entry[2] = max(entry[2], ms)
 
     def sized(self, name: str, count: int) -> None:
-        """Records the number of records of one batch or transaction."""
+        """Record the number of records of one batch or transaction."""
         entry = self._sizes[name]
         entry[0] += 1
         entry[1] += count
@@ -114,12 +114,12 @@ class TaskMetrics:
             self._values[f"{name}_min"] = count if entry[0] == 1 else min(self._values[f"{name}_min"], count)
 
     def active(self, count: int) -> None:
-        """Sets the number of records that are read and not yet processed."""
+        """Set the number of records that are read and not yet processed."""
         self.set(f"{self.kind}_record_active_count", count)
         self.sized(f"{self.kind}_record_active_count", count)
 
     def moved(self, state: State, now_ms: int) -> None:
-        """Records that the task enters another state."""
+        """Record that the task enters another state."""
         self._state_ms[self._state] = self._state_ms.get(self._state, 0) + now_ms - self._state_since_ms
         self._state = state
         self._state_since_ms = now_ms

@@ -76,7 +76,7 @@ class TaskThread:
             thread.close()
 
     def on_loop(self, function: Callable[..., T], *args: Any) -> T:
-        """Calls a function of the worker on its event loop, from either thread, and returns its result."""
+        """Call a function of the worker on its event loop, from either thread, and return its result."""
         if self._loop is None or threading.current_thread() is not self._thread:
             return function(*args)
 
@@ -86,7 +86,7 @@ class TaskThread:
         return asyncio.run_coroutine_threadsafe(call_on_loop(), self._loop).result()
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Awaits an awaitable on the event loop and returns its result. Raises IllegalState outside the task's
+        """Await an awaitable on the event loop and return its result. Raises IllegalState outside the task's
         thread."""
         if self._loop is None or threading.current_thread() is not self._thread:
             if inspect.iscoroutine(awaitable):
@@ -99,7 +99,7 @@ class TaskThread:
         return asyncio.run_coroutine_threadsafe(await_on_loop(), self._loop).result()
 
     def close(self) -> None:
-        """Ends the thread when its calls have returned, without waiting for it."""
+        """End the thread when its calls have returned, without waiting for it."""
         self._calls.put(None)
 
     def _submit_call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -112,7 +112,7 @@ class TaskThread:
         return future
 
     def _run_calls(self) -> None:
-        """Runs the submitted calls one after another, in the task's thread, until the thread is stopped."""
+        """Run the submitted calls one after another, in the task's thread, until the thread is stopped."""
         while (call := self._calls.get()) is not None:
             future, function = call
             self._run_one(future, function)

@@ -53,7 +53,7 @@ class TransformationChain:
         return current
 
     def close(self) -> None:
-        """Closes every transform and predicate."""
+        """Close every transform and predicate."""
         for stage in self.stages:
             stage.transformation.close()
             if stage.predicate is not None:

@@ -69,12 +69,12 @@ class Worker:
         return f"<Worker {len(self._connectors)} connectors, {len(self._tasks)} tasks>"
 
     async def startup(self) -> None:
-        """Opens the offset store."""
+        """Open the offset store."""
         await self.offsets.start()
         self._stall_watch = asyncio.create_task(self._watch_stalls(), name="stalled tasks")
 
     async def shutdown(self) -> None:
-        """Stops all tasks, then all connectors, then the offset store."""
+        """Stop all tasks, then all connectors, then the offset store."""
         if self._stall_watch is not None:
             self._stall_watch.cancel()
         await self.stop_tasks(self.task_ids())
@@ -115,7 +115,7 @@ class Worker:
         return found
 
     async def _watch_stalls(self) -> None:
-        """Logs once for each task that it is stalled inside one call, and once that it continues."""
+        """Log once for each task that it is stalled inside one call, and once that it continues."""
         limit_ms = self.config["task.stall.timeout.ms"]
         while True:
             await asyncio.sleep(max(limit_ms / STALL_LOOKS, STALL_LOOK_MS_MIN) / 1000)
@@ -142,7 +142,7 @@ class Worker:
         listener: StatusListener,
         on_reconfiguration: Callable[[str], None] = lambda _name: None,
     ) -> State:
-        """Starts a connector and brings it to its target state. Returns the state that it reached.
+        """Start a connector and bring it to its target state. Returns the state that it reached.
 
         `config` is the stored one, with unresolved variables (`${…}`). An error is not raised, but reported as the
         connector's failure. `on_reconfiguration` is called when the connector requests a reconfiguration of its tasks.
@@ -184,13 +184,13 @@ class Worker:
         )
 
     async def stop_connector(self, name: str) -> None:
-        """Stops a connector within the graceful timeout. Does nothing if it is not on this worker."""
+        """Stop a connector within the graceful timeout. Does nothing if it is not on this worker."""
         connector = self._connectors.pop(name, None)
         if connector is not None:
             await connector.shutdown(self.graceful_timeout_ms)
 
     async def stop_connectors(self, names: Iterable[str]) -> None:
-        """Stops connectors, all at once."""
+        """Stop connectors, all at once."""
         await asyncio.gather(*(self.stop_connector(name) for name in names))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
@@ -224,7 +224,7 @@ class Worker:
         return [self.transformer.unresolve({**task, **added}, config) for task in made]
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
-        """Starts a task. If the task cannot be made, reports its failure and returns False.
+        """Start a task. If the task cannot be made, reports its failure and returns False.
 
         A task that fails later is restarted after a backoff if `task.restart.enable` is set.
         """
@@ -263,7 +263,7 @@ class Worker:
             )
 
     async def _restart_after_failure(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
-        """Waits until a task has failed, then restarts it after a backoff. Tries again if the task cannot be made."""
+        """Wait until a task has failed, then restart it after a backoff. Tries again if the task cannot be made."""
         await asyncio.wait([running])
         id = task.id
         begun = task.state is not State.FAILED or task.stopping
@@ -276,7 +276,7 @@ class Worker:
             begun = self._begin_task(spec, listener, self._targets[id.connector])
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
-        """Stops tasks in parallel. Those that still run after the graceful timeout are cancelled and abandoned."""
+        """Stop tasks in parallel. Those that still run after the graceful timeout are cancelled and abandoned."""
         for id in (ids := tuple(ids)):
             self._specs.pop(id, None)
             self._restarts.forget(id)
@@ -293,7 +293,7 @@ class Worker:
             task.cancel()
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Brings a connector and its tasks on this worker to a target state."""
+        """Bring a connector and its tasks on this worker to a target state."""
         self._targets[name] = target
         for id, task in self._tasks.items():
             if id.connector == name:
@@ -339,7 +339,7 @@ class WorkerRestarts:
         self._started_ms: dict[Id, int] = {}
 
     def started(self, id: Id, now_ms: int) -> None:
-        """Records when the worker started a connector or task, from which `failed` derives the next backoff."""
+        """Record when the worker started a connector or task, from which `failed` derives the next backoff."""
         self._started_ms[id] = now_ms
 
     def failed(self, id: Id, now_ms: int) -> int | None:
@@ -350,6 +350,6 @@ class WorkerRestarts:
         return backoff.wait_ms(now_ms - self._started_ms.get(id, now_ms))
 
     def forget(self, id: Id) -> None:
-        """Forgets when a connector or task is to be restarted, since it is no longer on this worker."""
+        """Forget when a connector or task is to be restarted, since it is no longer on this worker."""
         self._backoffs.pop(id, None)
         self._started_ms.pop(id, None)

@@ -62,12 +62,12 @@ class WorkerConnector:
         self._thread.on_loop(self._fail_connector, error)
 
     async def transition_to(self, target: TargetState) -> State:
-        """Brings the connector to the target state. Returns the state that it reached: FAILED if the connector
+        """Bring the connector to the target state. Returns the state that it reached: FAILED if the connector
         raised."""
         return await self._request_target_state(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
-        """Stops the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
+        """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._request_target_state(None)
@@ -89,7 +89,7 @@ class WorkerConnector:
         return await done
 
     async def _run_requested_transitions(self) -> None:
-        """Runs the requested transitions of the connector's target state one after another."""
+        """Run the requested transitions of the connector's target state one after another."""
         # One transition after another, in the order of the requests: `start` and `stop` never overlap. An `async def`
         # `task_configs` may run beside them.
         while True:

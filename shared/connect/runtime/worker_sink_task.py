@@ -97,7 +97,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """Runs one turn.
+        """Run one turn.
 
         It has three steps, in the order of Kafka Connect's `WorkerSinkTask.iteration` and `poll`:
 
@@ -139,7 +139,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         return self.should_pause or self._is_converting
 
     def _follow_target(self) -> None:
-        """Pauses or resumes if the target state has changed."""
+        """Pause or resume if the target state has changed."""
         if not self._changed.is_set() or self.stopping:
             return
         self._changed.clear()
@@ -189,7 +189,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await asyncio.gather(poll, changed, answered, return_exceptions=True)
 
     async def _convert_beside_polls(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
-        """Converts without holding the lock: it may wait as long as a schema registry is down."""
+        """Convert without holding the lock: it may wait as long as a schema registry is down."""
         converting = asyncio.ensure_future(self._convert_polled_records(polled))
         try:
             await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)
@@ -267,7 +267,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._consumer.seek(tp, offset)
 
     async def _begin_offset_commit(self, now_ms: int) -> None:
-        """Begins a commit beside the loop."""
+        """Begin a commit beside the loop."""
         await self._reporters.flush()  # an offset may pass a failed record only once its dead letter is stored
         begun = self.sink_state.begin_commit(now_ms)
         if begun is None:
@@ -312,7 +312,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.add("offset_commit_completion_total")
 
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
-        """Takes the positions of new partitions from the consumer, and lets the task open them."""
+        """Take the positions of new partitions from the consumer, and let the task open them."""
         async with self._turn:
             positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
             paused = self.sink_state.opened(positions)
@@ -324,12 +324,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._seek_rewound_partitions()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """Lets the task finish the partitions, and commits."""
+        """Let the task finish the partitions, and commit."""
         async with self._turn:
             await self._close_partitions(partitions, lost=False)
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
-        """Lets the task close the partitions, without a commit: it would be rejected."""
+        """Let the task close the partitions, without a commit: it would be rejected."""
         async with self._turn:
             await self._close_partitions(partitions, lost=True)
 
@@ -350,7 +350,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
 
     async def _commit_before_revocation(self, partitions: Partitions) -> None:
-        """Commits before partitions are revoked. If the task cannot flush, their next owner reads the records again."""
+        """Commit before partitions are revoked. If the task cannot flush, their next owner reads the records again."""
         begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:
             return

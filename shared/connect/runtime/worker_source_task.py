@@ -91,7 +91,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self.metrics.active(self.submitted.pending)
 
     async def _report_acknowledged(self) -> None:
-        """Calls the connector's task for records whose outcome is known."""
+        """Call the connector's task for records whose outcome is known."""
         acknowledged = self._acknowledged
         self._acknowledged = []
         for record, metadata in acknowledged:
@@ -101,7 +101,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                 log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
     async def commit_offsets(self) -> bool:
-        """Stores the offsets up to which all records are in Kafka. Returns False if that failed; the next call tries
+        """Store the offsets up to which all records are in Kafka. Returns False if that failed; the next call tries
         again."""
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
@@ -128,7 +128,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         return True
 
     async def _notify_committed(self) -> None:
-        """Calls the connector's task for acknowledged records and for the stored offsets."""
+        """Call the connector's task for acknowledged records and for the stored offsets."""
         await self._report_acknowledged()
         try:
             await self.thread.call(self.task.commit)

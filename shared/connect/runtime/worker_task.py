@@ -64,15 +64,15 @@ class WorkerTask(ABC):
 
     @abstractmethod
     async def _start_task(self) -> None:
-        """Opens resources and starts the connector's task."""
+        """Open resources and start the connector's task."""
 
     @abstractmethod
     async def _execute_task(self) -> None:
-        """Works until `stopping`."""
+        """Work until `stopping`."""
 
     @abstractmethod
     async def _close_task(self) -> None:
-        """Stops the connector's task and releases all resources. Called once, also after an error."""
+        """Stop the connector's task and release all resources. Called once, also after an error."""
 
     def stalled_ms(self, now_ms: int) -> int:
         """Return how many ms the task has been inside one call of the connector's code, or has retried one record's
@@ -86,7 +86,7 @@ class WorkerTask(ABC):
         )
 
     def _bind_retry_waits(self, waits: RetryWaits) -> None:
-        """Binds waits to this task: its stop or pause ends them."""
+        """Bind waits to this task: its stop or pause ends them."""
         self._waits = waits
         waits.is_over = lambda: self.stopping or self.should_pause
         waits.mask = lambda text: self.mask(text)
@@ -94,7 +94,7 @@ class WorkerTask(ABC):
     async def _call_task(
         self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
     ) -> T:
-        """Calls the connector's code, as `TaskThread.call` does, and records the start of the call."""
+        """Call the connector's code, as `TaskThread.call` does, and record the start of the call."""
         self._entered_ms = self._clock.monotonic_ms()
         try:
             return await self.thread.call(method, *args, like=like)
@@ -102,7 +102,7 @@ class WorkerTask(ABC):
             self._entered_ms = None
 
     async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
-        """Calls the connector's `stop`, after all other calls, and lets the thread end."""
+        """Call the connector's `stop`, after all other calls, and let the thread end."""
         self._stop_call = asyncio.ensure_future(self._call_task(stop))
         self._stop_call.add_done_callback(lambda _: self.thread.close())
         # The thread is inside a call that cannot be ended. `stop` runs when that call returns, and is not awaited: a
@@ -117,30 +117,30 @@ class WorkerTask(ABC):
             raise
 
     def start(self, target: TargetState) -> asyncio.Task[None]:
-        """Starts the task. The returned asyncio task ends when the task ends."""
+        """Start the task. The returned asyncio task ends when the task ends."""
         self.target = target
         self._runner = asyncio.create_task(self._run_lifecycle(), name=f"task-{self.id}")
         return self._runner
 
     def transition_to(self, target: TargetState) -> None:
-        """Requests a pause or a resume. A stopped connector's tasks are not paused but stopped."""
+        """Request a pause or a resume. A stopped connector's tasks are not paused but stopped."""
         self.target = target
         self._changed.set()
 
     def stop(self) -> None:
-        """Requests an orderly end, which commits what was delivered."""
+        """Request an orderly end, which commits what was delivered."""
         self.stopping = True
         self._changed.set()
 
     async def until_stopped(self, timeout_ms: float) -> bool:
-        """Waits for the end of the task. Returns False if it still runs after `timeout_ms`."""
+        """Wait for the end of the task. Returns False if it still runs after `timeout_ms`."""
         if self._runner is None:
             return True
         done, _ = await asyncio.wait([self._runner], timeout=timeout_ms / 1000)
         return bool(done)
 
     def cancel(self) -> None:
-        """Ends it now: running work is cancelled and not awaited, and nothing more is committed or reported."""
+        """End it now: running work is cancelled and not awaited, and nothing more is committed or reported."""
         self.stopping = True
         self.cancelled = True
         if self._runner is not None:
@@ -167,7 +167,7 @@ class WorkerTask(ABC):
             self.moved(Event.SHUTDOWN)
 
     def moved(self, event: Event) -> None:
-        """Records and reports a change."""
+        """Record and report a change."""
         self.state = after(self.state, event)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
         self._listener.on_event(self.id, event)

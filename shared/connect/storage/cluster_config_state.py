@@ -146,13 +146,13 @@ class ConfigState:
         return self._snapshot
 
     def passed(self, offset: int) -> None:
-        """Records the offset of a record that has no effect."""
+        """Record the offset of a record that has no effect."""
         self._offset = offset
         if self._snapshot is not None:
             self._snapshot = replace(self._snapshot, offset=offset)
 
     def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
-        """Applies one record. Returns the change that it makes, or None."""
+        """Apply one record. Returns the change that it makes, or None."""
         self._offset = offset
         self._snapshot = None
         match record:

@@ -57,15 +57,15 @@ class ConfigStore:
         return self._state.snapshot()
 
     async def start(self) -> None:
-        """Reads the existing records, without calls of `on_change`."""
+        """Read the existing records, without calls of `on_change`."""
         self._started = True
 
     async def stop(self) -> None:
-        """Stops reading."""
+        """Stop reading."""
         self._started = False
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Reads all records that others have written up to now. Raises KafkaTimeout."""
+        """Read all records that others have written up to now. Raises KafkaTimeout."""
 
     @property
     def is_claimed(self) -> bool:
@@ -73,20 +73,20 @@ class ConfigStore:
         return True
 
     async def claim(self) -> None:
-        """Claims the right to make a leader's changes, and fences earlier claims."""
+        """Claim the right to make a leader's changes, and fence earlier claims."""
 
     async def release(self) -> None:
-        """Gives up the right to make a leader's changes."""
+        """Give up the right to make a leader's changes."""
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
-        """Stores a connector's config. `target` is its first target state, or None for the default. The target state
+        """Store a connector's config. `target` is its first target state, or None for the default. The target state
         is written first."""
         # As in KIP-980: a worker that reads the connector before its target state would start it.
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
         await self._write_config_records([*records, ConnectorRecord(name, config)], privileged=True)
 
     async def remove_connector(self, name: str) -> None:
-        """Removes a connector, its tasks and its target state."""
+        """Remove a connector, its tasks and its target state."""
         await self._write_config_records([ConnectorRecord(name, None), TargetStateRecord(name, None)], privileged=True)
 
     async def put_tasks(self, name: str, configs: Sequence[Config]) -> None:
@@ -96,27 +96,27 @@ class ConfigStore:
         await self._write_config_records([*tasks, TaskCommitRecord(name, len(configs))], privileged=True)
 
     async def put_target_state(self, name: str, state: TargetState) -> None:
-        """Stores a connector's target state."""
+        """Store a connector's target state."""
         await self._write_config_records([TargetStateRecord(name, state)])
 
     async def put_task_count(self, name: str, count: int) -> None:
-        """Records that the producers of all tasks were fenced, and the number of tasks that may start."""
+        """Record that the producers of all tasks were fenced, and the number of tasks that may start."""
         await self._write_config_records([TaskCountRecord(name, count)], privileged=True)
 
     async def put_session_key(self, key: SessionKey) -> None:
-        """Stores the key with which workers sign from now on."""
+        """Store the key with which workers sign from now on."""
         await self._write_config_records([key], privileged=True)
 
     async def put_restart(self, request: RestartRequest) -> None:
-        """Requests that every worker restarts its part of a connector."""
+        """Request that every worker restarts its part of a connector."""
         await self._write_config_records([request], privileged=True)
 
     async def put_logger_level(self, level: LoggerLevel) -> None:
-        """Requests that every worker sets a logger's level."""
+        """Request that every worker sets a logger's level."""
         await self._write_config_records([level])
 
     async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
-        """Writes the records in order, and reads the topic to its end. Only the leader may make `privileged` writes."""
+        """Write the records in order, and read the topic to its end. Only the leader may make `privileged` writes."""
         raise AssertionError("a subclass writes")
 
     def _apply_config_record(self, record: ConfigRecord, offset: int) -> None:

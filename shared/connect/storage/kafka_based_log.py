@@ -77,7 +77,7 @@ class KafkaBasedLog:
         return f"<KafkaBasedLog {self._topic.name}, {'following' if self._following else 'closed'}>"
 
     async def start(self) -> None:
-        """Creates the topic if it is missing, and reads it to its end.
+        """Create the topic if it is missing, and read it to its end.
 
         Raises ConfigError if the topic is not compacted, or has several partitions although it must have one. Also
         raises the errors of a connection to Kafka.
@@ -94,7 +94,7 @@ class KafkaBasedLog:
         await self.read_to_end()
 
     async def stop(self) -> None:
-        """Stops following the topic."""
+        """Stop following the topic."""
         following = self._following
         self._following = None
         if following is not None:
@@ -111,11 +111,11 @@ class KafkaBasedLog:
         return len(self._partitions)
 
     async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> RecordMetadata:
-        """Writes one record and waits for its acknowledgement. Raises any error of the producer."""
+        """Write one record and wait for its acknowledgement. Raises any error of the producer."""
         return await (await (producer or self._producer).send(self._topic.name, value, key=key))
 
     async def send_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[RecordMetadata]:
-        """Writes records together, and waits until Kafka has all of them."""
+        """Write records together, and wait until Kafka has all of them."""
         deliveries = [await self._producer.send(self._topic.name, value, key=key) for key, value in records]
         return [await delivery for delivery in deliveries]
 

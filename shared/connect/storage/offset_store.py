@@ -52,7 +52,7 @@ class OffsetCache:
         return f"<OffsetCache of {sum(map(len, self._values.values()))} partitions>"
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
-        """Applies one record. Raises SerializationError if it is invalid."""
+        """Apply one record. Raises SerializationError if it is invalid."""
         connector, name = _read_key(key or b"")
         self._keys[name] = key or b""
         if value is None or value == _NULL:
@@ -119,10 +119,10 @@ class MemoryOffsetStore:
         return None
 
     async def start(self) -> None:
-        """Reads the existing offsets."""
+        """Read the existing offsets."""
 
     async def stop(self) -> None:
-        """Stops reading."""
+        """Stop reading."""
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
         await self._read_offsets_to_end()
@@ -136,7 +136,7 @@ class MemoryOffsetStore:
         return self.cache.of_connector(connector)
 
     async def _read_offsets_to_end(self) -> None:
-        """Reads all that was written up to now."""
+        """Read all that was written up to now."""
 
     async def _write_offsets(self, values: Mapping[bytes, bytes | None]) -> None:
         for key, value in values.items():
@@ -151,7 +151,7 @@ class FileOffsetStore(MemoryOffsetStore):
         self._path = path
 
     async def start(self) -> None:
-        """Reads the file. Raises ConfigError if it has another format or cannot be read."""
+        """Read the file. Raises ConfigError if it has another format or cannot be read."""
         try:
             data = await asyncio.to_thread(self._path.read_bytes)
         except FileNotFoundError:

@@ -45,23 +45,23 @@ class StatusStore:
         return f"<{type(self).__name__} {self.cache!r}>"
 
     async def start(self) -> None:
-        """Reads the existing statuses."""
+        """Read the existing statuses."""
 
     async def stop(self) -> None:
-        """Writes the pending reports, then stops reading."""
+        """Write the pending reports, then stop reading."""
 
     async def flush(self) -> None:
         """Return when all reports up to now are written, after `FLUSH_MS` at the latest."""
 
     async def refresh(self) -> None:
-        """Reads all records that others have written up to now. Raises KafkaTimeout."""
+        """Read all records that others have written up to now. Raises KafkaTimeout."""
 
     def put(self, status: StatusRecord) -> None:
-        """Reports a status, whatever the current one is."""
+        """Report a status, whatever the current one is."""
         self.cache.apply(status)
 
     def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
-        """Reports a status, unless another worker has reported one in a later generation."""
+        """Report a status, unless another worker has reported one in a later generation."""
         if self.cache.may_write(status):
             self.cache.apply(status)
 

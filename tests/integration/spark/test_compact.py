@@ -100,7 +100,7 @@ def closed_in_tasks(simulation: Any) -> list[Any]:
 
 
 def is_right(root: Path, simulation: Any) -> bool:
-    """Returns True if the tables hold exactly the committed work of the tasks."""
+    """Return True if the tables hold exactly the committed work of the tasks."""
     assert live_in_lake(root, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(root, simulation) == closed_in_tasks(simulation)
     assert late_in_lake(root, simulation) == late_in_tasks(simulation)

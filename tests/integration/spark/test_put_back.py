@@ -55,7 +55,7 @@ class Lake:
 
     @property
     def reads_positions(self) -> bool:
-        """Returns True if the last compaction read the position of `closed` from its rows, and not from its commits."""
+        """Return True if the last compaction read the position of `closed` from its rows, and not from its commits."""
         return f"{CLOSED}: its positions are read from its rows" in self.messages
 
     def is_right(self) -> bool:

@@ -103,7 +103,7 @@ def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
 
 
 def pair_of(made: Topology, columns_min: int = 1) -> tuple[TopologyTestDriver, TopologyTestDriver]:
-    """Returns two drivers of the topology: one with batches, one record by record."""
+    """Return two drivers of the topology: one with batches, one record by record."""
     return driver_of(made, columns_min), driver_of(made, RECORDS_ONLY)
 
 
@@ -112,14 +112,14 @@ def path_of(driver: TopologyTestDriver) -> VectorizedExecutor | None:
 
 
 def results(driver: TopologyTestDriver) -> list[tuple[bytes | None, bytes | None, int | None]]:
-    """Returns the new results, sorted, because the order of windows within a commit is undefined."""
+    """Return the new results, sorted, because the order of windows within a commit is undefined."""
     read = [(r.key, r.value, r.timestamp) for r in driver.read(RESULTS)]
     assert len({(key, value) for key, value, _ in read}) == len(read)
     return sorted(read, key=repr)
 
 
 def rejected_records(driver: TopologyTestDriver) -> list[Any]:
-    """Returns late records and dead letters in order, without the time at which dead letters were written."""
+    """Return late records and dead letters in order, without the time at which dead letters were written."""
     late = [(r.key, r.value, r.timestamp, r.headers) for r in driver.read(LATE)]
     return [late, [(r.key, r.value, r.headers) for r in driver.read(DEAD)]]
 
@@ -143,7 +143,7 @@ def live(driver: TopologyTestDriver) -> list[Any]:
 
 
 def restored(driver: TopologyTestDriver, made: Topology) -> list[Any]:
-    """Returns the windows that a new owner running `made` restores from the changelog."""
+    """Return the windows that a new owner running `made` restores from the changelog."""
     again = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
     again.changelog = list(driver.changelog)
     again.restore()

@@ -13,7 +13,7 @@ from penstock.shared.streams.lake_names import require_lake_names
 
 
 def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
-    """Returns the schemas of session stores with these names, each with one aggregation."""
+    """Return the schemas of session stores with these names, each with one aggregation."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     for name in names:

@@ -142,7 +142,7 @@ def test_aggregations() -> None:
 
 
 def outcome(builder: StreamsBuilder) -> tuple[list[bytes | None], list[str]]:
-    """Returns the results and the dead letters' errors of one record."""
+    """Return the results and the dead letters' errors of one record."""
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"n":1}', timestamp=5)
     out = driver.read("out") if "out" in driver.topology.output_topics() else []

@@ -395,7 +395,7 @@ class LogicalReader:
         self._set_slot_target(self._progress.stored(offset))
 
     def _set_slot_target(self, target: int | None) -> None:
-        """Sets the log position to which the replication slot moves next."""
+        """Set the log position to which the replication slot moves next."""
         if target is not None:
             self._move_to = target
 

@@ -400,7 +400,7 @@ class Network:
 
 
 async def attempt(known: Addresses) -> tuple[str, int] | None:
-    """Returns the address that was connected to, or None if the attempt timed out."""
+    """Return the address that was connected to, or None if the attempt timed out."""
     try:
         async with asyncio.timeout(0.02):
             with await known.connected_socket("kafka", 9092) as connected:

@@ -51,7 +51,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 def kafka_of(cluster: FakeCluster, request_timeout_ms: int = 10_000) -> KafkaSettings:
-    """Returns settings whose timeout also bounds the start, which may be slow on a busy machine."""
+    """Return settings whose timeout also bounds the start, which may be slow on a busy machine."""
     return KafkaSettings(
         bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=request_timeout_ms, retry_backoff_ms=5,
         reconnect_backoff_ms=5,

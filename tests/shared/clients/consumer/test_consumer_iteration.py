@@ -24,7 +24,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 async def offsets_of(consumer: Consumer, count: int) -> list[int]:
-    """Returns the offsets of the next n records."""
+    """Return the offsets of the next n records."""
     found: list[int] = []
     async for record in consumer:
         found.append(record.offset)

@@ -13,7 +13,7 @@ def taken(tp: TopicPartition, *offsets: int, position: int) -> PolledRecords:
 
 
 def drained(unread: UnreadRecords, *held: TopicPartition) -> list[tuple[int, int, int]]:
-    """Returns partition, offset and next position of all remaining records."""
+    """Return partition, offset and next position of all remaining records."""
     found = []
     while (each := unread.next(held)) is not None:
         found.append((each[0].partition, each[0].offset, each[1]))

@@ -205,7 +205,7 @@ def warm(**settings: object) -> Harness:
 
 
 def flying(core: Harness, count: int) -> list[ProducerBatch]:
-    """Returns n batches of one record each, all in flight, in sequence order."""
+    """Return n batches of one record each, all in flight, in sequence order."""
     for i in range(count):
         core.send(value=b"%d" % i + b"x" * 60)
     batches = core.turn()

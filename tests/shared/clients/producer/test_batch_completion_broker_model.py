@@ -48,7 +48,7 @@ class Log:
         self.producers: dict[int, tuple[int, deque[tuple[int, int, int]]]] = {}
 
     def write(self, data: bytes) -> tuple[int, int]:
-        """Returns error code and base offset."""
+        """Return error code and base offset."""
         (batch,) = read_batches(data)
         values = [record.value for record in batch]
         if batch.producer_id >= 0:

@@ -40,7 +40,7 @@ class Table:
         self.fill(tp, batches - failed)
 
     def head(self, tp: TopicPartition) -> ProducerBatch:
-        """Returns the partition's first batch, in flight again."""
+        """Return the partition's first batch, in flight again."""
         return next(batch for batch in self.core.after_backoff() if batch.tp == tp)
 
     def must_wait(self, tp: TopicPartition) -> bool:

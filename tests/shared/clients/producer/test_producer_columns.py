@@ -54,7 +54,7 @@ async def producing(partitions: int = PARTITIONS, **settings: object) -> AsyncIt
 
 
 def stored(cluster: FakeCluster) -> dict[tuple[int, int], tuple[Any, ...]]:
-    """Returns each record by partition and offset."""
+    """Return each record by partition and offset."""
     return {(r.partition, r.offset): (r.key, r.value, r.timestamp, tuple(r.headers)) for r in cluster.records("t")}
 
 

@@ -274,7 +274,7 @@ def transaction(value: bytes, offset: int, producer_id: int) -> bytes:
 
 
 def outcome(data: bytes, start: int, aborted: Any, limit: int | None, *, packed: bool) -> list[Any]:
-    """Returns all decoded records and the final error."""
+    """Return all decoded records and the final error."""
     fetched, seen = completed_fetch(data, start=start, aborted=aborted, packed=packed), []
     try:
         while not fetched.is_done:
@@ -320,7 +320,7 @@ def logs(draw: st.DrawFn) -> bytes:
 def with_deltas(
     deltas: list[int], offset: int, spread: int, compression: str = "none", attributes: int = 0
 ) -> tuple[bytes, int]:
-    """Returns a batch with the given offset deltas of its records and the given last offset delta."""
+    """Return a batch with the given offset deltas of its records and the given last offset delta."""
     builder = new_batch_builder(1 << 20, False)
     for i, delta in enumerate(deltas):
         builder.append(delta, 1_000 + i, b"k%d" % i, b"v%d" % i, [])

@@ -20,7 +20,7 @@ Moment = tuple[int, Any]
 
 
 def fold(aggregation: Aggregation[Any], *moments: Moment) -> Any:
-    """Returns the state after the field `x` had these values at these times."""
+    """Return the state after the field `x` had these values at these times."""
     state = aggregation.initial()
     for at, value in moments:
         state = aggregation.add_at(state, {"x": value}, at)

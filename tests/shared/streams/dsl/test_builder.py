@@ -29,7 +29,7 @@ class Click(msgspec.Struct):
 
 
 def run(build: Any, *values: bytes | None, key: bytes | None = b"k", value: Any = dict) -> list[tuple[Any, Any]]:
-    """Returns the keys and values of the records that reach the topic `out` from these values."""
+    """Return the keys and values of the records that reach the topic `out` from these values."""
     builder = StreamsBuilder()
     build(builder.stream("in", value=value))
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())

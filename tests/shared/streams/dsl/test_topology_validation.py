@@ -207,7 +207,7 @@ def test_a_topic_of_another_branch_is_no_loop() -> None:
 
 
 def looped(late: str | None = None, dead_letters: str | None = None, to: str = "out", *, rekeyed: bool = False) -> Any:
-    """Returns a topology with sessions of "a" and a stream from "b" to a topic."""
+    """Return a topology with sessions of "a" and a stream from "b" to a topic."""
     builder = StreamsBuilder()
     stream = builder.stream("a", late=late, dead_letters=dead_letters)
     (stream.key_by(lambda r: "k") if rekeyed else stream).group_by_key().session_window(10).aggregate(

@@ -23,7 +23,7 @@ Step = tuple[str, str | None, int]
 
 
 def driver_of(windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
-    """Returns a driver that joins the topics `left` and `right` into pairs of values."""
+    """Return a driver that joins the topics `left` and `right` into pairs of values."""
     builder = StreamsBuilder()
     one, other = builder.stream("left"), builder.stream("right")
     method = one.left_join if left else one.join
@@ -39,7 +39,7 @@ def pipe(driver: TopologyTestDriver, *steps: Step) -> None:
 
 
 def out(driver: TopologyTestDriver) -> list[tuple[Pair, int]]:
-    """Returns the new pairs with their timestamps."""
+    """Return the new pairs with their timestamps."""
     return [(tuple(msgspec.json.decode(record.value or b"")), record.timestamp or 0) for record in driver.read("out")]
 
 
@@ -75,7 +75,7 @@ def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
 
 
 def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
-    """Returns a driver with these windows that restores the state of another, and commits once without a record."""
+    """Return a driver with these windows that restores the state of another, and commits once without a record."""
     driver.commit()
     other = driver_of(windows, left=left)
     other.changelog = list(driver.changelog)

@@ -40,7 +40,7 @@ def driver_of(kind: str, key: Any = "string") -> TopologyTestDriver:
 
 
 def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, int]:
-    """Returns the answer, and the number of further slices before it."""
+    """Return the answer, and the number of further slices before it."""
     slices = 0
     while True:
         try:

@@ -74,7 +74,7 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 def by_msgspec(kind: str, value: bytes) -> Any:
-    """Returns the cells and their presence as msgspec decodes them, or None if the value is rejected."""
+    """Return the cells and their presence as msgspec decodes them, or None if the value is rejected."""
     value_type, wanted = TYPES[kind]
     columns = StateColumns([Sum(name).bind(value_type) for name in wanted])
     try:

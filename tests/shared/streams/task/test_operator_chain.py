@@ -120,7 +120,7 @@ def test_a_batch_is_the_records_one_by_one(
 
 
 def left(times: int) -> Callable[[], bool]:
-    """Returns True for so many calls, then False."""
+    """Return True for so many calls, then False."""
     calls = [0]
 
     def has_time() -> bool:

@@ -218,7 +218,7 @@ def test_what_a_join_may_still_give() -> None:
 
 
 def at(time_ms: int, topology: Topology) -> TimedProcessor:
-    """Returns the operator of a topology, advanced to a time."""
+    """Return the operator of a topology, advanced to a time."""
     task = StreamTask(topology, 0, application="app")
     task.initialize(0)
     (operator,) = task.times.operators

@@ -46,7 +46,7 @@ def no_value(driver: TopologyTestDriver) -> None:
 
 
 def begun(kind: str, pipe: Pipe) -> TopologyTestDriver:
-    """Returns a driver with a long grace, and with a window that a short grace would close."""
+    """Return a driver with a long grace, and with a window that a short grace would close."""
     driver = kinds_driver(kind, LONG_MS)
     pipe(driver, *BEFORE)
     return driver

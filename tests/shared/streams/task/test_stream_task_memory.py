@@ -29,7 +29,7 @@ GROWTH_MAX = 0.05
 
 
 def keys_of(first: int, count: int) -> list[bytes | None]:
-    """Returns keys that occur three times within 3,000 records, and never again."""
+    """Return keys that occur three times within 3,000 records, and never again."""
     rows = np.arange(first, first + count)
     numbers = rows // (RECORDS_A_KEY * KEYS_AT_ONCE) * KEYS_AT_ONCE + rows % KEYS_AT_ONCE
     return [b"visitor-%012d" % number for number in numbers.tolist()]

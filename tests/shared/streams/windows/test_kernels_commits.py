@@ -106,7 +106,7 @@ def reference(work: Iterable[list[Commit]], max_future_ms: int | None) -> tuple[
 def streamed(
     work: Iterable[list[Commit]], max_future_ms: int | None, crash_after: int
 ) -> tuple[list[Session], int, int]:
-    """Returns the same for a task that processes batches, with one crash in between."""
+    """Return the same for a task that processes batches, with one crash in between."""
     builder = StreamsBuilder()
     windows = builder.stream("commits", Value).group_by_key().session_window(GAP_MS, GRACE_MS)
     windows.aggregate("s", n=Count(), parents=Sum("parents")).on_close().to("sessions")

@@ -76,7 +76,7 @@ def closed(driver: TopologyTestDriver) -> list[tuple[Window, list[int]]]:
 
 
 def updates(driver: TopologyTestDriver) -> list[Update]:
-    """Returns the new updates. None is a retraction."""
+    """Return the new updates. None is a retraction."""
     out: list[Update] = []
     for record in driver.read("out"):
         key = msgspec.json.decode(record.key or b"")

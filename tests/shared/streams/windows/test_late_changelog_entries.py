@@ -110,7 +110,7 @@ class Changelog:
 
 
 def late_of(of: Topology, sent: list[Sent], size: int, **more: Any) -> list[Late]:
-    """Returns the late records of a task that gets batches of this size, with a commit after every third one."""
+    """Return the late records of a task that gets batches of this size, with a commit after every third one."""
     task, changelog = task_of(of, **more), Changelog()
     for nth, at in enumerate(range(0, len(sent), size)):
         task.process(columns(sent[at : at + size], at), 0)
@@ -122,7 +122,7 @@ def late_of(of: Topology, sent: list[Sent], size: int, **more: Any) -> list[Late
 
 
 def expected(kind: str, sent: list[Sent]) -> list[tuple[bytes, int, int, list[int]]]:
-    """Returns the records that missed windows, with the windows, by the definition of the close time. Sliding windows
+    """Return the records that missed windows, with the windows, by the definition of the close time. Sliding windows
     are not supported."""
     found, now, live = [], -1, dict[bytes, list[list[int]]]()
     for offset, (key, at, _) in enumerate(sent):

@@ -27,7 +27,7 @@ def texts_of(raw: PackedBytes) -> list[str]:
 
 
 def retracted(windows: WindowColumns, gone: list[tuple[bytes, int, int]]) -> tuple[WindowColumns, Any]:
-    """Returns the windows behind retracted ones with these keys and bounds, and a mask of the retracted ones."""
+    """Return the windows behind retracted ones with these keys and bounds, and a mask of the retracted ones."""
     columns = [np.concatenate((np.zeros(len(gone), c.dtype), c)) for c in windows.columns]
     starts, ends = (np.array([one[i] for one in gone], np.int64) for i in (1, 2))
     starts, ends = np.concatenate((starts, windows.starts)), np.concatenate((ends, windows.ends))
