@@ -28,7 +28,7 @@ class TaskState(TypedDict, total=False):
 
     partition: of.Partition
     state: Annotated[str, Field(examples=["running"])]
-    """created, restoring, running, suspended, closed or failed."""
+    """`restoring` or `running`."""
     stream_time_ms: of.TimeMs | None
     """The highest event time of a record that the task processed, in ms since the epoch, without dead letters."""
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
