@@ -26,6 +26,8 @@ from penstock.shared.common.topic_names import check_topic_name, is_internal
 
 REQUESTS_RATE = "max_requests_per_second"
 RECORDS_RATE = "max_records_per_second"
+CLIENTS_MAX = 10_000
+"""The most clients with a balance. Beyond it the client that was charged longest ago gets a full balance again."""
 
 
 class Admission:
@@ -142,10 +144,6 @@ class Admission:
 def client_of(request: Request) -> str:
     """Return the client that `Admission` checks for a request: the name of its credential, or its address if none."""
     return str(request.scope.get("principal") or (request.client.host if request.client else ""))
-
-
-CLIENTS_MAX = 10_000
-"""The most clients with a balance. Beyond it the client that was charged longest ago gets a full balance again."""
 
 
 class Rates:

@@ -23,6 +23,8 @@ from penstock.shared.common.records import ProducerRecord
 
 MAYBE_STORED = "it may still be stored"
 NOT_STORED = "it was not stored"
+UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
+"""Batches that no request waits for. The event loop itself has only weak references to tasks."""
 
 
 class IngestProducer(Protocol):
@@ -204,10 +206,6 @@ def _event_error_with_outcome(error: PenstockError, *, maybe_written: bool) -> P
     copy = type(error)(f"{error}; {MAYBE_STORED if maybe_written else NOT_STORED}")
     copy.maybe_written = maybe_written
     return copy
-
-
-UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
-"""Batches that no request waits for. The event loop itself has only weak references to tasks."""
 
 
 def _retrieve_unwatched_exception(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:

@@ -36,6 +36,10 @@ NOTHING_STORED = {
     "if a stored one is sent again, it is stored twice",
 }
 CLOUD_EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order", "data": {"id": 1}}
+
+ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"})
+"""Members of an answer that require acknowledgements."""
+
 ErrorCode = Annotated[str, Field(examples=["MALFORMED_JSON"])]
 Position = Annotated[int, Field(examples=[2])]
 Outcome = Literal["not_stored", "unknown"]
@@ -153,10 +157,6 @@ def problem_of(result: IngestResult) -> Problem:
         error_code = body_error_code(status)
         detail = result.stop_reason
     return Problem(ErrorKind(status, error_code, title, result.retry_after_s), detail, result.body())
-
-
-ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"})
-"""Members of an answer that require acknowledgements."""
 
 
 def accepted_response(result: IngestResult, accepted_count: int) -> Response:

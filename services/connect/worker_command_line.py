@@ -22,6 +22,11 @@ from penstock.shared.connect.runtime.worker_config import StandaloneConfig, Work
 Mode = Literal["standalone", "distributed"]
 
 LOG_FLAGS = ("log.level", "log.format")
+PREFIXES = (
+    *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
+    *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
+)
+"""Prefixes of settings that another component checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +83,3 @@ def misspelled_settings(config: WorkerConfig) -> list[str]:
     known = [key.name for key in config.definition]
     other = [name for name in config.props if name not in config.definition and not name.startswith(PREFIXES)]
     return [f"{name}{nearest(name, known)}" for name in unknown_properties(dict.fromkeys(other, ""))]
-
-
-PREFIXES = (
-    *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
-    *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
-)
-"""Prefixes of settings that another component checks."""

@@ -17,6 +17,7 @@ LATE_SUFFIX = "-late"
 DEAD_LETTER_SUFFIX = "-dlq"
 REPARTITION_SUFFIX = "-repartition"
 INSTANCES_SUFFIX = "-instances"
+OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_SUFFIX, INSTANCES_SUFFIX)
 KAFKA_PREFIX = "__"
 TOPIC_NAME_MAX = 249
 APPLICATION_ID = r"^[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -69,9 +70,6 @@ def late_topic(topic: str) -> str:
 def dead_letter_topic(topic: str) -> str:
     """The topic of a topic's dead letters, unless its stream or handler names another."""
     return topic + DEAD_LETTER_SUFFIX
-
-
-OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_SUFFIX, INSTANCES_SUFFIX)
 
 
 def is_internal(topic: str) -> bool:

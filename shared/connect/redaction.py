@@ -32,6 +32,8 @@ SECRET_WORDS = (
     *("ssl.keystore.key", "http.headers", "authorization"),
 )
 """The value of a property is never shown if its name contains one of these."""
+PLUGINS_MAX = 1_000
+"""How many plugins' secret settings are cached."""
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
 """A variable of a config: `${provider:[path:]key}`."""
 VARIABLE_BEGINS = "${"
@@ -104,10 +106,6 @@ def _redact_url_password(found: re.Match[str]) -> str:
 
 def _redact_parameter(found: re.Match[str]) -> str:
     return found[0] if VARIABLE_BEGINS in found[2] else f"{found[1]}{HIDDEN}"
-
-
-PLUGINS_MAX = 1_000
-"""How many plugins' secret settings are cached."""
 
 
 @lru_cache(PLUGINS_MAX)

@@ -25,6 +25,14 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 OFFSET_METADATA_MAX_BYTES = 4_096
 """The metadata that a broker stores with an offset (its `offset.metadata.max.bytes` by default)."""
+SPECS = {"earliest": -2, "latest": -1}
+"""The times that stand for a position in ListOffsets."""
+CONSUMER = -1
+"""The replica id of a client that is no broker."""
+NO_LEADER_EPOCH = -1
+"""Without the current leader epoch the broker does not fence the request (KIP-320)."""
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
@@ -72,16 +80,6 @@ def checked_spec(what: object, spec: object) -> str | int:
             raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")
         return spec
     return checked_time(what, spec)
-
-
-SPECS = {"earliest": -2, "latest": -1}
-"""The times that stand for a position in ListOffsets."""
-CONSUMER = -1
-"""The replica id of a client that is no broker."""
-NO_LEADER_EPOCH = -1
-"""Without the current leader epoch the broker does not fence the request (KIP-320)."""
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
 
 
 async def list_offsets(

@@ -45,6 +45,23 @@ from penstock.shared.common.settings import KafkaSettings
 Found = list[tuple[int, Any]]
 """Address families and socket addresses."""
 
+log = get_logger(__name__)
+_standard_log = logging.getLogger(__name__)
+
+NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
+TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""TLS errors that are not about certificates: the other side closed the connection."""
+
+RECONNECT_JITTER = 0.2
+"""The client's own backoff is shorter by this share, so that it does not delay a caller that has its own backoff
+with jitter."""
+
+SIZE_BYTES = 4
+FRAME_BYTES_MAX = 1 << 30
+"""A larger response is treated as a broken connection."""
+
+ConnectionId = tuple[int | str, int]
+
 
 class Addresses:
     """One client's memory of addresses that did not respond, by host and port."""
@@ -114,20 +131,6 @@ async def _resolve_host(host: str, port: int) -> Found:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     return [(family, (host, port))]
-
-
-log = get_logger(__name__)
-_standard_log = logging.getLogger(__name__)
-
-NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
-TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""TLS errors that are not about certificates: the other side closed the connection."""
-
-RECONNECT_JITTER = 0.2
-"""The client's own backoff is shorter by this share, so that it does not delay a caller that has its own backoff
-with jitter."""
-
-ConnectionId = tuple[int | str, int]
 
 
 class OfOthers(logging.Filter):
@@ -443,11 +446,6 @@ def _exception_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-SIZE_BYTES = 4
-FRAME_BYTES_MAX = 1 << 30
-"""A larger response is treated as a broken connection."""
 
 
 class Frames(asyncio.BufferedProtocol):

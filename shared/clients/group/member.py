@@ -22,6 +22,13 @@ from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBack
 from penstock.shared.common.errors import PenstockError, RetriableError
 from penstock.shared.common.records import GroupMetadata
 
+COORDINATOR_MOVED = codes_of("COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+COORDINATOR_LOADING = CODE_OF["COORDINATOR_LOAD_IN_PROGRESS"]
+ILLEGAL_GENERATION = CODE_OF["ILLEGAL_GENERATION"]
+UNKNOWN_MEMBER = CODE_OF["UNKNOWN_MEMBER_ID"]
+REBALANCE_IN_PROGRESS = CODE_OF["REBALANCE_IN_PROGRESS"]
+MEMBER_ID_REQUIRED = CODE_OF["MEMBER_ID_REQUIRED"]
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -107,14 +114,6 @@ class GroupConfig:
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
     retry_backoff_ms: int = 100
-
-
-COORDINATOR_MOVED = codes_of("COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
-COORDINATOR_LOADING = CODE_OF["COORDINATOR_LOAD_IN_PROGRESS"]
-ILLEGAL_GENERATION = CODE_OF["ILLEGAL_GENERATION"]
-UNKNOWN_MEMBER = CODE_OF["UNKNOWN_MEMBER_ID"]
-REBALANCE_IN_PROGRESS = CODE_OF["REBALANCE_IN_PROGRESS"]
-MEMBER_ID_REQUIRED = CODE_OF["MEMBER_ID_REQUIRED"]
 
 
 @dataclass(slots=True)

@@ -29,6 +29,9 @@ TOTALS = (
     "buffer_exhausted_total",
 )
 
+_CLIENTS: weakref.WeakKeyDictionary[CollectorRegistry, Counts[str]] = weakref.WeakKeyDictionary()
+"""The number of producers of each client id in a registry."""
+
 
 class ProducerMetrics:
     """Counters by topic, latencies, and this client's windowed figures; `now_ms` is a monotonic clock."""
@@ -207,10 +210,6 @@ class ProducerMetrics:
     def throttled(self, wait_ms: float) -> None:
         """Record a broker's throttle time (0 if it does not throttle)."""
         self._throttles.record(wait_ms, self._now_ms())
-
-
-_CLIENTS: weakref.WeakKeyDictionary[CollectorRegistry, Counts[str]] = weakref.WeakKeyDictionary()
-"""The number of producers of each client id in a registry."""
 
 
 def _client_counts_of(registry: CollectorRegistry) -> Counts[str]:

@@ -34,6 +34,16 @@ Partitioner = Callable[[str, bytes | None, bytes | None, Sequence[int]], int | N
 If it returns None, the built-in partitioner chooses.
 """
 
+KEY_CACHE_MAX = 65_536
+"""Keys of a topic whose partition is cached, since a lookup is cheaper than a hash. A full cache is cleared."""
+
+CACHED_KEY_BYTES_MAX = 128
+"""A longer key is hashed each time, so that the cache of a topic stays below about 16 MiB."""
+
+RECORD_OVERHEAD = 12
+"""Typical bytes of a record besides key and value. If it is an underestimate, the records that are left open a batch
+that the next records fill."""
+
 _SEED = 0x9747B28C
 
 
@@ -91,17 +101,6 @@ class StickyPartition:
         weights = list(accumulate(max(sizes) + 1 - size for size in sizes))
         self.partition = quick[bisect_right(weights, self._random.randrange(weights[-1]))]
         return self.partition
-
-
-KEY_CACHE_MAX = 65_536
-"""Keys of a topic whose partition is cached, since a lookup is cheaper than a hash. A full cache is cleared."""
-
-CACHED_KEY_BYTES_MAX = 128
-"""A longer key is hashed each time, so that the cache of a topic stays below about 16 MiB."""
-
-RECORD_OVERHEAD = 12
-"""Typical bytes of a record besides key and value. If it is an underestimate, the records that are left open a batch
-that the next records fill."""
 
 
 class PartitionedTopic:
