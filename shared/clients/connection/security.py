@@ -14,7 +14,9 @@ import importlib
 import inspect
 import logging
 import ssl
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from aiokafka.abc import AbstractTokenProvider
@@ -144,6 +146,25 @@ class HideSecrets(logging.Filter):
 
 
 logging.getLogger("aiokafka.conn").addFilter(HideSecrets())
+
+
+class OfOthers(logging.Filter):
+    """Drops aiokafka's log lines about objects of these classes: Penstock's clients, which write their own. Those about
+    a user's own aiokafka clients are kept."""
+
+    def __init__(self, *clients: type) -> None:
+        super().__init__()
+        self._clients = clients
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if isinstance(frame.f_locals.get("self"), self._clients):
+                return False
+            if frame.f_globals.get("__name__", "").split(".")[0] not in {"logging", "aiokafka"}:
+                return True
+            frame = frame.f_back
+        return True
 
 
 def _import_token_provider(path: str) -> Callable[[], Any]:

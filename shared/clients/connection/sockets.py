@@ -21,11 +21,9 @@ import ipaddress
 import logging
 import socket
 import ssl
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from aiokafka import errors as kafka
@@ -34,7 +32,7 @@ from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.util import create_task
 
-from penstock.shared.clients.connection.security import SeenThrough, aiokafka_options
+from penstock.shared.clients.connection.security import OfOthers, SeenThrough, aiokafka_options
 from penstock.shared.clients.protocol.errors import translate
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -131,21 +129,6 @@ async def _resolve_host(host: str, port: int) -> Found:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     return [(family, (host, port))]
-
-
-class OfOthers(logging.Filter):
-    """Drops aiokafka's log lines about Penstock's clients, which write their own. Those about a user's own aiokafka
-    clients are kept."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if isinstance(frame.f_locals.get("self"), Socket | SocketClient):
-                return False
-            if frame.f_globals.get("__name__", "").split(".")[0] not in {"logging", "aiokafka"}:
-                return True
-            frame = frame.f_back
-        return True
 
 
 class Socket(AIOKafkaConnection):  # type: ignore[misc]
@@ -439,7 +422,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
 
 
 for _name in ("aiokafka", "aiokafka.cluster", "aiokafka.conn"):
-    logging.getLogger(_name).addFilter(OfOthers())
+    logging.getLogger(_name).addFilter(OfOthers(Socket, SocketClient))
 
 
 def _exception_causes(error: BaseException | None) -> Iterator[BaseException]:
