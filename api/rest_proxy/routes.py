@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter as APIRouter
+from fastapi import APIRouter
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.rest_proxy.rest_producer import RestProducer

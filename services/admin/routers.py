@@ -8,10 +8,9 @@ from typing import Any
 import httpx
 
 from penstock.api.admin.dead_letters import dead_letters_router
-from penstock.api.http.app import create_app
+from penstock.api.http.app import APIRouter, create_app
 from penstock.api.http.openapi import Document, forwarded_paths
 from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, HttpUpstream, Upstream, forward_router
-from penstock.api.rest_proxy.routes import APIRouter
 from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.services.admin.kafka_dead_letters import KafkaDeadLetters

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.app import create_app
+from penstock.api.http.app import APIRouter, create_app
 from penstock.api.http.health import health_router
 from penstock.api.http.server import HttpServer
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.rest_producer import RestProducer
-from penstock.api.rest_proxy.routes import APIRouter, metadata_routers, produce_routers
+from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.services.producer.ingest_transactions import KafkaTransactor
 from penstock.services.producer.settings import ProducerServiceSettings
