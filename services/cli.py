@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "demo": (
         LOCAL,
         "penstock.services.local.demo.main:main",
-        "Replay real events through the whole chain and audit it.",
+        "Replay real events through the whole pipeline and audit it.",
         ("demo",),
     ),
     "kafka": (LOCAL, "penstock.services.local.kafka_command:main", "Run the embedded Kafka alone.", ()),
@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "aggregator": (
         SERVICES,
         "penstock.services.aggregator.main:main",
-        "Run a topology: windows, timers, exactly-once.",
+        "Run a topology: windows, punctuation, exactly-once.",
         ("server", "streams"),
     ),
     "connect": (

@@ -179,7 +179,7 @@ class StreamsSettings(Section, TaskSettings):
             )
         return self
 
-    def carried_out(self, internal_topics: Sequence[str]) -> StreamsSettings:
+    def for_topology(self, internal_topics: Sequence[str]) -> StreamsSettings:
         """Return the settings for a worker whose topology has these internal topics.
 
         Without transactions, a record that is written twice to an internal topic would count twice. The owner epoch
@@ -187,7 +187,7 @@ class StreamsSettings(Section, TaskSettings):
         at_least_once is configured, the change is logged.
 
         >>> configured = StreamsSettings(processing_guarantee="at_least_once")
-        >>> [configured.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
+        >>> [configured.for_topology(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
         ['at_least_once', 'exactly_once']
         """
         if not internal_topics or self.processing_guarantee == "exactly_once":

@@ -49,7 +49,7 @@ from penstock.shared.streams.changelog.changelog_reader import (
     ConfirmedCommit,
     CorruptEntry,
 )
-from penstock.shared.streams.changelog.format import FINAL, LIVE, WAYS_OUT, Progress, decode_progress
+from penstock.shared.streams.changelog.format import FINAL, LIVE, REMEDY, Progress, decode_progress
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema, check_schema
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
@@ -199,7 +199,7 @@ class PartitionCompaction:
         try:
             self.reader.feed(offsets, keys, values)
         except CorruptEntry as e:
-            raise CorruptRecord(self.error_at(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
+            raise CorruptRecord(self.error_at(e.offset, f"{e.reason}. {REMEDY}")) from None
 
     def error_at(self, offset: int, reason: str) -> str:
         """Return an error message with the partition, the offset and the reason."""
@@ -358,7 +358,7 @@ class PartitionCompaction:
             try:
                 columns(part.at(np.array([index])), store)
             except (CorruptRecord, pa.ArrowInvalid) as e:
-                return self.error_at(int(part.offsets[index]), f"{e}. {WAYS_OUT}")
+                return self.error_at(int(part.offsets[index]), f"{e}. {REMEDY}")
         return self.error_at(int(part.offsets[0]), str(error))
 
     def _live_rows(self, part: ConfirmedChanges, store: StoreSchema) -> dict[str, Any]:

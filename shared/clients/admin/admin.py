@@ -238,17 +238,17 @@ class Admin:
             named = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
             request = requests.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in named], True)
             where = f"configs of topic {named[0]}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
-            for result in (await self._ask_any(request, where, timeout_ms)).results:
+            for result in (await self._request_any_broker(request, where, timeout_ms)).results:
                 if result.error_code:
                     raise error_for_code(result.error_code, f"configs of topic {result.name}", result.error_message)
                 found[result.name] = sorted(map(_config_entry, result.configs), key=lambda entry: entry.name)
         return found
 
-    async def _ask_any(self, request: Any, where: str, timeout_ms: int | None) -> Any:
-        async def ask_any_broker() -> Any:
+    async def _request_any_broker(self, request: Any, where: str, timeout_ms: int | None) -> Any:
+        async def send_to_any_broker() -> Any:
             return await self._connection.send(self._connection.any_node(), request, where)
 
-        return await self._retry_request(ask_any_broker, where, timeout_ms)
+        return await self._retry_request(send_to_any_broker, where, timeout_ms)
 
     async def alter_configs(
         self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
@@ -398,7 +398,7 @@ class Admin:
         where = f"group {group_id}"
 
         async def fetch_group_description() -> GroupDescription:
-            response = await self._ask_coordinator(group_id, requests.DESCRIBE_GROUPS([group_id], False), where)
+            response = await self._request_coordinator(group_id, requests.DESCRIBE_GROUPS([group_id], False), where)
             group = response.groups[0]
             if group.error_code:
                 self._raise_group_error(group.error_code, group_id, where)
@@ -432,7 +432,7 @@ class Admin:
         low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
         if not low <= api.version <= high:
             return None
-        response = await self._ask_coordinator(group_id, api([group_id], False), where)
+        response = await self._request_coordinator(group_id, api([group_id], False), where)
         group = response.groups[0]
         if group.error_code:
             error = error_for_code(group.error_code, where)
@@ -464,7 +464,7 @@ class Admin:
         where = f"offsets of group {group_id}"
 
         async def fetch_group_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
-            response = await self._ask_coordinator(
+            response = await self._request_coordinator(
                 group_id, requests.OFFSET_FETCH(group_id, None, require_stable), where
             )
             if response.error_code:
@@ -518,7 +518,7 @@ class Admin:
         request = requests.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
 
         async def commit_group_offsets() -> None:
-            response = await self._ask_coordinator(group_id, request, where)
+            response = await self._request_coordinator(group_id, request, where)
             for topic, partitions in response.topics:
                 for partition, code in partitions:
                     if code:
@@ -591,7 +591,7 @@ class Admin:
         request = requests.OFFSET_DELETE(group_id, list(topics.items()))
 
         async def delete() -> None:
-            response = await self._ask_coordinator(group_id, request, where)
+            response = await self._request_coordinator(group_id, request, where)
             if response.error_code:
                 self._raise_group_error(response.error_code, group_id, where)
             for topic, rows in response.topics:
@@ -614,7 +614,7 @@ class Admin:
         where = f"group {group_id}"
 
         async def delete() -> None:
-            response = await self._ask_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
+            response = await self._request_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
             for _, code in response.results:
                 if code:
                     self._raise_group_error(code, group_id, where)
@@ -655,8 +655,8 @@ class Admin:
         response = await self._connection.send(self._connection.any_node(), request, "metadata")
         return int(response.controller_id)
 
-    async def _ask_coordinator(self, group_id: str, request: Any, where: str) -> Any:
-        return await self._connection.ask_coordinator("group", group_id, request, where)
+    async def _request_coordinator(self, group_id: str, request: Any, where: str) -> Any:
+        return await self._connection.request_coordinator("group", group_id, request, where)
 
     def _raise_group_error(self, code: int, group_id: str, where: str) -> None:
         error = error_for_code(code, where)

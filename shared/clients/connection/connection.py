@@ -423,7 +423,7 @@ class Connection:
         """Forget the coordinator, so that the next request looks it up again."""
         self._coordinators.pop((kind, key), None)
 
-    async def ask_coordinator(
+    async def request_coordinator(
         self,
         kind: Literal["group", "transaction"],
         key: str,

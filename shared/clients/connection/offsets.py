@@ -94,7 +94,7 @@ async def list_offsets(
     level = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
     found: dict[TopicPartition, int] = {}
 
-    async def ask_leaders_for_offsets() -> None:
+    async def request_missing_offsets() -> None:
         # A retry requests only what an earlier attempt did not find.
         missing = [tp for tp in stamps if tp not in found]
         for node, topics in (await by_leader(connection, missing)).items():
@@ -109,7 +109,7 @@ async def list_offsets(
                         raise error_for_code(row.error_code, str(tp))
                     found[tp] = row.offset
 
-    await connection.retrying(ask_leaders_for_offsets, "list offsets", timeout_ms)
+    await connection.retrying(request_missing_offsets, "list offsets", timeout_ms)
     return found
 
 

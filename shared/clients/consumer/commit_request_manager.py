@@ -247,7 +247,7 @@ class CommitRequestManager:
         where = f"offsets of {self._describe_member()}"
 
         async def fetch_committed_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
-            response = await self._connection.ask_coordinator("group", group_id, request, where)
+            response = await self._connection.request_coordinator("group", group_id, request, where)
             found = {}
             codes = [(response.error_code, where)]
             for topic in response.topics:
@@ -414,7 +414,7 @@ class CommitRequestManager:
             member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
         )
         where = f"OffsetCommit of {self._describe_member()}"
-        response = await self._connection.ask_coordinator("group", member.group_id, request, where)
+        response = await self._connection.request_coordinator("group", member.group_id, request, where)
         rejected: dict[TopicPartition, PenstockError] = {}
         of_group: PenstockError | None = None
         for topic, rows in response.topics:

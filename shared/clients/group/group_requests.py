@@ -76,7 +76,7 @@ class GroupRequests:
         # `_log_failure` logs a retry.
         if not self._failing.is_failing:
             log.info("joining the group", **self.fields(), reason=join.reason)
-        response = await self._ask_group_coordinator(
+        response = await self._request_group_coordinator(
             requests.JOIN_GROUP(
                 config.group_id,
                 config.session_timeout_ms,
@@ -100,7 +100,7 @@ class GroupRequests:
 
     async def sync(self, sync: Sync) -> SyncResponse:
         """Send SyncGroup."""
-        response = await self._ask_group_coordinator(
+        response = await self._request_group_coordinator(
             requests.SYNC_GROUP(
                 self._group_id,
                 sync.generation,
@@ -127,7 +127,7 @@ class GroupRequests:
         try:
             # Only a moved coordinator is worth a retry: after any other error the session timeout removes the member.
             for _ in range(LEAVE_TRIES):
-                response = await self._ask_group_coordinator(request, "LeaveGroup")
+                response = await self._request_group_coordinator(request, "LeaveGroup")
                 codes = [response.error_code, *(code for *_, code in response.members)]
                 if not COORDINATOR_MOVED.intersection(codes):
                     break
@@ -172,7 +172,7 @@ class GroupRequests:
         try:
             # The request timeout may be longer. After the session timeout the response does not help any more.
             async with asyncio.timeout(config.session_timeout_ms / 1000):
-                code = (await self._ask_group_coordinator(request, "Heartbeat")).error_code
+                code = (await self._request_group_coordinator(request, "Heartbeat")).error_code
         except (TimeoutError, RetriableError) as e:
             now_ms = self._clock.monotonic_ms()
             if (times := self._unanswered.failed(now_ms)) is not None:
@@ -222,6 +222,6 @@ class GroupRequests:
         """Return the member's identity as fields for the log."""
         return log_fields(self._member.config.client_id, self._member.group_metadata)
 
-    async def _ask_group_coordinator(self, request: Any, api: str, waits_ms: float | None = None) -> Any:
+    async def _request_group_coordinator(self, request: Any, api: str, waits_ms: float | None = None) -> Any:
         where = f"{api} of {self._member.where()}"
-        return await self._connection.ask_coordinator("group", self._group_id, request, where, waits_ms=waits_ms)
+        return await self._connection.request_coordinator("group", self._group_id, request, where, waits_ms=waits_ms)

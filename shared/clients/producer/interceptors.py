@@ -27,7 +27,7 @@ class ProducerInterceptor:
         """
 
 
-class Interceptors:
+class ProducerInterceptors:
     """A chain of interceptors. Each one gets the record that the previous one returned."""
 
     def __init__(self, chain: Sequence[ProducerInterceptor]) -> None:

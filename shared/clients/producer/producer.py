@@ -41,7 +41,7 @@ from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, serialized_size
-from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
+from penstock.shared.clients.producer.interceptors import ProducerInterceptor, ProducerInterceptors
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.partitioner import PartitionedTopic, Partitioner, ProducerPartitioner
 from penstock.shared.clients.producer.producer_batch import OnDelivery, ProducerBatch, RecordCallback
@@ -124,7 +124,7 @@ class Producer:
         self._connection = Connection(kafka)
         self._key_serializer = key_serializer
         self._value_serializer = value_serializer
-        self._interceptors = Interceptors(interceptors)
+        self._interceptors = ProducerInterceptors(interceptors)
         self._memory = BufferPool(settings.buffer_memory)
         self._metrics = ProducerMetrics(
             registry,

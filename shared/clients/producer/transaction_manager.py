@@ -388,7 +388,7 @@ class TransactionRequests:
             if transactional_id is None:
                 response = await self._connection.send(self._connection.any_node(), request, where)
             else:
-                response = await self._connection.ask_coordinator("transaction", transactional_id, request, where)
+                response = await self._connection.request_coordinator("transaction", transactional_id, request, where)
             self._check_error_code(response.error_code, "transaction", transactional_id or "", where)
             # Between transactions no batch is in flight, and the numbers of a new epoch start at 0. An idempotent
             # producer keeps its numbers until the batches in flight are done, see `SequenceLedger.assign`.
@@ -415,7 +415,7 @@ class TransactionRequests:
         request = requests.ADD_PARTITIONS_TO_TXN(*self._producer_identity(), list(topics.items()))
 
         async def request_add_partitions() -> None:
-            response = await self._connection.ask_coordinator("transaction", self._transactional_id, request, where)
+            response = await self._connection.request_coordinator("transaction", self._transactional_id, request, where)
             rejected = [
                 (TopicPartition(topic, at), code) for topic, rows in response.topics for at, code in rows if code
             ]
@@ -452,7 +452,7 @@ class TransactionRequests:
             announce = requests.ADD_OFFSETS_TO_TXN(*self._producer_identity(), group.group_id)
 
             async def request_add_offsets() -> None:
-                response = await self._connection.ask_coordinator(
+                response = await self._connection.request_coordinator(
                     "transaction", self._transactional_id, announce, where
                 )
                 abortable = EXPIRED | {GROUP_AUTHORIZATION_FAILED}
@@ -478,7 +478,7 @@ class TransactionRequests:
 
         async def commit_offsets() -> None:
             try:
-                response = await self._connection.ask_coordinator("group", group.group_id, request, where)
+                response = await self._connection.request_coordinator("group", group.group_id, request, where)
             except AuthorizationFailed as e:
                 # FindCoordinator raised it for the group: the producer may still use other groups.
                 e.abortable = True
@@ -498,7 +498,7 @@ class TransactionRequests:
         request = requests.END_TXN(*self._producer_identity(), commit)
 
         async def request_end_transaction() -> None:
-            response = await self._connection.ask_coordinator("transaction", self._transactional_id, request, where)
+            response = await self._connection.request_coordinator("transaction", self._transactional_id, request, where)
             self._check_error_code(response.error_code, "transaction", self._transactional_id, where, EXPIRED)
 
         await self._retry_request(request_end_transaction, where)

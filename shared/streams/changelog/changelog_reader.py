@@ -155,7 +155,7 @@ class CorruptEntry(CorruptRecord):
 
 def locate_corrupt_entry(at: TopicPartition, entry: CorruptEntry) -> CorruptRecord:
     """Return the error with the entry's partition and offset, the reason and the ways out."""
-    return CorruptRecord(f"{at} at offset {entry.offset}: {entry.reason}. {fmt.WAYS_OUT}")
+    return CorruptRecord(f"{at} at offset {entry.offset}: {entry.reason}. {fmt.REMEDY}")
 
 
 class _ParsedRecords:

@@ -202,7 +202,7 @@ def decode_entry(value: bytes | None) -> DecodedEntry:
     return DecodedEntry(operation, store, epoch, commit, body)
 
 
-WAYS_OUT = (
+REMEDY = (
     "Put the topic back from a copy, or start afresh (`penstock streams reset`). A newer format version needs the "
     "release that writes it. See docs/changelog-format.md, Foreign and corrupt records"
 )

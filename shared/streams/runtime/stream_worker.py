@@ -81,7 +81,7 @@ class StreamWorker(RebalanceListener):
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.topology = topology.of_application(settings.application_id)
-        settings = settings.carried_out(self.topology.internal_topics())
+        settings = settings.for_topology(self.topology.internal_topics())
         self._kafka = kafka
         self._settings = settings
         self._clock = clock

@@ -27,10 +27,10 @@ def test_a_raised_guarantee_is_logged_once() -> None:
     changes and nothing is logged."""
     settings = StreamsSettings(processing_guarantee="at_least_once")
     with capture_logs() as lines:
-        raised = settings.carried_out(["app-by-user-repartition"])
+        raised = settings.for_topology(["app-by-user-repartition"])
         assert raised.processing_guarantee == "exactly_once"
-        assert raised.carried_out(["app-by-user-repartition"]) is raised
-        assert settings.carried_out([]) is settings
+        assert raised.for_topology(["app-by-user-repartition"]) is raised
+        assert settings.for_topology([]) is settings
     (line,) = lines
     assert "at_least_once" in line["event"]
     assert line["topics"] == ["app-by-user-repartition"]

@@ -66,7 +66,7 @@ class Coordinator:
     def forget_coordinator(self, kind: str, key: str) -> None:
         self.forgotten += 1
 
-    async def ask_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
+    async def request_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
         await asyncio.sleep(0)
         if request._api.name == "OffsetFetch":
             rows = [(tp, self.committed[tp]) for tp in (A, B) if tp in self.committed]

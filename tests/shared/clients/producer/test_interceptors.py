@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
+from penstock.shared.clients.producer.interceptors import ProducerInterceptor, ProducerInterceptors
 from penstock.shared.common.errors import DeliveryTimeout
 from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 
@@ -27,12 +27,12 @@ class Adds(ProducerInterceptor):
 def test_a_chain_goes_on_past_one_that_raises() -> None:
     """Each interceptor gets the previous one's result. One that raises is skipped."""
     chain = [Adds(b"a"), Adds(b"b", fails=True), Adds(b"c")]
-    interceptors = Interceptors(chain)
+    interceptors = ProducerInterceptors(chain)
     assert interceptors.on_send(ProducerRecord("t", b"")).value == b"ac"
     interceptors.on_acknowledgement(None, None, ())
     assert [len(i.heard) for i in chain] == [1, 1, 1]
     assert interceptors
-    assert not Interceptors([])
+    assert not ProducerInterceptors([])
 
 
 def test_interceptors_are_called_before_the_callback() -> None:
@@ -40,8 +40,10 @@ def test_interceptors_are_called_before_the_callback() -> None:
     chain = [Adds(b"a", fails=True)]
     order: list[int] = []
     error = DeliveryTimeout("late")
-    Interceptors(chain).observed(ProducerRecord("t", b""), lambda *_: order.append(len(chain[0].heard)))(None, error)
-    Interceptors(chain).observed(ProducerRecord("t", b""), None)(RecordMetadata("t", 0, 5, 0), None)
+    ProducerInterceptors(chain).observed(ProducerRecord("t", b""), lambda *_: order.append(len(chain[0].heard)))(
+        None, error
+    )
+    ProducerInterceptors(chain).observed(ProducerRecord("t", b""), None)(RecordMetadata("t", 0, 5, 0), None)
     assert order == [1]
     assert chain[0].heard == [error, RecordMetadata("t", 0, 5, 0)]
 
@@ -49,14 +51,16 @@ def test_interceptors_are_called_before_the_callback() -> None:
 def test_the_base_changes_nothing() -> None:
     """An interceptor that overrides nothing leaves records unchanged."""
     record = ProducerRecord("t", b"v")
-    assert Interceptors([ProducerInterceptor()]).on_send(record) is record
+    assert ProducerInterceptors([ProducerInterceptor()]).on_send(record) is record
     ProducerInterceptor().on_acknowledgement(None, None, ())
 
 
 def test_acknowledgements_have_the_headers_of_the_record() -> None:
     """The acknowledgement has the headers that the record was sent with."""
     interceptor, headers = Adds(b"a"), (("number", b"1"),)
-    Interceptors([interceptor]).observed(ProducerRecord("t", b"", headers=headers), None)(None, DeliveryTimeout("late"))
+    ProducerInterceptors([interceptor]).observed(ProducerRecord("t", b"", headers=headers), None)(
+        None, DeliveryTimeout("late")
+    )
     assert interceptor.headers == headers
 
 
@@ -67,4 +71,4 @@ def test_an_interceptor_that_returns_no_record() -> None:
         def on_send(self, record: ProducerRecord) -> ProducerRecord:
             return None  # type: ignore[return-value]
 
-    assert Interceptors([Adds(b"a"), Forgets(), Adds(b"b")]).on_send(ProducerRecord("t", b"")).value == b"ab"
+    assert ProducerInterceptors([Adds(b"a"), Forgets(), Adds(b"b")]).on_send(ProducerRecord("t", b"")).value == b"ab"

@@ -45,7 +45,7 @@ class Granting:
         self.where.add(where)
         return SimpleNamespace(error_code=0, producer_id=9, producer_epoch=len(self.requests))
 
-    async def ask_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
+    async def request_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
         assert (kind, key) == ("transaction", "x")
         return await self.send(1, request, where)
 
