@@ -25,6 +25,8 @@ TIMEOUT_S = 30.0
 """The time for the tests of one mutant, or TIMEOUT_FACTOR times that of the unchanged module if this is longer."""
 TIMEOUT_FACTOR = 5
 KILLED, SURVIVED = "KILLED", "SURVIVED"
+SHARE_MIN = 0.9
+"""The share of the noticeable mutants that the tests of a module must kill."""
 LEFT_OUT = "operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
 """Mutants of decorators and outside functions, and those of annotations: no test can notice most of them."""
 
@@ -146,7 +148,7 @@ def mutants_of(
     with contextlib.closing(sqlite3.connect(session)) as database:
         rows = database.execute(
             "SELECT definition_name, start_pos_row, operator_name, test_outcome, diff FROM mutation_specs "
-            "JOIN work_results USING (job_id) ORDER BY start_pos_row"
+            "LEFT JOIN work_results USING (job_id) ORDER BY start_pos_row"
         ).fetchall()
     return [
         Mutant(name or "", line, operator, str(outcome).upper(), diff or "")
@@ -154,20 +156,42 @@ def mutants_of(
     ]
 
 
-def survivors_of(mutants: list[Mutant], explained: list[dict[str, Any]]) -> tuple[list[Mutant], str]:
-    """The survivors without a reason in the list, and a line of figures: the share is of the mutants that ran."""
+class Result(NamedTuple):
+    """The result of a module: the survivors without a reason in the list, a line of figures, and why it fails.
+
+    The share is of the noticeable mutants: those that ran, without the explained survivors.
+    """
+
+    survivors: list[Mutant]
+    figures: str
+    failures: list[str]
+
+
+def result_of(mutants: list[Mutant], explained: list[dict[str, Any]]) -> Result:
+    """Return the result. It has no failures if every mutant ran, and if the tests killed all that they can notice."""
     killed = sum(mutant.outcome == KILLED for mutant in mutants)
     alive = [mutant for mutant in mutants if mutant.outcome == SURVIVED]
     survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
     noticeable = killed + len(survivors)
-    share = killed / noticeable if noticeable else 1.0
-    figures = f"{killed} killed and {len(alive) - len(survivors)} explained of {len(mutants)} mutants ({share:.0%})"
     idle = len(mutants) - killed - len(alive)
-    return survivors, f"{figures}; {idle} did not run" if idle else figures
+    failures = []
+    if idle:
+        failures.append(f"{idle} of {len(mutants)} mutants did not run")
+    if not noticeable:
+        failures.append("no noticeable mutant ran")
+    elif killed / noticeable < SHARE_MIN:
+        failures.append(f"less than {SHARE_MIN:.0%} of the noticeable mutants were killed")
+    if survivors:
+        failures.append(f"survivors that are not explained: {len(survivors)}")
+    share = f"{killed} of {noticeable} noticeable mutants killed"
+    if noticeable:
+        share += f" ({killed / noticeable:.0%})"
+    figures = f"{share}; explained survivors, which do not count: {len(alive) - len(survivors)}"
+    return Result(survivors, figures, failures)
 
 
 def main() -> int:
-    """Print each module's survivors and share; 1 if a survivor has no reason in the list."""
+    """Print each module's survivors and share; 1 if a module fails."""
     known = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(prog="scripts/mutate")
     parser.add_argument("modules", nargs="*", default=list(known["modules"]), choices=[*known["modules"], []])
@@ -180,12 +204,14 @@ def main() -> int:
             definitions = known["definitions"].get(module, [])
             mutants = mutants_of(copy, module, known["modules"][module], definitions, given.sample, given.seed)
             explained = [one for one in known["explained"] if one.get("module", module) == module]
-            survivors, figures = survivors_of(mutants, explained)
-            print(f"{module}: {figures}", flush=True)
-            for mutant in survivors:
+            result = result_of(mutants, explained)
+            print(f"{module}: {result.figures}", flush=True)
+            for mutant in result.survivors:
                 print(f"  line {mutant.line}, {mutant.definition}, {mutant.operator}")
                 print(textwrap.indent(mutant.changed, "    "), flush=True)
-            has_failed |= bool(survivors)
+            for failure in result.failures:
+                print(f"  failed: {failure}", flush=True)
+            has_failed |= bool(result.failures)
     return has_failed
 
 

@@ -6,6 +6,7 @@ import ast
 import runpy
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,16 +42,51 @@ def test_every_entry_is_about_existing_code() -> None:
     assert [(module, name) for module, name in entries if name is not None and name not in known[module]] == []
 
 
-def test_only_mutants_that_ran_count() -> None:
-    """A mutant that did not run is neither killed nor part of the share. An explained one is not part of it either."""
-    outcomes = ["KILLED", "KILLED", "KILLED", "SURVIVED", "SURVIVED", "INCOMPETENT", "NONE"]
-    mutants = [MUTATE["Mutant"]("f", line, "op", outcome, f"+ {line}") for line, outcome in enumerate(outcomes)]
-    explained = [{"definition": "f", "code": "+ 4"}]
-    survivors, figures = MUTATE["survivors_of"](mutants, explained)
-    assert [mutant.line for mutant in survivors] == [3]
-    assert figures == "3 killed and 1 explained of 7 mutants (75%); 2 did not run"
-    assert MUTATE["survivors_of"](mutants[:3], []) == ([], "3 killed and 0 explained of 3 mutants (100%)")
-    assert MUTATE["survivors_of"](mutants[5:], []) == (
+def mutants_with(*outcomes: str) -> list[Any]:
+    return [MUTATE["Mutant"]("f", line, "op", outcome, f"+ {line}") for line, outcome in enumerate(outcomes)]
+
+
+def test_a_module_passes_if_every_noticeable_mutant_is_killed() -> None:
+    """An explained survivor is not part of the share."""
+    explained = [{"definition": "f", "code": "+ 2"}]
+    mutants = mutants_with("KILLED", "KILLED", "SURVIVED")
+    assert MUTATE["result_of"](mutants[:2], []) == (
         [],
-        "0 killed and 0 explained of 2 mutants (100%); 2 did not run",
+        "2 of 2 noticeable mutants killed (100%); explained survivors, which do not count: 0",
+        [],
     )
+    assert MUTATE["result_of"](mutants, explained) == (
+        [],
+        "2 of 2 noticeable mutants killed (100%); explained survivors, which do not count: 1",
+        [],
+    )
+
+
+def test_a_module_fails_on_a_survivor_without_a_reason() -> None:
+    """The module also fails if nine tenths are killed. Below that share a second line reports the share."""
+    unexplained = "survivors that are not explained: 1"
+    mutants = mutants_with("SURVIVED", *["KILLED"] * 9)
+    assert MUTATE["result_of"](mutants, []) == (
+        mutants[:1],
+        "9 of 10 noticeable mutants killed (90%); explained survivors, which do not count: 0",
+        [unexplained],
+    )
+    result = MUTATE["result_of"](mutants[:-1], [])
+    assert result.failures == ["less than 90% of the noticeable mutants were killed", unexplained]
+
+
+def test_a_module_fails_if_a_mutant_did_not_run() -> None:
+    """Mutants that did not run count neither as killed nor as noticeable. If none ran, that is reported too."""
+    result = MUTATE["result_of"](mutants_with("KILLED", "INCOMPETENT", "NONE"), [])
+    assert result == (
+        [],
+        "1 of 1 noticeable mutants killed (100%); explained survivors, which do not count: 0",
+        ["2 of 3 mutants did not run"],
+    )
+    idle = MUTATE["result_of"](mutants_with("INCOMPETENT", "NONE"), [])
+    assert idle == (
+        [],
+        "0 of 0 noticeable mutants killed; explained survivors, which do not count: 0",
+        ["2 of 2 mutants did not run", "no noticeable mutant ran"],
+    )
+    assert MUTATE["result_of"]([], []).failures == ["no noticeable mutant ran"]
