@@ -110,7 +110,7 @@ def mutants_of(
     config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
     session.unlink(missing_ok=True)
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    command.append(f"penstock/{module}")  # its examples
+    command += ["--doctest-modules", f"penstock/{module}"]  # the module's examples are tests too
     tool = [str(ROOT / ".venv/bin/python"), "-m", "uv", "tool", "run", "--quiet", "--from", TOOL, "cosmic-ray"]
     # Numba would compile a changed kernel, and all that use it, for each mutant.
     environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1"}
