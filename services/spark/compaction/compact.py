@@ -375,7 +375,7 @@ class CompactionJob:
         settings = self.settings
         # Without a commit of `state` there is nothing new to maintain.
         if report.state_version != plan.state_version:
-            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite_crowded_partitions(plan), 0)
+            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite_due_partitions(plan), 0)
             report = report._replace(rewritten_partitions=rewritten)
             if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered_records(plan), None)
@@ -391,20 +391,18 @@ class CompactionJob:
         names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)]
         return {name: self.path(name) for name in names}
 
-    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
-        """Rewrite the crowded partitions of `state`. Returns their number.
-
-        A partition is crowded if many rows, relative to its size, or many files were added since its last rewrite.
-        """
+    def _rewrite_due_partitions(self, plan: CompactionPlan) -> int:
+        """Rewrite the partitions of `state` for which a rewrite is due. Returns their number."""
         state = delta_tables.open_table(self.path(STATE), self.options)
         assert state is not None
-        crowded = {p: rows for p, rows in progress_rows(state).items() if self._is_partition_crowded(rows[0])}
-        if not crowded:
+        files_max = self.settings.optimize_files_max
+        due = {p: rows for p, rows in progress_rows(state).items() if is_rewrite_due(rows[0], files_max)}
+        if not due:
             return 0
         actions = pa.table(state.get_add_actions(flatten=True))
-        files = [file for file in actions.to_pylist() if int(file["partition.partition"]) in crowded]
+        files = [file for file in actions.to_pylist() if int(file["partition.partition"]) in due]
         wanted = []
-        for p, rows in crowded.items():
+        for p, rows in due.items():
             own = [file for file in files if int(file["partition.partition"]) == p]
             size, count = (sum(file[name] for file in own) for name in ("size_bytes", "num_records"))
             # Older progress rows let a restored table catch up. A row is useless once its changelog offset was
@@ -426,31 +424,9 @@ class CompactionJob:
         delta_writer.commit(state, added, removed, {"job": self.job, "kind": REWRITE})
         return len(wanted)
 
-    def _is_partition_crowded(self, row: Row) -> bool:
-        files_max = self.settings.optimize_files_max
-        # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of
-        # live windows.
-        is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
-        return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
-
     def _delete_covered_records(self, plan: CompactionPlan) -> None:
-        """Delete the changelog records that the previous compaction covers.
-
-        If a `closed` or `late` table lagged behind in a partition, it may still need the records. In this case the
-        partition keeps them until the next compaction.
-        """
-        offsets = plan.offsets
-        topic = plan.offsets.topic
-        # A table that lagged may not have caught up yet: this compaction's range is limited. The next one then needs
-        # the records from the table's position on.
-        lagging = {one.partition for one in plan.ranges if one.lagging}
-        # Use the progress rows from before this compaction: a restore may still read the previous version of `state`,
-        # and needs the changelog from its covered offset on.
-        before = {
-            TopicPartition(topic, p): int(row["changelog_offset"])
-            for p, row in plan.newest.items()
-            if row["changelog_offset"] > offsets.earliest.get(p, 0) and p not in lagging
-        }
+        """Delete the changelog records that the previous compaction covers (see `offsets_to_delete`)."""
+        before = offsets_to_delete(plan.ranges, plan.offsets)
         if before:
             self.log(f"deleting changelog records of {len(before)} partitions")
 
@@ -458,7 +434,8 @@ class CompactionJob:
                 async with Admin(self.settings.kafka) as admin:
                     await admin.delete_records(before)
 
-            run_with_timeout(delete_changelog_records(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
+            settings = self.settings
+            run_with_timeout(delete_changelog_records(), settings.kafka, settings.kafka_timeout_ms, plan.offsets.topic)
 
 
 def _files_by_table(found: Iterable[CompactionTaskResult]) -> dict[str, list[DataFile]]:
@@ -473,6 +450,34 @@ def _files_by_table(found: Iterable[CompactionTaskResult]) -> dict[str, list[Dat
 def _count_written_rows(kind: str, files: Mapping[str, list[DataFile]]) -> int:
     """Return the number of rows that the compaction wrote to tables of a kind: `state`, `closed` or `late`."""
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
+
+
+def is_rewrite_due(row: Row, files_max: int) -> bool:
+    """Return whether a partition of `state` is to be rewritten, by its newest progress row.
+
+    It is if many rows, relative to its size, or more than `files_max` files (0: any number is allowed) were added since
+    its last rewrite.
+    """
+    # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of live
+    # windows.
+    is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
+    return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
+
+
+def offsets_to_delete(ranges: Iterable[ChangelogRange], offsets: TopicOffsets) -> dict[TopicPartition, int]:
+    """Return, by changelog partition, the offset before which a compaction deletes the records.
+
+    It is the offset that the tables covered before this compaction. A partition is left out if the changelog has no
+    records before it, and if a `closed` or `late` table lagged behind: that table may still need the records.
+    """
+    # Use the progress rows from before this compaction: a restore may still read the previous version of `state`, and
+    # needs the changelog from its covered offset on. A table that lagged may not have caught up yet, since this
+    # compaction's range is limited. The next one then needs the records from the table's position on.
+    return {
+        TopicPartition(offsets.topic, one.partition): one.covered
+        for one in ranges
+        if one.newest is not None and one.covered > offsets.earliest[one.partition] and not one.lagging
+    }
 
 
 def widest_stores(newest: Mapping[int, Row], written: Iterable[PartitionResult]) -> tuple[StoreSchema, ...]:

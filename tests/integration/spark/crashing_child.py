@@ -68,7 +68,7 @@ class BeforeState(CompactionJob):
 class BeforeRewrite(CompactionJob):
     """Killed with the run committed and `state` not rewritten."""
 
-    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
+    def _rewrite_due_partitions(self, plan: CompactionPlan) -> int:
         die()
         return 0
 

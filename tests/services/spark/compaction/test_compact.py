@@ -1,4 +1,4 @@
-"""The first offset that a compaction reads, and the states that it rejects before it reads anything."""
+"""The offsets that a compaction reads and deletes, and the states that it rejects before it reads anything."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.compact import CompactionJob, bounded_ranges, spread_over_tasks, widest_stores
+from penstock.services.spark.compaction.compact import (
+    REWRITE_ROWS_MIN,
+    CompactionJob,
+    bounded_ranges,
+    is_rewrite_due,
+    offsets_to_delete,
+    spread_over_tasks,
+    widest_stores,
+)
 from penstock.services.spark.compaction.compaction_task import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
@@ -134,6 +143,63 @@ def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[
         assert sum(taken) >= most
         assert max(cut) - min(cut) <= 1
         assert max(taken) <= max(cut) + 1
+
+
+def planned(partition: int, newest: dict[str, Any] | None, first: int = 0, **positions: int) -> ChangelogRange:
+    there = {name.replace("_", "/"): at for name, at in positions.items()}
+    return ChangelogRange(partition, first, 20, 20, 0, None, newest, there)
+
+
+def test_covered_records_are_deleted() -> None:
+    """They are deleted up to the covered offset of the newest progress row, whatever this compaction adds."""
+    held = TopicOffsets("log", "id", {0: 0, 1: 4, 2: 0}, {0: 20, 1: 20, 2: 20})
+    found = offsets_to_delete([planned(0, row(7), 7), planned(1, row(5), 5), planned(2, row(9), 9)], held)
+    assert found == {TopicPartition("log", 0): 7, TopicPartition("log", 1): 5, TopicPartition("log", 2): 9}
+
+
+def test_a_partition_without_coverage_keeps_its_records() -> None:
+    """A partition is left out without a progress row, and if its covered records are deleted already."""
+    held = TopicOffsets("log", "id", {0: 0, 1: 5, 2: 9, 3: 0}, {0: 20, 1: 20, 2: 20, 3: 20})
+    assert offsets_to_delete([], held) == {}
+    assert offsets_to_delete([planned(0, None, 3), planned(1, row(5), 5), planned(2, row(8), 8)], held) == {}
+    assert offsets_to_delete([planned(1, row(5), 5), planned(3, row(1), 1)], held) == {TopicPartition("log", 3): 1}
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.dictionaries(st.sampled_from([CLOSED, LATE]), st.integers(0, 19)),
+    st.dictionaries(st.sampled_from([CLOSED, LATE]), st.integers(0, 19)),
+)
+def test_no_record_is_deleted_that_a_table_lacks(
+    earliest: int, covered: int, appended: dict[str, int], there: dict[str, int]
+) -> None:
+    """Nothing is deleted while a table lacks rows that it once had: neither below its position nor above."""
+    newest = row(covered) | {"appended": json.dumps(appended)}
+    one = ChangelogRange(0, 0, 20, 20, 0, None, newest, there)
+    lacks = any(there.get(table, -1) < last for table, last in appended.items())
+    expected = {TopicPartition("log", 0): covered} if covered > earliest and not lacks else {}
+    assert offsets_to_delete([one], offsets(earliest, 20)) == expected
+
+
+@pytest.mark.parametrize(
+    ("added", "rewritten", "files", "files_max", "due"),
+    [
+        (REWRITE_ROWS_MIN, 0, 0, 0, False),
+        (REWRITE_ROWS_MIN + 1, 0, 0, 0, True),
+        (2 * REWRITE_ROWS_MIN, 4 * REWRITE_ROWS_MIN, 0, 0, False),
+        (2 * REWRITE_ROWS_MIN + 1, 4 * REWRITE_ROWS_MIN, 0, 0, True),
+        (0, 0, 5, 5, False),
+        (0, 0, 6, 5, True),
+        (0, 0, 2, 1, True),
+        (0, 0, 9, 0, False),  # no limit
+        (REWRITE_ROWS_MIN + 1, 0, 5, 5, True),
+    ],
+)
+def test_a_rewrite_is_due(added: int, rewritten: int, files: int, files_max: int, due: bool) -> None:
+    """A rewrite is due if the added rows are more than half of the rewritten ones, or if too many files were added."""
+    newest = {"added_rows": added, "rewritten_rows": rewritten, "added_files": files}
+    assert is_rewrite_due(newest, files_max) is due
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 5))

@@ -43,8 +43,8 @@ class Steps(TableMaintenance):
 class Job(CompactionJob):
     """A compaction that is committed and may not delete from the changelog."""
 
-    def __init__(self, say: Any, error: Exception | None) -> None:
-        settings = CompactSettings(application="a", lake="lake", delete_covered=True)
+    def __init__(self, say: Any, error: Exception | None, *, delete_covered: bool = True) -> None:
+        settings = CompactSettings(application="a", lake="lake", delete_covered=delete_covered)
         super().__init__(None, settings, say)  # type: ignore[arg-type]  # it has no session, and needs none
         self.maintenance, self.error = Steps(settings, say), error
 
@@ -54,7 +54,7 @@ class Job(CompactionJob):
     def _compact_and_commit(self, plan: CompactionPlan) -> CompactionReport:
         return DONE
 
-    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
+    def _rewrite_due_partitions(self, plan: CompactionPlan) -> int:
         return 1
 
     def _closed_and_late_paths(self) -> dict[str, str]:
@@ -82,6 +82,11 @@ def test_a_run_counts_though_the_deletion_failed() -> None:
     ]
     with pytest.raises(AuthorizationFailed, match="no DELETE"):
         job.maintenance.require_done()
+
+
+def test_nothing_is_deleted_unless_the_setting_asks_for_it() -> None:
+    """Without `delete_covered` a compaction does not try to delete from the changelog."""
+    assert Job(lambda text: None, AuthorizationFailed("no DELETE"), delete_covered=False).run().failed == ()
 
 
 def test_an_optimize_that_was_lost_is_no_failure() -> None:
