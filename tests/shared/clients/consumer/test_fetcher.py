@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from penstock.shared.clients.consumer.fetcher import (
     Fetch,
     Fetcher,
     FetchLimits,
+    Move,
     NextRequests,
     OffsetLookup,
 )
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchResponse
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import (
@@ -30,6 +33,7 @@ from penstock.shared.common.errors import (
     PenstockError,
 )
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1
@@ -92,6 +96,13 @@ class Scene:
 
     def take(self, limit: int | None = None) -> dict[TopicPartition, list[int]]:
         return {tp: columns.offsets.tolist() for tp, columns in self.fetcher.take(limit).items()}
+
+
+def test_the_limits_default_to_those_of_the_settings() -> None:
+    """Each limit has the default of the consumer's or the client's setting of the same name."""
+    settings = {**KafkaSettings.model_fields, **ConsumerSettings.model_fields}
+    limits = dataclasses.asdict(FetchLimits())
+    assert limits == {name: settings[name].default for name in limits}
 
 
 def test_one_request_a_node() -> None:
@@ -363,6 +374,29 @@ def test_out_of_range(policy: str, first: int) -> None:
     assert (scene.fetcher.position(A0), scene.fetches()[1].wanted) == (first, {A0: first})
 
 
+@pytest.mark.parametrize(("policy", "drifts"), [("earliest", False), ("latest", True), ("by_duration:1h", True)])
+def test_the_move_of_a_reset(policy: str, drifts: bool) -> None:
+    """A reset is reported once, with the position before it and its reason. Only `earliest` finds the same offset
+    again."""
+    scene = Scene(policy).at(a0=7)
+    scene.give(a0=OUT_OF_RANGE)
+    (lookup,) = scene.next_requests().lookups
+    scene.fetcher.placed(lookup, {A0: 4})
+    assert scene.fetcher.moves() == {A0: Move(4, replaced=7, reason="out of range", drifts=drifts)}
+    assert scene.fetcher.moves() == {}
+
+
+def test_the_move_of_a_reset_whose_time_no_record_has() -> None:
+    """The second lookup, of the log's end, keeps the position before the reset and the reason."""
+    scene = Scene("by_duration:1h").at(a0=7)
+    scene.give(a0=OUT_OF_RANGE)
+    (lookup,) = scene.next_requests().lookups
+    scene.fetcher.placed(lookup, {A0: -1})
+    (latest,) = scene.next_requests().lookups
+    scene.fetcher.placed(latest, {A0: 9})
+    assert scene.fetcher.moves() == {A0: Move(9, replaced=7, reason="out of range", drifts=True)}
+
+
 def test_out_of_range_without_a_policy() -> None:
     """With policy `none` every poll raises an error with the offset, until a seek."""
     scene = Scene("none").at(a0=7)
@@ -556,6 +590,9 @@ def test_a_truncation_below_the_position() -> None:
     scene.take()
     scene.give(a0=diverged(7))
     assert scene.fetches()[1].wanted == {A0: 7}
+    (move,) = scene.fetcher.moves().values()
+    assert (move.position, move.replaced, move.epoch) == (7, 10, -1)
+    assert not move.drifts  # the offset is the broker's, and a lookup finds no other
     scene = Scene("earliest").at(a0=0)
     scene.give(a0=batch(0, 10, epoch=4))
     scene.take()
