@@ -189,6 +189,7 @@ def test_no_record_is_deleted_that_a_table_lacks(
         (REWRITE_ROWS_MIN + 1, 0, 0, 0, True),
         (2 * REWRITE_ROWS_MIN, 4 * REWRITE_ROWS_MIN, 0, 0, False),
         (2 * REWRITE_ROWS_MIN + 1, 4 * REWRITE_ROWS_MIN, 0, 0, True),
+        (0, 0, 4, 5, False),
         (0, 0, 5, 5, False),
         (0, 0, 6, 5, True),
         (0, 0, 2, 1, True),
