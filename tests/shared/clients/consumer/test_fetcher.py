@@ -40,11 +40,12 @@ NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1
 SIZE = 1_000
 
 
-def batch(first: int, count: int, size: int = 1, epoch: int = -1) -> bytes:
-    builder = new_batch_builder(1 << 20, False)
+def batch(first: int, count: int, size: int = 1, epoch: int = -1, producer_id: int = -1) -> bytes:
+    """A batch, of a transaction if it has a producer id."""
+    builder = new_batch_builder(1 << 20, producer_id >= 0)
     for i in range(count):
         builder.append(i, 5, None, b"x" * size, [])
-    data = bytearray(seal_batch(builder, (-1, -1, -1)))
+    data = bytearray(seal_batch(builder, (producer_id, -1, -1)))
     data[0:8] = first.to_bytes(8, "big")
     data[12:16] = epoch.to_bytes(4, "big", signed=True)
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
@@ -134,6 +135,15 @@ def test_the_lag_under_read_committed() -> None:
     assert scene.fetcher.lag(A0) is None
     scene.give()
     assert scene.fetcher.lag(A0) == 90
+
+
+@pytest.mark.parametrize(("committed", "taken", "moves"), [(True, {}, {A0: Move(2)}), (False, {A0: [0, 1]}, {})])
+def test_records_of_an_aborted_transaction(committed: bool, taken: dict[Any, Any], moves: dict[Any, Any]) -> None:
+    """Only under read_committed they are left out. The position moves past them, which is reported once."""
+    scene = Scene(committed=committed).at(a0=0)
+    scene.give(a0=FetchedPartition(0, 100, 90, 0, ((7, 0),), batch(0, 2, producer_id=7)))
+    assert scene.take() == taken
+    assert (scene.fetcher.position(A0), scene.fetcher.moves(), scene.fetcher.moves()) == (2, moves, {})
 
 
 def test_partitions_take_turns() -> None:
@@ -320,6 +330,7 @@ def test_an_authorization_error_is_raised_once() -> None:
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=UNAUTHORIZED, a1=batch(0, 1))
     assert scene.take() == {A1: [0]}
+    assert scene.fetcher.moves() == {}
     with pytest.raises(AuthorizationFailed, match="a-0: TOPIC_AUTHORIZATION_FAILED"):
         scene.take()
     assert scene.take() == {}
