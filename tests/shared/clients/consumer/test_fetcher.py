@@ -199,6 +199,15 @@ def test_back_pressure() -> None:
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
 
 
+def test_free_bytes_are_divided_into_whole_numbers() -> None:
+    """The nodes share the free bytes equally. An odd byte is left over."""
+    scene = Scene(fetch_buffer_bytes=9 * SIZE + 1).at(a0=0, b0=0)
+    scene.give(a0=batch(0, 1, 1_800), b0=batch(0, 1, 1_800))
+    free = 9 * SIZE + 1 - scene.fetcher.buffered_bytes
+    assert free % 2 == 1
+    assert [fetch.max_bytes for fetch in scene.fetches().values()] == [(free - 1) // 2] * 2
+
+
 def test_an_unresponsive_node_leaves_room_for_others() -> None:
     """A request to an unresponsive node reserves only its share, so another node can be fetched from."""
     scene = Scene(fetch_buffer_bytes=4 * SIZE).at(a0=0, a1=0)
