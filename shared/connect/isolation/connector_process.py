@@ -98,7 +98,7 @@ class ConnectorProcess:
         await asyncio.wait([self._running])
 
     async def kill(self) -> None:
-        """Kills the process and waits for its end."""
+        """Kill the process and wait for its end."""
         self._is_killed = True
         self._kill_process()
         await asyncio.wait([self._running])

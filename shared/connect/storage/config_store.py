@@ -90,7 +90,7 @@ class ConfigStore:
         await self._write_config_records([ConnectorRecord(name, None), TargetStateRecord(name, None)], privileged=True)
 
     async def put_tasks(self, name: str, configs: Sequence[Config]) -> None:
-        """Stores all of a connector's task configs."""
+        """Store all of a connector's task configs."""
         tasks = [TaskRecord(ConnectorTaskId(name, n), config) for n, config in enumerate(configs)]
         # The commit record last: readers apply the set only when all of its configs precede it.
         await self._write_config_records([*tasks, TaskCommitRecord(name, len(configs))], privileged=True)
