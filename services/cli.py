@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 import typer
 
-from penstock.services.exit_status import ExitStatus
-from penstock.shared.common.errors import ConfigError, MissingExtra, PenstockError
+from penstock.services.exit_status import ExitStatus, exit_status_of
+from penstock.shared.common.errors import MissingExtra, PenstockError
 from penstock.shared.common.extras import needs
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -135,8 +135,7 @@ def _add_command(name: str, panel: str, target: str, text: str, extras: tuple[st
             raise typer.Exit(ExitStatus.WRONG_SETTING) from None
         except PenstockError as e:
             print(f"penstock {name}: {e}", file=sys.stderr)
-            is_setting = isinstance(e, ConfigError)
-            raise typer.Exit(ExitStatus.WRONG_SETTING if is_setting else ExitStatus.FAILED) from None
+            raise typer.Exit(exit_status_of(e)) from None
         raise typer.Exit(status)
 
 

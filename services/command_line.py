@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from penstock.services.exit_status import ExitStatus
+from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.shared.common.errors import ConfigError, PenstockError
 
 
@@ -19,10 +19,7 @@ def run_app(app: Callable[..., object], arguments: list[str], program: str) -> i
         app(args=arguments, prog_name=program)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else ExitStatus.OK
-    except ConfigError as e:
-        print(e, file=sys.stderr)
-        return ExitStatus.WRONG_SETTING
     except PenstockError as e:
-        print(f"{program}: {type(e).__name__}: {e}", file=sys.stderr)
-        return ExitStatus.FAILED
+        print(e if isinstance(e, ConfigError) else f"{program}: {type(e).__name__}: {e}", file=sys.stderr)
+        return exit_status_of(e)
     return ExitStatus.OK

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from penstock.services.exit_status import ExitStatus
+from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import DaemonSettings, load_settings_or_exit
@@ -145,7 +145,8 @@ def _log_errors(error: Exception) -> int:
             log.error("failed", error=type(e).__name__, reason=str(e))
         else:
             log.error("failed", exc_info=e)
-    return ExitStatus.WRONG_SETTING if all(isinstance(e, ConfigError) for e in leaves) else ExitStatus.FAILED
+    statuses = {exit_status_of(e) for e in leaves}
+    return ExitStatus.FAILED if ExitStatus.FAILED in statuses else ExitStatus.WRONG_SETTING
 
 
 def leaf_exceptions(error: Exception) -> Iterator[Exception]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from penstock.shared.common.errors import ConfigError
+
 
 class ExitStatus(IntEnum):
     """The statuses that several commands share."""
@@ -17,3 +19,12 @@ class ExitStatus(IntEnum):
     """Of `penstock compact`: another job committed first, which is not an error."""
     INTERRUPTED = 130
     """Ended by Ctrl-C, or by a second signal during the shutdown."""
+
+
+def exit_status_of(error: Exception) -> ExitStatus:
+    """Return the exit status of a command that ends with this error.
+
+    >>> exit_status_of(ConfigError("no such file")).name, exit_status_of(ValueError()).name
+    ('WRONG_SETTING', 'FAILED')
+    """
+    return ExitStatus.WRONG_SETTING if isinstance(error, ConfigError) else ExitStatus.FAILED

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.services.connect.property_files import read_properties
+from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
 
@@ -220,11 +221,8 @@ def main(arguments: list[str]) -> int:
     try:
         app(args=arguments, prog_name="penstock connectors")
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else 0
-    except ConfigError as e:
-        print(f"penstock connectors: {e}", file=sys.stderr)
-        return 2
+        return e.code if isinstance(e.code, int) else ExitStatus.OK
     except PenstockError as e:
         print(f"penstock connectors: {e}", file=sys.stderr)
-        return 1
-    return 0
+        return exit_status_of(e)
+    return ExitStatus.OK

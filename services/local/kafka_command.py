@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.services.exit_status import ExitStatus
+from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import configure
 from penstock.shared.common.settings import LogSettings
 
@@ -59,12 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     configure(LogSettings(), "kafka")
     try:
         asyncio.run(run_in_foreground(given.data_dir, EmbeddedKafkaSettings(port=given.port)))
-    except ConfigError as e:
-        print(f"penstock kafka: {e}", file=sys.stderr)
-        return ExitStatus.WRONG_SETTING
     except PenstockError as e:
         print(f"penstock kafka: {e}", file=sys.stderr)
-        return ExitStatus.FAILED
+        return exit_status_of(e)
     return ExitStatus.OK
 
 

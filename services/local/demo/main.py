@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from penstock.services.exit_status import ExitStatus
+from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
 from penstock.services.local.demo.data_folder import fresh_folder
 from penstock.services.local.demo.display import Display
@@ -69,10 +69,8 @@ def demo(
         total = source.count()  # reads all of it: a truncated file is found before anything changes
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run_scenario(Scenario(source, folder, display), display))
-    except ConfigError as e:
-        raise typer.Exit(_print_error(e, ExitStatus.WRONG_SETTING)) from None
     except PenstockError as e:
-        raise typer.Exit(_print_error(e, ExitStatus.FAILED)) from None
+        raise typer.Exit(_print_error(e)) from None
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
     print_summary(console, source, outcome, folder)
@@ -123,9 +121,9 @@ def _event_source(
     return CsvEvents(file, key, time, time_format=time_format, gap=gap, grace=grace, limit=limit)
 
 
-def _print_error(error: PenstockError, status: int) -> int:
+def _print_error(error: PenstockError) -> int:
     print(f"{PROGRAM}: {error}", file=sys.stderr)
-    return status
+    return exit_status_of(error)
 
 
 def main(arguments: list[str]) -> int:
