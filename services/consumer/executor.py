@@ -39,7 +39,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
 )
 from penstock.shared.clients.parallel_consumer.key_scheduler import Execution
 from penstock.shared.clients.parallel_consumer.partition_progress import Work
-from penstock.shared.clients.producer.record_validation import checked_headers, checked_partition, checked_timestamp
+from penstock.shared.clients.producer.record_validation import check_partition, check_timestamp, checked_headers
 from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge, error_text
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
@@ -354,8 +354,8 @@ def check_execution_output(records: Iterable[ProducerRecord]) -> None:
     for record in records:
         topic = record.topic
         check_topic_name(topic)
-        checked_timestamp(topic, record.timestamp)
-        checked_partition(topic, record.partition)
+        check_timestamp(topic, record.timestamp)
+        check_partition(topic, record.partition)
         bytes_serializer(topic, record.key)
         bytes_serializer(topic, record.value)
         checked_headers(topic, record.headers)

@@ -24,7 +24,7 @@ from murmurhash2 import murmurhash2
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
-from penstock.shared.clients.producer.record_validation import checked_partition
+from penstock.shared.clients.producer.record_validation import check_partition
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.records import Int64Array, ProducerRecord, TopicPartition
 
@@ -202,7 +202,7 @@ class ProducerPartitioner:
         if record.partition is not None or self._partitioner is None:
             return record.partition
         number = self._partitioner(topic.name, key, value, topic.numbers)
-        checked_partition(topic.name, number)
+        check_partition(topic.name, number)
         return number
 
     def queue_for(self, topic: PartitionedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:

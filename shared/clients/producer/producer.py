@@ -49,11 +49,11 @@ from penstock.shared.clients.producer.record_accumulator import PartitionQueue, 
 from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,
     HeaderList,
-    checked_callback,
+    check_callback,
+    check_partition,
+    check_timestamp,
     checked_headers,
-    checked_partition,
     checked_size,
-    checked_timestamp,
     is_valid_callback,
     record_of,
     serialized,
@@ -707,7 +707,7 @@ class Producer:
         is_observed = False
         try:
             self._check_open()
-            checked_callback(on_delivery)
+            check_callback(on_delivery)
             record = record.with_header_pairs()
             if self._interceptors:
                 record = self._interceptors.on_send(record)
@@ -769,8 +769,8 @@ class Producer:
     def _check_record(self, record: ProducerRecord) -> None:
         """Check what needs neither metadata nor a serializer."""
         topic = record.topic
-        checked_timestamp(topic, record.timestamp)
-        checked_partition(topic, record.partition)
+        check_timestamp(topic, record.timestamp)
+        check_partition(topic, record.partition)
         if self._find_known_topic(topic) is None:
             check_topic_name(topic)
 

@@ -38,14 +38,14 @@ def record_of(
     return topic
 
 
-def checked_timestamp(topic: str, timestamp: object) -> None:
+def check_timestamp(topic: str, timestamp: object) -> None:
     """Raise InvalidTimestamp unless `timestamp` is None or milliseconds that fit into the record."""
     # Not `isinstance`: True is an int too.
     if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
         raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not from 0 to 2^63 - 1")
 
 
-def checked_partition(topic: str, partition: Any) -> None:
+def check_partition(topic: str, partition: Any) -> None:
     """Raise DataError unless `partition` is None or a possible number of a partition. The partition need not exist."""
     # `index` also takes the integers of numpy, which partitioners compute with.
     try:
@@ -114,7 +114,7 @@ def is_valid_callback(on_delivery: object) -> bool:
     return callable(on_delivery) and not iscoroutinefunction(on_delivery)
 
 
-def checked_callback(on_delivery: object) -> None:
+def check_callback(on_delivery: object) -> None:
     """Raise TypeError unless `on_delivery` is None or a callable that is not a coroutine function."""
     if on_delivery is not None and not is_valid_callback(on_delivery):
         what = "a coroutine function" if callable(on_delivery) else f"a {type(on_delivery).__name__}"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.producer.record_validation import (
-    checked_callback,
+    check_callback,
+    check_partition,
+    check_timestamp,
     checked_headers,
-    checked_partition,
     checked_size,
-    checked_timestamp,
     serialized,
 )
 from penstock.shared.clients.producer.settings import ProducerSettings
@@ -22,27 +22,27 @@ from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordToo
 @pytest.mark.parametrize("timestamp", [None, 0, 2**63 - 1])
 def test_timestamps(timestamp: int | None) -> None:
     """None means now. Otherwise a timestamp is a non-negative 64-bit integer."""
-    checked_timestamp("t", timestamp)
+    check_timestamp("t", timestamp)
 
 
 @pytest.mark.parametrize("timestamp", [-1, 2**63, 1.0, "1", True])
 def test_odd_timestamps(timestamp: object) -> None:
     """The error shows the value."""
     with pytest.raises(InvalidTimestamp, match=f"topic t: timestamp {timestamp!r}"):
-        checked_timestamp("t", timestamp)
+        check_timestamp("t", timestamp)
 
 
 @pytest.mark.parametrize("partition", [None, 0, 2**31 - 1])
 def test_partitions(partition: int | None) -> None:
     """None lets the partitioner choose. Otherwise it is a valid partition number."""
-    checked_partition("t", partition)
+    check_partition("t", partition)
 
 
 @pytest.mark.parametrize("partition", [-1, 2**31, 1.0, "0"])
 def test_invalid_partitions(partition: object) -> None:
     """The error has the value, and there is no wait for the partition."""
     with pytest.raises(DataError, match=f"topic t.*{partition!r}"):
-        checked_partition("t", partition)
+        check_partition("t", partition)
 
 
 def test_headers() -> None:
@@ -98,7 +98,7 @@ async def waiting(*_: object) -> None: ...
 @pytest.mark.parametrize("callback", [None, print, len, Callbacks().plain, lambda *_: None, partial(print, "x")])
 def test_callable_callbacks(callback: Any) -> None:
     """Functions, methods, builtins and partials are accepted."""
-    checked_callback(callback)
+    check_callback(callback)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_callable_callbacks(callback: Any) -> None:
 def test_invalid_callbacks(callback: Any, what: str) -> None:
     """A coroutine function is rejected, because its coroutine would never be awaited."""
     with pytest.raises(TypeError, match=f"on_delivery.*{what}"):
-        checked_callback(callback)
+        check_callback(callback)
