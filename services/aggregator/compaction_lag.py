@@ -59,7 +59,7 @@ class CompactionLagWatch:
         registry: CollectorRegistry,
         is_owned: Callable[[], bool],
         clock: Clock = SYSTEM_CLOCK,
-        request: Callable[[int], None] = lambda now_ms: None,
+        request: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -115,7 +115,7 @@ class CompactionLagWatch:
         since = requested.bytes if requested is not None and requested.snapshot_ms == lag.snapshot_ms else 0
         if size >= (since or 0) + limit:
             self._requested_at = lag
-            self._request(self._clock.now_ms())
+            self._request()
 
     def newest_sign_ms(self) -> int | None:
         """The time of the newest snapshot, or since when this instance compacts, if later; None if it does not."""

@@ -219,9 +219,9 @@ class CompactionSupervisor:
             return f"compaction is off: {self.why_off()}"
         return "one is running" if self._is_running or self._requested.is_set() else ""
 
-    def request(self, now_ms: int) -> None:
-        """Request a compaction, without waiting. The punctuator's callback."""
-        if not self._is_running:
+    def request(self) -> None:
+        """Request a compaction, without waiting. Does nothing if compactions are off, or while one is running."""
+        if self.enabled and not self._is_running:
             self._requested.set()
 
     async def run(self) -> None:

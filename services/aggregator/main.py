@@ -56,7 +56,7 @@ class Aggregator:
         self._settings = settings
         self._registry = CollectorRegistry()
         self._lag_watch = CompactionLagWatch(
-            settings, self._registry, self._owns_compaction, request=self._request_compaction
+            settings, self._registry, self._owns_compaction, request=lambda: self.compaction.request()
         )
         self.compaction = CompactionSupervisor(settings, self._registry, lag_watch=self._lag_watch)
         topology = load_topology(settings.topology, settings.topology_options)
@@ -189,10 +189,6 @@ class Aggregator:
     def _owns_compaction(self) -> bool:
         return self.worker.holds(COMPACTION_PARTITION)
 
-    def _request_compaction(self, now_ms: int) -> None:
-        if self.compaction.enabled:
-            self.compaction.request(now_ms)
-
     def stores(self) -> list[dict[str, Any]]:
         """Return the answer of `GET /v1/streams/stores`."""
         return describe_live_stores(self.worker.tasks())
@@ -207,13 +203,15 @@ class Aggregator:
         """Request a compaction. Returns "" if it was started, else the reason why not."""
         reason = self.compaction.why_not_now()
         if not reason:
-            self.compaction.request(SYSTEM_CLOCK.now_ms())
+            self.compaction.request()
         return reason
 
     def _schedule_compaction(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:
             interval = self._settings.compaction.interval_ms
-            task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.request, name=SCHEDULE_NAME)
+            task.schedule(
+                interval, PunctuationType.WALL_CLOCK_TIME, lambda now_ms: self.compaction.request(), name=SCHEDULE_NAME
+            )
 
     def _check_tasks(self) -> CheckResult:
         """Check that the worker has started and that its loop makes turns.

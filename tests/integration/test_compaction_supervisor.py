@@ -94,7 +94,7 @@ async def test_a_job_that_succeeds() -> None:
     async with supervised(jobs) as supervisor:
         await asyncio.sleep(0.1)
         assert (jobs.started, supervisor.describe()) == (0, [])
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("done") == 1)
         (state,) = supervisor.describe()
         assert (state["status"], state["rows"]) == ("done", 8)
@@ -110,7 +110,7 @@ async def test_a_job_follows_one_that_left_records() -> None:
     left = [f"print('{{\"remaining_records\": {number}}}')" for number in (20, 10, 0)]
     jobs = Jobs(*left, DONE)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("done") == 3)
         await asyncio.sleep(0.3)
         assert (jobs.started, jobs.runs("failed")) == (3, 0)
@@ -122,7 +122,7 @@ async def test_a_jobs_progress_is_shown(caplog: pytest.LogCaptureFixture) -> Non
     message = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
     jobs = Jobs(f"import sys, time; print(*{message!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))
         await asyncio.sleep(0.1)  # by now the JVM's own messages have been read too
         (state,) = supervisor.describe()
@@ -136,7 +136,7 @@ async def test_losing_to_another_job_is_no_failure() -> None:
     """A job that loses to another job's commit is not a failure and is not retried."""
     jobs = Jobs(LOST, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("lost") == 1)
         await asyncio.sleep(0.3)
         assert (jobs.started, jobs.statuses()) == (1, [("lost", "another job was first")])
@@ -147,7 +147,7 @@ async def test_a_failed_job_is_retried() -> None:
     """A failed job shows its last line, and is retried after a backoff until it succeeds."""
     jobs = Jobs(FAILED, FAILED, DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("done") == 1)
         assert jobs.statuses() == [("done", ""), ("failed", "the lake is gone"), ("failed", "the lake is gone")]
         assert jobs.runs("failed") == 2
@@ -166,7 +166,7 @@ async def test_an_instance_without_partition_0_starts_no_further_job(script: str
     watch = CompactionLagWatch(settings(), CollectorRegistry(), is_owned)
     jobs = Jobs(script, lag_watch=watch, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.started == 2 and len(jobs.statuses()) == 2 and jobs.statuses()[0][0] != "running")
         await asyncio.sleep(0.3)
         assert jobs.started == 2
@@ -180,7 +180,7 @@ async def test_losing_partition_0_stops_the_job(tmp_path: Path) -> None:
     watch = CompactionLagWatch(settings(), CollectorRegistry(), lambda: ours)
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)), lag_watch=watch)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: pid.exists() and bool(pid.read_text()))
         job = int(pid.read_text())
         ours = False
@@ -190,7 +190,7 @@ async def test_losing_partition_0_stops_the_job(tmp_path: Path) -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(job, 0)
         ours = True
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.started == 2)
 
 
@@ -205,7 +205,7 @@ async def test_a_job_that_cannot_be_started() -> None:
 
     supervisor = CompactionSupervisor(settings(retry_backoff_ms=10), registry, job=job)
     running = asyncio.create_task(supervisor.run())
-    supervisor.request(0)
+    supervisor.request()
     labels = {"outcome": "done"}
     await until(lambda: registry.get_sample_value("penstock_compaction_runs_total", labels) == 1)
     running.cancel()
@@ -219,10 +219,10 @@ async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(pid.exists)
         for _ in range(3):
-            supervisor.request(0)
+            supervisor.request()
         assert jobs.started == 1
         assert jobs.statuses() == [("running", "")]
 
@@ -238,7 +238,7 @@ async def test_a_job_over_its_timeout_is_stopped(tmp_path: Path, deaf: bool, mon
     hanging = HANGING.format(deaf=deaf, pid=str(pid))
     jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, run_records_max=100)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("failed") == 1)
         assert jobs.statuses() == [("failed", "stopped after 2000 ms")]
         health = supervisor.health()
@@ -258,7 +258,7 @@ async def test_records_max_recovers_after_a_success() -> None:
     jobs = Jobs(slow_start, slow, DONE, timeout_ms=2_000, retry_backoff_ms=10, run_records_max=100)
     async with supervised(jobs) as supervisor:
         for done in (1, 2, 3):
-            supervisor.request(0)
+            supervisor.request()
             await until(lambda done=done: jobs.runs("done") == done)  # type: ignore[misc]
         assert jobs.records_max == [100, 100, 50, 100, 100]
 
@@ -267,7 +267,7 @@ async def test_a_result_before_a_failure_is_kept() -> None:
     """If a job fails after it printed its result, its rows are shown, it counts as failed and it is retried."""
     jobs = Jobs(f"{DONE}; import sys; print('no DELETE', file=sys.stderr); sys.exit(1)", DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("done") == 1)
         (_, first) = supervisor.describe()
         assert (first["status"], first["detail"], first["rows"]) == ("failed", "no DELETE", 8)
@@ -279,7 +279,7 @@ async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: pid.exists() and bool(pid.read_text()))
     assert not lives(int(pid.read_text()))
 
@@ -296,7 +296,7 @@ async def main():
     supervisor = compaction_supervisor.CompactionSupervisor(
         settings, CollectorRegistry(), job=lambda _: [sys.executable, "-c", {job!r}]
     )
-    supervisor.request(0)
+    supervisor.request()
     await supervisor.run()
 
 asyncio.run(main())
@@ -327,6 +327,6 @@ async def test_a_job_without_a_result_counts_as_done() -> None:
     """A job that succeeds without printing a result counts as done with zero rows."""
     jobs = Jobs('print("all good")')
     async with supervised(jobs) as supervisor:
-        supervisor.request(0)
+        supervisor.request()
         await until(lambda: jobs.runs("done") == 1)
         assert supervisor.describe()[0]["rows"] == 0

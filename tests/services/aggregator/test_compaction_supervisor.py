@@ -140,18 +140,32 @@ def test_disabled_compaction_is_reported(flags: list[str], why: str, caplog: pyt
     assert registry.get_sample_value("penstock_compaction_enabled") == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "why_not"),
+    [([], "one is running"), (["--no-compaction.enabled"], "compaction is off: compaction.enabled is false")],
+)
+def test_requests_while_compaction_is_off_are_ignored(flags: list[str], why_not: str) -> None:
+    """A request is kept until its job starts; while compaction is off, nothing is requested."""
+    supervisor = CompactionSupervisor(settings(*flags), CollectorRegistry())
+    supervisor.request()
+    assert supervisor.why_not_now() == why_not
+    assert supervisor._requested.is_set() is supervisor.enabled
+
+
 def test_too_many_bytes_trigger_a_compaction() -> None:
     """A measurement above the limit triggers a compaction; a lower or unknown one does not,
     and without a limit none does.
     """
-    checks: list[int] = []
+    requests: list[str] = []
     for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 200)), ([], (10**12,))):
-        registry, clock = CollectorRegistry(), ManualClock(7)
-        watch = CompactionLagWatch(settings(*flags), registry, lambda: True, clock, checks.append)
+        registry = CollectorRegistry()
+        watch = CompactionLagWatch(
+            settings(*flags), registry, lambda: True, ManualClock(7), lambda: requests.append("compaction")
+        )
         for size in sizes:
             watch.note(CompactionLag(1, None, size))
         assert registry.get_sample_value("penstock_compaction_changelog_bytes") == sizes[-1]
-    assert checks == [7, 7]
+    assert requests == ["compaction"] * 2
 
 
 def test_bytes_that_a_compaction_leaves_trigger_no_other_one() -> None:
@@ -161,9 +175,7 @@ def test_bytes_that_a_compaction_leaves_trigger_no_other_one() -> None:
     checks: list[int] = []
     clock = ManualClock(0)
     given = settings("--compaction.changelog-bytes=100")
-    watch = CompactionLagWatch(
-        given, CollectorRegistry(), lambda: True, clock, lambda now_ms: checks.append(clock.now_ms())
-    )
+    watch = CompactionLagWatch(given, CollectorRegistry(), lambda: True, clock, lambda: checks.append(clock.now_ms()))
     measured = [(None, 150), (None, 180), (7, 120), (7, 120), (7, 219), (7, 220), (7, 300), (9, 50), (9, 100), (9, 101)]
     for snapshot_ms, size in measured:
         clock.advance(1)
