@@ -70,11 +70,9 @@ from penstock.shared.connect.storage.config_records import RestartRequest
 Herder = DistributedHerder | StandaloneHerder
 
 
-def create_connect_app(
-    herder: Herder, registry: CollectorRegistry | None = None, *, title: str = "Penstock Connect"
-) -> FastAPI:
+def create_connect_app(herder: Herder, registry: CollectorRegistry | None = None) -> FastAPI:
     """Return the app: Kafka Connect's REST API over one herder, and `/metrics` of `registry`."""
-    app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Penstock Connect", docs_url=None, redoc_url=None, redirect_slashes=False)
     install_error_handlers(app, Forwarding())
     app.add_middleware(ConnectPaths, is_ready=lambda: herder.is_ready)
     app.include_router(_root_routes(herder))

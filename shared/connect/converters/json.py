@@ -53,7 +53,6 @@ DECIMAL_DIGITS_MAX = 100_000
 """The maximum of digits before or after the point: a short text such as 1E+999999999 would need all memory."""
 DEPTH_MAX = 200
 """The maximum depth of a schema; a deeper one is an error."""
-INT64_BITS = INTEGER_BITS[SchemaType.INT64]
 _TYPES = {kind.value: kind for kind in SchemaType}
 
 

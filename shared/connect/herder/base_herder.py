@@ -236,7 +236,7 @@ class BaseHerder(ABC):
             value["errors"] = [mask(error, name) for error in value["errors"]]
         return infos
 
-    async def _check_config(self, name: str, config: Mapping[str, str]) -> None:
+    async def _check_config(self, config: Mapping[str, str]) -> None:
         """Raises BadRequest, in Kafka Connect's words, if a connector with this config cannot be created."""
         infos = await self._validate_connector_config(config)
         if infos.error_count:

@@ -428,7 +428,7 @@ class DistributedHerder(BaseHerder):
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
         """Create or change a connector, as every herder does. Also raises NotHere and RebalanceNeeded."""
-        await self._check_config(name, self._with_stored_secrets(name, config))
+        await self._check_config(self._with_stored_secrets(name, config))
         self._check_group(name, config)
 
         async def put_connector_config() -> tuple[bool, Json]:

@@ -101,7 +101,7 @@ class StandaloneHerder(BaseHerder):
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
         """As in every herder."""
-        await self._check_config(name, self._with_stored_secrets(name, config))
+        await self._check_config(self._with_stored_secrets(name, config))
 
         async def put_connector_config() -> tuple[bool, Json]:
             exists = self._check_config_precondition(name, replace=replace, instead_of=instead_of)

@@ -128,17 +128,17 @@ class OwnedTask:
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
-    def describe(self, partition: int) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the task as plain values; its counts are those of the last commit."""
         task = self.task
         report = self.report
         if task is None:
             progress = self.changelog.progress
             known = {} if progress is None else progress.describe()
-            return {"partition": partition, "state": "restoring"} | known
+            return {"partition": self.partition, "state": "restoring"} | known
         done = task.metrics.committed
         return {
-            "partition": partition,
+            "partition": self.partition,
             "state": "running",
             "epoch": task.epoch,
             "sources": dict(task.sources),
@@ -212,4 +212,4 @@ class WorkerTasks:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the state of each `OwnedTask` as plain values, by partition."""
-        return [owned.describe(partition) for partition, owned in sorted(self.owned.items())]
+        return [owned.describe() for _, owned in sorted(self.owned.items())]

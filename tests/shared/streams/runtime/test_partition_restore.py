@@ -29,7 +29,7 @@ class Steps:
         return self.at
 
     async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
-        self.seen.append(self._owned.describe(2))
+        self.seen.append(self._owned.describe())
         self.at += 100
         self._clock.advance(1_000)
         return {}
@@ -50,7 +50,7 @@ async def test_a_restore_shows_how_far_it_is() -> None:
         ("restoring", 200, 100, 2_000),
         ("restoring", 100, 100, 1_000),
     ]
-    assert owned.describe(2)["remaining_records"] == 0
+    assert owned.describe()["remaining_records"] == 0
 
 
 async def test_a_restore_yields_to_the_event_loop() -> None:
