@@ -1,5 +1,6 @@
 """The Connect API: the classes for writing a connector, a converter or a transform."""
 
+from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.config_def import (
@@ -16,14 +17,7 @@ from penstock.shared.connect.config_def import (
 from penstock.shared.connect.config_provider import ConfigProvider
 from penstock.shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
-from penstock.shared.connect.errors import (
-    ConfigError,
-    ConnectError,
-    DataError,
-    MoreNeeded,
-    RetriableError,
-    ToleranceExceeded,
-)
+from penstock.shared.connect.errors import ConnectError, MoreNeeded, ToleranceExceeded
 from penstock.shared.connect.record import ConnectRecord, Header, SinkRecord, SourceRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
 from penstock.shared.connect.task import (

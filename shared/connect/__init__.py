@@ -4,9 +4,10 @@ This package exports the API for connector authors. Its modules define the API, 
 built-in connectors, converters and transforms.
 """
 
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigKey, Importance, Type, Width
 from penstock.shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
-from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import ConnectRecord, Header, SinkRecord, SourceRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
 from penstock.shared.connect.task import ErrantRecordReporter, SinkTask, SinkTaskContext, SourceTask, SourceTaskContext

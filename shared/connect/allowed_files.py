@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.config_def import invalid
-from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.redaction import without_passwords
 
 FILES_ALLOWED = "connect.files.allowed"

@@ -2,8 +2,8 @@
 
 If `put` or `poll` raises RetriableError, the worker calls the method again, `put` with the same records. Every other
 error fails the task. DataError reports an invalid record, which is skipped or becomes a dead letter under
-`errors.tolerance=all`. ConfigError names a setting. These three are Penstock's own base classes, so they have the same
-meaning when a Kafka client raises them.
+`errors.tolerance=all`. ConfigError names a setting. These three are in `penstock.shared.common.errors`, so they have
+the same meaning when a Kafka client raises them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Callable
 
-from penstock.shared.common.errors import ConfigError, DataError, PenstockError, RetriableError
+from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.public_names import publish
-
-__all__ = [
-    "ConfigError",
-    "ConfigErrorThere",
-    "ConnectError",
-    "ConnectErrorThere",
-    "ConnectorNotFound",
-    "ConnectorNotFoundThere",
-    "DataError",
-    "FailedThere",
-    "MoreNeeded",
-    "PenstockError",
-    "RetriableError",
-    "ToleranceExceeded",
-    "summary_of",
-    "trace_of",
-]
 
 
 class ConnectError(PenstockError):

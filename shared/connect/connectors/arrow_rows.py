@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.shared.connect.errors import DataError
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType, scale_of
 

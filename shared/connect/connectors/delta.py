@@ -16,13 +16,14 @@ import asyncio
 import os
 from collections.abc import Mapping
 
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.lake.append_once import append_once, set_table_versions, table_versions
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import row_of, table_of
-from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import Offsets, SinkTask

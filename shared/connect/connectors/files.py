@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.common.extras import needs
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
@@ -26,7 +27,7 @@ from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValu
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, table_of
 from penstock.shared.connect.converters.json import value_to_json
-from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.redaction import without_passwords

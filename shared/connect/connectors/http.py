@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
     NO_DEFAULT,
@@ -30,7 +31,7 @@ from penstock.shared.connect.config_def import (
 )
 from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
 from penstock.shared.connect.converters.json import value_to_json
-from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask
 

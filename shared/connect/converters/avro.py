@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import missing
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
@@ -28,7 +29,6 @@ from penstock.shared.connect.converters.schema_registry_serde import (
     registry_config,
     unframed,
 )
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.schema import Schema, SchemaType, infer_schema
 
 KIND = "AVRO"

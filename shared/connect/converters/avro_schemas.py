@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.converters.json import DEPTH_MAX
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,

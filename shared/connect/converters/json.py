@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
 from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,

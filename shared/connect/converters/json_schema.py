@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_of
 from penstock.shared.connect.converter import Converted, Converter
@@ -31,7 +32,6 @@ from penstock.shared.connect.converters.schema_registry_serde import (
     registry_config,
     unframed,
 )
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import DECIMAL, Field, Schema, SchemaType, infer_schema
 
 KIND = "JSON"

@@ -7,10 +7,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, as_text, invalid
 from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (
     OPTIONAL_BOOLEAN,
     OPTIONAL_BYTES,

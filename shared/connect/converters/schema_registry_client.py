@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from penstock.shared.common.backoff import ExponentialBackoff
-from penstock.shared.connect.errors import DataError, RetriableError
+from penstock.shared.common.errors import DataError, RetriableError
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 TRIES = 3

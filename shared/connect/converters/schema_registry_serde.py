@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
 from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient, RegistrySchema
-from penstock.shared.connect.errors import ConfigError, DataError, MoreNeeded
+from penstock.shared.connect.errors import MoreNeeded
 
 MAGIC = b"\x00"
 HEAD_BYTES = 5

@@ -1,6 +1,7 @@
 """The errors of a herder's requests. Each class has its own HTTP status.
 
-ConnectorNotFound (404), BadRequest (400) and ConfigError (400) are in `penstock.shared.connect.errors`.
+ConnectorNotFound (404) and BadRequest (400) are in `penstock.shared.connect.errors`, ConfigError (400) is in
+`penstock.shared.common.errors`.
 """
 
 from __future__ import annotations

@@ -26,11 +26,12 @@ import msgspec
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.gc_tuning import spare_the_collector
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.errors import DataError, summary_of
+from penstock.shared.connect.errors import summary_of
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message, error_message, pack, unpack

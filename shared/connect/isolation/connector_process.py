@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.shared.common.child_process import ChildProcess, describe_exit_status
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, error_of, pack, unpack
 
 log = get_logger(__name__)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.connector import Props
-from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
+from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.isolation.connector_process import ConnectorProcess, ConnectorProcessEnded
 from penstock.shared.connect.isolation.isolated_connector import IsolatedConnector
 from penstock.shared.connect.isolation.messages import Message

@@ -32,14 +32,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.errors import (
-    ConfigError,
     ConfigErrorThere,
     ConnectError,
     ConnectErrorThere,
     ConnectorNotFound,
     ConnectorNotFoundThere,
-    DataError,
     FailedThere,
     trace_of,
 )

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.errors import PenstockError, RetriableError, TopicAlreadyExists, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.connect.allowed_files import AllowedFiles
-from penstock.shared.connect.errors import ConnectError, RetriableError, summary_of
+from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import Failure, Interrupted, Stage

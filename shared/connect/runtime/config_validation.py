@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_def import (
     ConfigDef,
@@ -21,7 +22,6 @@ from penstock.shared.connect.config_def import (
     as_text,
 )
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
-from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden, without_passwords
 from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings

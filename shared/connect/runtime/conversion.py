@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.connect.converter import Converter, HeaderConverter
-from penstock.shared.connect.errors import DataError, MoreNeeded
+from penstock.shared.connect.errors import MoreNeeded
 from penstock.shared.connect.record import Header, SinkRecord, SourceRecord
 from penstock.shared.connect.runtime.error_handling import (
     Failure,

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import RetriableError, ToleranceExceeded, summary_of
+from penstock.shared.connect.errors import ToleranceExceeded, summary_of
 from penstock.shared.connect.redaction import unmasked
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 

@@ -21,10 +21,10 @@ from typing import Any
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import DataError, PenstockError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
-from penstock.shared.connect.errors import ConnectError, DataError, RetriableError, ToleranceExceeded
+from penstock.shared.connect.errors import ConnectError, ToleranceExceeded
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.shared.connect.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from penstock.shared.common.errors import MissingExtra
+from penstock.shared.common.errors import ConfigError, MissingExtra
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.builtin import BUILTIN, builtin
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
-from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
+from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.transform import Predicate, Transformation
 
 log = get_logger(__name__)

@@ -16,10 +16,10 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer
 from penstock.shared.connect.connector import Connector, SinkConnector
-from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.runtime.abstract_source_task import SourceParts, WorkerSourceTaskContext
 from penstock.shared.connect.runtime.client_settings import (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.config_def import Type, parse
-from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.runtime.plugins import Plugins

@@ -20,10 +20,11 @@ from typing import TypeVar
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import AllowedFiles
-from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import Interrupted

@@ -15,9 +15,9 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, as_text
 from penstock.shared.connect.converters.simple_header import header_text
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
     EPOCH_DAY,

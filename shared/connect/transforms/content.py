@@ -7,8 +7,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, invalid, non_empty
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord, SinkRecord
 from penstock.shared.connect.schema import (
     EPOCH,

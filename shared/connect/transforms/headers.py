@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
 from penstock.shared.connect.converters.simple_header import parsed_text
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord, Header
 from penstock.shared.connect.schema import Schema
 from penstock.shared.connect.transform import Transformation

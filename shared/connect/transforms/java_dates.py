@@ -12,7 +12,7 @@ import datetime as dt
 import re
 from collections.abc import Callable
 
-from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.common.errors import ConfigError, DataError
 
 MONTHS = (
     *("January", "February", "March", "April", "May", "June"),

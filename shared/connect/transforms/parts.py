@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
 from penstock.shared.connect.transform import Transformation

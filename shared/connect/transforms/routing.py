@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, regex
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import timestamp_from_ms
 from penstock.shared.connect.transform import Transformation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
 from penstock.shared.connect.transform import Transformation

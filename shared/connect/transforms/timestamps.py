@@ -9,8 +9,8 @@ import datetime as dt
 from dataclasses import replace
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
     DATE,

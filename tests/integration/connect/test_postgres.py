@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
@@ -18,7 +19,7 @@ from penstock.shared.connect.connectors.postgres import sink
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
 from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
-from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from tests.integration.connect.postgres import is_installed, server

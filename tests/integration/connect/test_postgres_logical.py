@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
-from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from tests.integration.connect.postgres import is_installed, server
 from tests.integration.connect.test_postgres import PLAIN

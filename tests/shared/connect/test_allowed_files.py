@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles, LocalPath
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
 from penstock.shared.connect.connectors.files import FilesSinkConnector
-from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.runtime.config_validation import validate_connector
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import State, TargetState

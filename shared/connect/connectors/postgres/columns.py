@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.common.errors import DataError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,

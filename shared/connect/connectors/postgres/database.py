@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, RetriableError
 from penstock.shared.common.extras import missing
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, invalid
-from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 
 log = get_logger(__name__)
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
@@ -51,7 +52,7 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Values,
     decode_pgoutput,
 )
-from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Header, Offset, Partition, SourceRecord
 from penstock.shared.connect.schema import INT64, STRING, Schema
 

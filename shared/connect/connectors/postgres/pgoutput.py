@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from penstock.shared.connect.errors import DataError
+from penstock.shared.common.errors import DataError
 
 EPOCH_MS = 946_684_800_000
 """2000-01-01, the start of Postgres's timestamps, in ms since 1970."""

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
@@ -31,7 +32,7 @@ from penstock.shared.connect.connectors.postgres.database import (
 )
 from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
-from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import SinkTask
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.connectors.postgres.columns import column_type
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import Schema
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.shared.common.errors import ConfigError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
@@ -29,7 +30,7 @@ from penstock.shared.connect.connectors.postgres.database import (
 )
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader
-from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.schema import Schema
 from penstock.shared.connect.task import SourceTask

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.common.errors import DataError
+from penstock.shared.connect.errors import ConnectError
 
 NAME_BYTES_MAX = 63
 """Postgres cuts longer names, so that two could become the same."""

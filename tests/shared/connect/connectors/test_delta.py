@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from penstock.shared.common.errors import WriterFenced
+from penstock.shared.common.errors import RetriableError, WriterFenced
 from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
-from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import running
 

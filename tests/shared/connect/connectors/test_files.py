@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
-from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.errors import ConnectError
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import TP, running
 

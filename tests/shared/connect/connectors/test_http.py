@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.http import (
     HttpSinkConnector,
@@ -16,7 +16,6 @@ from penstock.shared.connect.connectors.http import (
     HttpSourceTask,
     pointed,
 )
-from penstock.shared.connect.errors import RetriableError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
 from tests.shared.connect.connectors.http_server import Answer, Request, serving

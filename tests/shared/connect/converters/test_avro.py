@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.converters.avro import (
     AvroConverter,
     avro_library,
@@ -26,7 +27,6 @@ from penstock.shared.connect.converters.avro_schemas import (
     without_other_logical_types,
 )
 from penstock.shared.connect.converters.schema_registry_serde import framed
-from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.schema import (
     BOOLEAN,
     BYTES,

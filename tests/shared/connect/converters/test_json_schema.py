@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.converters.json_schema import JsonSchemaConverter
 from penstock.shared.connect.converters.schema_registry_serde import framed
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema, decimal_schema
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry

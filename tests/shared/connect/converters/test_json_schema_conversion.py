@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.converters.json_schema import (
     from_json,
     from_json_schema,
     to_json,
     to_json_schema,
 )
-from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import (
     BOOLEAN,
     BYTES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.connect.converters import schema_registry_client
 from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient
-from penstock.shared.connect.errors import DataError, RetriableError
 from tests.shared.connect.converters.registry_server import schema_registry
 
 DOWN = (503, {}, b"busy")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.converters.schema_registry_serde import SchemaRegistrySerde, subject_of
-from penstock.shared.connect.errors import DataError, MoreNeeded
+from penstock.shared.connect.errors import MoreNeeded
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
 

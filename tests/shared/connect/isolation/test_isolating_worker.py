@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSourceConnector
-from penstock.shared.connect.errors import ConfigError, ConnectError, ConnectorNotFound, FailedThere
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
 from penstock.shared.connect.runtime.plugins import Plugins

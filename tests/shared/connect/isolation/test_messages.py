@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import DataError, KafkaTimeout
-from penstock.shared.connect.errors import (
-    ConfigError,
-    ConnectError,
-    ConnectorNotFound,
-    FailedThere,
-    summary_of,
-    trace_of,
-)
+from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere, summary_of, trace_of
 from penstock.shared.connect.isolation.messages import error_message, error_of, pack, unpack
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.worker_task import TaskSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.connectors.http import HttpSinkConnector
-from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.runtime.config_validation import plugin_definitions, validate_connector
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.worker_config import WORKER_ONLY

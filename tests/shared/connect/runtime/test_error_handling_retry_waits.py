@@ -10,10 +10,10 @@ import pytest
 import structlog
 
 from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import RetriableError
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.plain import StringConverter
-from penstock.shared.connect.errors import RetriableError
 from penstock.shared.connect.runtime.error_handling import LOG_MS, Interrupted, RetryWaits
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec

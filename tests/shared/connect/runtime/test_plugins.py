@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.builtin import BUILTIN
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
-from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
+from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, class_name, connector_type
 from tests.documents import ROOT
 from tests.shared.connect.recordings import recorded_requests

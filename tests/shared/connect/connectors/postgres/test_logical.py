@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, lsn_of, lsn_text, position_of
-from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from tests.shared.connect.connectors.postgres.recorded import (
     BEGIN,

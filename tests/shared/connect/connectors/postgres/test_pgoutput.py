@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
@@ -19,7 +20,6 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Update,
     decode_pgoutput,
 )
-from penstock.shared.connect.errors import DataError
 from tests.shared.connect.connectors.postgres import recorded
 
 WHOLE = ("2", r"\x00ff")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
-from penstock.shared.connect.errors import ConfigError, ConnectError
+from penstock.shared.connect.errors import ConnectError
 
 LOGICAL = {"connection.url": "postgresql://x/y", "mode": "logical", "topic.prefix": "", "slot.name": "s_1"}
 
