@@ -26,6 +26,7 @@ from penstock.shared.clients.admin import (
     ShiftBy,
     TopicDescription,
 )
+from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common.errors import DataError, GroupNotFound, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
@@ -35,8 +36,6 @@ log = get_logger(__name__)
 Int64 = Field(ge=-(2**63), le=2**63 - 1)
 Offset = Field(ge=0, le=2**63 - 1)
 Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
-DEAD = "Dead"
-"""Kafka's state of a group that does not exist."""
 State = Annotated[str, Field(examples=["Stable"])]
 
 

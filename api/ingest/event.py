@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,9 +32,8 @@ from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
 from penstock.shared.common.records import Headers, ProducerRecord
-from penstock.shared.common.time_text import TimeUnit, time_ms, utc_text
+from penstock.shared.common.time_text import EPOCH, TimeUnit, time_ms, utc_text
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ONE_MS = timedelta(milliseconds=1)
 
 MALFORMED_JSON = "MALFORMED_JSON"

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.api.admin.routes import DEAD, AdminClient
+from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.json_response import json_response
 from penstock.api.http.problem import ErrorKind, Problem
@@ -25,6 +25,7 @@ from penstock.api.rest_proxy.v3_resources import (
     rows_of,
 )
 from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
+from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common.errors import GroupNotFound
 from penstock.shared.common.records import TopicPartition
 

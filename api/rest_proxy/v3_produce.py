@@ -8,7 +8,7 @@ error's status, and `Retry-After` if the same request may succeed later.
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -49,8 +49,8 @@ from penstock.api.rest_proxy.v3_records import (
 )
 from penstock.api.rest_proxy.v3_resources import check_cluster
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.common.time_text import EPOCH
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ENTRIES_MAX = 1_000
 """The most entries of one records:batch."""
 GROUP_OBJECTS = 1_000

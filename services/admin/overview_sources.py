@@ -12,10 +12,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from penstock.api.admin.routes import DEAD, AdminClient
+from penstock.api.admin.routes import AdminClient
 from penstock.api.console.overview import KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
 from penstock.api.streams.routes import StreamsView
+from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
 

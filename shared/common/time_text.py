@@ -29,7 +29,7 @@ from penstock.shared.common.errors import ConfigError
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
-EPOCH = datetime(1970, 1, 1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MS_MIN = -(2**63)
 TIME_MS_MAX = 2**63 - 1
 DIGITS_MAX = 40  # of a number; Python rejects very long ones
@@ -46,7 +46,7 @@ def utc_text(ms: int) -> str:
     ('1970-01-01T00:00:01.500', '1000000000000000', -1)
     """
     try:
-        return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
+        return (EPOCH + timedelta(milliseconds=ms)).replace(tzinfo=None).isoformat(timespec="milliseconds")
     except OverflowError:
         return str(ms)
 

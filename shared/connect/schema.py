@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.time_text import EPOCH
 
 
 class SchemaType(Enum):
@@ -57,7 +58,6 @@ LOGICAL: dict[str, tuple[SchemaType, type]] = {
     TIMESTAMP: (SchemaType.INT64, dt.datetime),
 }
 """By logical type name: the schema type that carries it, and its Python type."""
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_DAY = dt.date(1970, 1, 1)
 DAY_MS = 86_400_000
 

@@ -26,10 +26,11 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.time_text import EPOCH
 from penstock.shared.streams.durations import duration_ms
 from penstock.shared.streams.user_code import plain
 
@@ -224,7 +225,7 @@ def _grid_start_ms(start: Start) -> int | None:
     if start is None:
         return None
     if isinstance(start, datetime) and start.tzinfo is not None:
-        start = start - datetime(1970, 1, 1, tzinfo=UTC)
+        start = start - EPOCH
     ms: Any = start / timedelta(milliseconds=1) if isinstance(start, timedelta) else start
     is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
     if not is_number or ms != int(ms) or ms < 0:

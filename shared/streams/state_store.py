@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from penstock.shared.common.records import INT64_MIN
+
+NEVER = INT64_MIN
+"""A time in ms that is earlier than the end of any window."""
+
 
 class StateStoreRow(Protocol):
     """One live row of a state store: a key, the bounds of its window in ms, and its aggregations' states."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.shared.clients.admin import NewTopic, event_time_topic
+from penstock.shared.common.records import INT64_MAX
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, DEAD_LETTER_SUFFIX, LATE_SUFFIX, dead_letter_topic
 from penstock.shared.streams.runtime.application_topics import (
     CHANGELOG_CONFIGS,
@@ -27,7 +28,6 @@ from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX
 
 Level = Literal["problem", "warning", "ok"]
 
-LONG_MAX = 2**63 - 1
 DISK_FULL_BYTES = 64 << 20
 """With less free space neither Kafka nor Spark can work."""
 DISK_SCARCE_BYTES = 1 << 30
@@ -71,7 +71,7 @@ class TopicFacts:
     def ms(self, config: str) -> int | None:
         """Return a config as a number; None if it sets no limit."""
         value = int(self.configs.get(config) or -1)
-        return None if value < 0 or value == LONG_MAX else value
+        return None if value < 0 or value == INT64_MAX else value
 
     @property
     def deletes(self) -> bool:
@@ -113,13 +113,13 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         add_finding("warning", message, cleanup_policy="delete")
     if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
         message = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
-        add_finding("warning", message, segment_ms=str(LONG_MAX))
+        add_finding("warning", message, segment_ms=str(INT64_MAX))
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
         message = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
-        add_finding("warning", message, message_timestamp_after_max_ms=str(LONG_MAX))
+        add_finding("warning", message, message_timestamp_after_max_ms=str(INT64_MAX))
     if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
         message = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
-        add_finding("problem", message, message_timestamp_before_max_ms=str(LONG_MAX))
+        add_finding("problem", message, message_timestamp_before_max_ms=str(INT64_MAX))
     return found
 
 

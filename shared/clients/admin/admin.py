@@ -20,6 +20,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from penstock.shared.clients.admin.types import (
     CONFIG_SOURCES,
+    DEAD,
     BrokerDescription,
     ClusterDescription,
     ConfigEntry,
@@ -73,9 +74,6 @@ SET_CONFIG = 0
 DELETE_CONFIG = 1
 ALL_RECORDS = -1
 """The offset in DeleteRecords that stands for the high watermark."""
-
-DEAD = "Dead"
-"""The state that DescribeGroups returns for a group that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)

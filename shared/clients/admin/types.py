@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import INT64_MAX, TopicPartition
 
-LONG_MAX = 2**63 - 1
+DEAD = "Dead"
+"""The state that DescribeGroups returns for a group that does not exist."""
 
 DEFAULT_CONFIG = "DEFAULT_CONFIG"
 CONFIG_SOURCES: Mapping[int, str] = {
@@ -28,9 +29,9 @@ EVENT_TIME_CONFIGS: Mapping[str, str] = {
     # Kafka deletes by record timestamp: with a retention, records with old event times are deleted within minutes.
     "retention.ms": "-1",
     # A jump of event time over segment.ms rolls a segment each time.
-    "segment.ms": str(LONG_MAX),
+    "segment.ms": str(INT64_MAX),
     # The broker rejects a whole batch if one record's timestamp is further ahead than this.
-    "message.timestamp.after.max.ms": str(LONG_MAX),
+    "message.timestamp.after.max.ms": str(INT64_MAX),
 }
 
 

@@ -25,12 +25,12 @@ from penstock.shared.connect.config_def import (
 )
 from penstock.shared.connect.connector import Connector, SinkConnector
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins
+from penstock.shared.connect.runtime.topic_creation import DEFAULT_GROUP
 from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER
 from penstock.shared.connect.version import CONNECT_VERSION
 
 COMMON, TRANSFORMS, PREDICATES, ERRORS = "Common", "Transforms", "Predicates", "Error Handling"
 TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Support", "offsets.topic"
-DEFAULT_GROUP = "default"
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 

@@ -8,10 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.time_text import EPOCH
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, invalid, non_empty
 from penstock.shared.connect.record import ConnectRecord, SinkRecord
 from penstock.shared.connect.schema import (
-    EPOCH,
     EPOCH_DAY,
     INT32,
     INT64,

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.time_text import EPOCH
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
     DATE,
-    EPOCH,
     INT64,
     STRING,
     TIME,

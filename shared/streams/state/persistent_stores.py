@@ -18,14 +18,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, TableRow
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state_store import RowChanges, StateStoreRow
+from penstock.shared.streams.state_store import NEVER, RowChanges, StateStoreRow
 from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 CACHED_ROW_BYTES = 400
 """The estimated bytes of a row in memory besides its states."""
-NEVER = -(1 << 63)
 
 
 class EncodedRow(Protocol):

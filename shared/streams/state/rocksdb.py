@@ -35,6 +35,7 @@ from rocksdict import (
 from penstock.shared.common.errors import StateStoreFailed
 from penstock.shared.common.row_positions import key_hash, start_bytes
 from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state_store import NEVER
 
 FORMAT_VERSION = 2
 WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters
@@ -52,8 +53,6 @@ PREFIX_BYTES = _HEAD.size
 _NUMBER = struct.Struct(">Q")  # shifted, so that the bytes sort as the numbers do
 _SHIFT = 1 << 63
 _ENDS = struct.Struct(">qq")
-NEVER = -(1 << 63)
-"""Earlier than any window's end."""
 
 RowId = tuple[int, bytes, int]
 """A store's number, a key, a start."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-LONG_MAX = 2**63 - 1
+from penstock.shared.common.records import INT64_MAX
 
 TOPIC_CONFIGS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
     "delete.retention.ms": "86400000",
     "file.delete.delay.ms": "60000",
-    "flush.messages": str(LONG_MAX),
-    "flush.ms": str(LONG_MAX),
+    "flush.messages": str(INT64_MAX),
+    "flush.ms": str(INT64_MAX),
     "index.interval.bytes": "4096",
-    "max.compaction.lag.ms": str(LONG_MAX),
+    "max.compaction.lag.ms": str(INT64_MAX),
     "max.message.bytes": "1048588",
     "message.timestamp.after.max.ms": "3600000",
-    "message.timestamp.before.max.ms": str(LONG_MAX),
+    "message.timestamp.before.max.ms": str(INT64_MAX),
     "message.timestamp.type": "CreateTime",
     "min.cleanable.dirty.ratio": "0.5",
     "min.compaction.lag.ms": "0",
