@@ -50,6 +50,11 @@ class Importance(Enum):
     LOW = "LOW"
 
 
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
+
+
 class Width(Enum):
     """The recommended width of the setting's field in a form."""
 

@@ -20,16 +20,13 @@ from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.lake.append_once import append_once, set_table_versions, table_versions
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
+from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import row_of, table_of
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import Offsets, SinkTask
-
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
 
 
 class DeltaSinkTask(SinkTask):

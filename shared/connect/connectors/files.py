@@ -23,7 +23,17 @@ from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.common.extras import needs
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, at_least, one_of
+from penstock.shared.connect.config_def import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    NO_DEFAULT,
+    ConfigDef,
+    ConfigValue,
+    Type,
+    at_least,
+    one_of,
+)
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, table_of
 from penstock.shared.connect.converters.json import value_to_json
@@ -33,9 +43,6 @@ from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.redaction import without_passwords
 from penstock.shared.connect.task import Offsets, SinkTask
 
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 

@@ -20,9 +20,11 @@ import msgspec
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
+    HIGH,
+    LOW,
+    MEDIUM,
     NO_DEFAULT,
     ConfigDef,
-    Importance,
     Password,
     Type,
     at_least,
@@ -35,9 +37,6 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask
 
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 RETRIED = (408, 425, 429)
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.config_def import NO_DEFAULT, ClassResolver, ConfigDef, Importance, Type, at_least, one_of
+from penstock.shared.connect.config_def import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    NO_DEFAULT,
+    ClassResolver,
+    ConfigDef,
+    Type,
+    at_least,
+    one_of,
+)
 from penstock.shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
 from penstock.shared.connect.herder.session_keys import HASHES
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.runtime.worker_config import WorkerConfig, worker_config
 from penstock.shared.connect.storage.kafka_based_log import LogTopic
-
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 
 MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
 """Configs that `<store>.storage.<config>` must not set: the worker decides them, or they have their own setting."""

@@ -10,6 +10,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from penstock.shared.connect.config_def import (
+    HIGH,
+    LOW,
+    MEDIUM,
     NO_DEFAULT,
     ConfigDef,
     Importance,
@@ -34,9 +37,6 @@ TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Su
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 
 CONVERTER_TEXT = (
     "Converter class for {what}, between Connect's data format and the bytes in Kafka. Any connector works with any "

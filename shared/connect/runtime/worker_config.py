@@ -8,14 +8,20 @@ from typing import Any
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HEAD_BYTES_MIN, KafkaSettings
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, are_allowed_files
-from penstock.shared.connect.config_def import NO_DEFAULT, ClassResolver, ConfigDef, Importance, Type, at_least, one_of
+from penstock.shared.connect.config_def import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    NO_DEFAULT,
+    ClassResolver,
+    ConfigDef,
+    Type,
+    at_least,
+    one_of,
+)
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden
 from penstock.shared.connect.runtime.client_settings import kafka_settings
-
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 
 ISOLATION = "penstock.task.isolation"
 ISOLATIONS = ("asyncio", "process")

@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, as_text
+from penstock.shared.connect.config_def import HIGH, NO_DEFAULT, ConfigDef, Type, as_text
 from penstock.shared.connect.converters.simple_header import header_text
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
@@ -29,7 +29,6 @@ from penstock.shared.connect.schema import (
     timestamp_to_ms,
 )
 from penstock.shared.connect.transforms.parts import (
-    HIGH,
     OnPart,
     key_and_value,
     require_map,

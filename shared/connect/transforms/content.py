@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.time_text import EPOCH
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, invalid, non_empty
+from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, invalid, non_empty
 from penstock.shared.connect.record import ConnectRecord, SinkRecord
 from penstock.shared.connect.schema import (
     EPOCH_DAY,
@@ -22,8 +22,6 @@ from penstock.shared.connect.schema import (
     timestamp_schema,
 )
 from penstock.shared.connect.transforms.parts import (
-    HIGH,
-    MEDIUM,
     OnPart,
     key_and_value,
     require_map,

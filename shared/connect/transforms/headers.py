@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
+from penstock.shared.connect.config_def import HIGH, NO_DEFAULT, ConfigDef, Type, non_empty, one_of
 from penstock.shared.connect.converters.simple_header import parsed_text
 from penstock.shared.connect.record import ConnectRecord, Header
 from penstock.shared.connect.schema import Schema
 from penstock.shared.connect.transform import Transformation
 from penstock.shared.connect.transforms.parts import (
-    HIGH,
     PACKAGE,
     OnPart,
     key_and_value,

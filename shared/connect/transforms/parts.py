@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.connect.config_def import ConfigDef, Importance, Type
+from penstock.shared.connect.config_def import MEDIUM, ConfigDef, Type
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
 from penstock.shared.connect.transform import Transformation
@@ -16,10 +16,6 @@ from penstock.shared.connect.transform import Transformation
 PACKAGE = "org.apache.kafka.connect.transforms."
 SCHEMAS_CACHED_MAX = 16
 REPLACE_NULL = "replace.null.with.default"
-
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 
 
 def with_replace_null(definition: ConfigDef) -> ConfigDef:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, non_empty, regex
+from penstock.shared.connect.config_def import MEDIUM, NO_DEFAULT, ConfigDef, Type, non_empty, regex
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.transform import Predicate
 from penstock.shared.connect.transforms.headers import headers_of
 
 PACKAGE = "org.apache.kafka.connect.transforms.predicates."
-MEDIUM = Importance.MEDIUM
 
 
 class HasHeaderKey(Predicate):

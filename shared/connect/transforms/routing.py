@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, regex
+from penstock.shared.connect.config_def import HIGH, NO_DEFAULT, ConfigDef, Type, regex
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import timestamp_from_ms
 from penstock.shared.connect.transform import Transformation
 from penstock.shared.connect.transforms.java_dates import DatePattern
-from penstock.shared.connect.transforms.parts import HIGH, PACKAGE
+from penstock.shared.connect.transforms.parts import PACKAGE
 
 
 class Filter(Transformation):

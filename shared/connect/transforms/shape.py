@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
+from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, non_empty, one_of
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import Field, Schema, SchemaType
 from penstock.shared.connect.transform import Transformation
 from penstock.shared.connect.transforms.parts import (
-    HIGH,
-    MEDIUM,
     PACKAGE,
     REPLACE_NULL,
     OnPart,

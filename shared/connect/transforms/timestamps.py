@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.time_text import EPOCH
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
+from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, ConfigDef, Type, one_of
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.schema import (
     DATE,
@@ -30,9 +30,6 @@ from penstock.shared.connect.schema import (
 )
 from penstock.shared.connect.transforms.java_dates import DatePattern
 from penstock.shared.connect.transforms.parts import (
-    HIGH,
-    LOW,
-    MEDIUM,
     OnPart,
     key_and_value,
     require_map,

@@ -13,14 +13,11 @@ from typing import Any
 from penstock.shared.common.errors import ConfigError, RetriableError
 from penstock.shared.common.extras import missing
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, invalid
+from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least, invalid
 from penstock.shared.connect.errors import ConnectError
 
 log = get_logger(__name__)
 
-HIGH = Importance.HIGH
-MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
 
 

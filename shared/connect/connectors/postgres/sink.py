@@ -15,14 +15,11 @@ from typing import Any
 from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
+from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.postgres import sql
 from penstock.shared.connect.connectors.postgres.columns import column_adapter
 from penstock.shared.connect.connectors.postgres.database import (
-    HIGH,
-    LOW,
-    MEDIUM,
     change_schema,
     connect,
     connection_config,

@@ -16,18 +16,11 @@ from typing import Any
 
 from penstock.shared.common.errors import ConfigError, RetriableError
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
+from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
-from penstock.shared.connect.connectors.postgres.database import (
-    HIGH,
-    LOW,
-    MEDIUM,
-    connect,
-    connection_config,
-    translated,
-)
+from penstock.shared.connect.connectors.postgres.database import connect, connection_config, translated
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader, position_of
 from penstock.shared.connect.connectors.postgres.table_reader import TableReader
 from penstock.shared.connect.errors import ConnectError
