@@ -10,7 +10,7 @@ False
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.shared.common.errors import ConfigError
 
@@ -48,3 +48,19 @@ class KeyRange(NamedTuple):
 def raw_key(key: str | bytes) -> bytes:
     """The bytes of a key, or of a bound of a key range: text is encoded as UTF-8."""
     return key.encode() if isinstance(key, str) else key
+
+
+def key_in_store_type(key: Any, is_text: bool) -> Any:
+    """Return a text or its UTF-8 bytes as a store's type of key, text or bytes; any other key unchanged.
+
+    Bytes that are no text are unchanged too: a store of text keys has no such key.
+
+    >>> key_in_store_type(b"ann", True), key_in_store_type("ann", False), key_in_store_type(b"\\xff", True)
+    ('ann', b'ann', b'\\xff')
+    """
+    if is_text and isinstance(key, bytes):
+        try:
+            return key.decode()
+        except UnicodeDecodeError:
+            return key
+    return key.encode() if isinstance(key, str) and not is_text else key

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.key_range import raw_key
+from penstock.shared.common.key_range import key_in_store_type, raw_key
 from penstock.shared.common.row_positions import RowOrder, RowPosition, key_hash, row_order
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog.store_schema import StoreSchema
@@ -79,9 +79,7 @@ class _Range(NamedTuple):
 
     @classmethod
     def of(cls, query: StoreQuery, key_type: KeyType) -> _Range:
-        return cls(
-            *(None if k is None else _key_in_store_type(k, key_type) for k in (query.key, query.key_from, query.key_to))
-        )
+        return cls(*(None if k is None else _query_key(k, key_type) for k in (query.key, query.key_from, query.key_to)))
 
     def has(self, key: Any) -> bool:
         return not ((self.low is not None and key < self.low) or (self.high is not None and key > self.high))
@@ -260,13 +258,11 @@ def _overlaps_queried_time(row: StateStoreRow, schema: StoreSchema, query: Store
     return not getattr(row, "closed", False)  # a closed sliding window that is kept for its numbers
 
 
-def _key_in_store_type(key: str | bytes, key_type: KeyType) -> str | bytes:
-    if key_type == "bytes":
-        return raw_key(key)
-    try:
-        return key.decode() if isinstance(key, bytes) else key
-    except UnicodeDecodeError:
-        raise ConfigError(f"the store's keys are text, and {key!r} is not UTF-8") from None
+def _query_key(key: str | bytes, key_type: KeyType) -> str | bytes:
+    own: str | bytes = key_in_store_type(key, key_type == "string")
+    if key_type == "string" and isinstance(own, bytes):
+        raise ConfigError(f"the store's keys are text, and {key!r} is not UTF-8")
+    return own
 
 
 def _store_row_as_dict(row: StateStoreRow, builder: StoreBuilder) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.key_range import key_in_store_type
 from penstock.shared.streams.state_store import RowChanges
 from penstock.shared.streams.user_code import user_copy
 
@@ -109,12 +110,7 @@ class KeyValueStore(Generic[K, V]):
 
     def own_key(self, key: Any) -> Any:
         """Return a text or its bytes as the store's type of key, and any other key unchanged."""
-        if self._text_keys and isinstance(key, bytes):
-            try:
-                return key.decode()
-            except UnicodeDecodeError:
-                return key
-        return key.encode() if isinstance(key, str) and not self._text_keys else key
+        return key_in_store_type(key, self._text_keys)
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield all keys and values."""

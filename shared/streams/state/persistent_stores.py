@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
+from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, TableRow
 from penstock.shared.streams.state.row_codec import RowCodec
@@ -162,11 +163,11 @@ class PersistentStore(ABC, Generic[CacheT]):
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one live row; it replaces one with the same key and start."""
         # A restore goes to the disk. Memory holds only keys that are used.
-        self._rows.restore(self._codec.key_bytes(key), start, end, self._codec.pack(states))
+        self._rows.restore(raw_key(key), start, end, self._codec.pack(states))
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing row is no error."""
-        self._rows.restore(self._codec.key_bytes(key), start, 0, None)
+        self._rows.restore(raw_key(key), start, 0, None)
 
     # --- rows on disk ---
 
@@ -216,7 +217,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return
-        self._load_key_rows(key, self._rows.of(self._codec.key_bytes(key)))
+        self._load_key_rows(key, self._rows.of(raw_key(key)))
 
     def fetch_ahead(self, keys: Iterable[bytes | None]) -> None:
         """Fetch the rows of these keys before they are used one by one; invalid keys are skipped."""

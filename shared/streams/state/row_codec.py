@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import DataError, StateStoreFailed
+from penstock.shared.common.key_range import key_in_store_type
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import StoreSchema
@@ -27,19 +28,13 @@ class RowCodec:
             self._slices.append(slice(at, at + len(aggregation.state_columns)))
             at = self._slices[-1].stop
 
-    def key_bytes(self, key: str | bytes) -> bytes:
-        """Encode a key."""
-        return key if isinstance(key, bytes) else key.encode()
-
     def key_of(self, data: bytes) -> str | bytes:
         """Decode a key."""
         return data.decode() if self._is_text else data
 
     def own_key(self, key: Any) -> Any:
-        """Return a key in the store's type, text or bytes; anything else is returned unchanged."""
-        if isinstance(key, bytes if self._is_text else str):
-            return self.key_of(self.key_bytes(key))
-        return key
+        """Return a text or its bytes as the store's type of key, and any other key unchanged."""
+        return key_in_store_type(key, self._is_text)
 
     def pack(self, states: Sequence[Any]) -> bytes:
         """Encode one row's states."""
