@@ -19,6 +19,7 @@ from penstock.services.aggregator.continuations import window_pages
 from penstock.services.aggregator.key_filter import key_text
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import StoredWindow, StoredWindowsQuery, WindowQueryOptions
+from penstock.services.exit_status import ExitStatus
 from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import (
@@ -97,14 +98,14 @@ def main(arguments: list[str]) -> int:
         store, found = asyncio.run(query.run())
     except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)
-        return 2
+        return ExitStatus.WRONG_SETTING
     except UnknownTopicOrPartition as e:
         message = "application must be the aggregator's, which makes the topic when it first starts"
         print(f"{type(e).__name__}: {e}: {message}", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     except PenstockError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
-        return 1
+        return ExitStatus.FAILED
     if settings.lake is None:
         print(ONLY_OPEN, file=sys.stderr)
     if query.missing is not None:
