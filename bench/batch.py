@@ -24,10 +24,10 @@ from bench._sessions_data import GAP_MS, GRACE_MS, PARTITIONS, fill, topic_of
 from bench._side_by_side import best_of
 from bench._targets import missed, show
 from bench.sessions import SESSION, row
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.batch.batch import BatchJob
 from penstock.services.spark.batch.settings import BatchSettings
-from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import KafkaSettings

@@ -28,8 +28,8 @@ from typing import Any
 from bench._changelogs import NUMBERS, ChangelogWriter
 from bench._compactions import Compactions
 from bench._targets import missed, show
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.common.settings import KafkaSettings
 

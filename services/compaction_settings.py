@@ -1,4 +1,4 @@
-"""The types of the settings that the aggregator's compactions and the Spark jobs share: their limits and help texts.
+"""The settings that the aggregator's compactions and the Spark jobs share: their types, limits and help texts.
 
 The defaults differ. `AggregatorSettings.compaction` has defaults for a compaction every few minutes, `penstock compact`
 and `penstock batch` have defaults for a single compaction. The aggregator passes its settings to each `penstock
@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from penstock.shared.common.settings import Section
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 RUN_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
@@ -22,7 +23,8 @@ RETENTION_DAYS_MAX = 100_000
 SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
 """Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
 
-_TIME_ZONE, _UTC = "spark.sql.session.timeZone", ("UTC", "Etc/UTC", "Z", "+00:00")  # Spark's names are case-sensitive
+_TIME_ZONE = "spark.sql.session.timeZone"  # Spark's names are case-sensitive
+_UTC = ("UTC", "Etc/UTC", "Z", "+00:00")
 
 RunRecordsMax = Annotated[int, Field(gt=0, description="most changelog records of one run of a compaction")]
 DeleteCovered = Annotated[
@@ -68,5 +70,16 @@ def require_utc(conf: dict[str, str]) -> dict[str, str]:
     return conf
 
 
-SparkConf = Annotated[dict[str, str], AfterValidator(require_utc)]
-"""Spark settings for the jobs, in addition to their own."""
+class SparkSettings(Section):
+    """Spark's master, memory and configuration."""
+
+    master: str = Field(
+        default="local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
+    )
+    driver_memory: str = Field(
+        default="1g", pattern=r"^\d+[mgMG]$", description="the driver's heap, and with local[…] all of Spark's"
+    )
+    shuffle_partitions: Annotated[int, Field(ge=1)] = 4
+    conf: Annotated[dict[str, str], AfterValidator(require_utc)] = Field(
+        default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…"
+    )

@@ -24,8 +24,8 @@ from penstock.services.spark.table_columns import (
     LATE,
     MICROSECONDS,
     STATE,
-    TIME_MS_MAX,
     TIMESTAMP,
+    TIMESTAMP_MS_MAX,
     rows_schema,
     state_schema,
 )
@@ -291,7 +291,7 @@ def _late_row(late: Late) -> dict[str, Any]:
 
 
 def _time(ms: int) -> int | None:
-    return ms if ms <= TIME_MS_MAX else None
+    return ms if ms <= TIMESTAMP_MS_MAX else None
 
 
 def _read(entries: Entries) -> tuple[list[ConfirmedChanges], ChangelogReader]:

@@ -303,10 +303,10 @@ def test_spark_and_aggregator_share_the_lake() -> None:
     settings: Any = settings_of("aggregator")
     mounts = {tuple(SERVICES[name]["volumes"]) for name in ("aggregator", "spark-worker")}
     assert mounts == {(f"lake:{settings.streams.lake}",)}
-    assert settings.compaction.spark_master == SERVICES["spark-worker"]["command"][-1]
+    assert settings.compaction.spark.master == SERVICES["spark-worker"]["command"][-1]
     master = SERVICES["spark-master"]["command"]
     assert (
-        settings.compaction.spark_master
+        settings.compaction.spark.master
         == f"spark://{master[master.index('--host') + 1]}:{master[master.index('--port') + 1]}"
     )
 

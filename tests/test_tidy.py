@@ -128,6 +128,10 @@ class Source:
     def is_test(self) -> bool:
         return self.is_python and self.path.startswith("tests/")
 
+    @property
+    def is_product(self) -> bool:
+        return self.is_python and self.path.startswith(("api/", "services/", "shared/"))
+
 
 Rule = Callable[[Source], Iterator[str]]
 
@@ -196,6 +200,20 @@ def nothing_is_left_over(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), start=1):
         if match := words.search(line):
             yield f"{number}: {match[0]}"
+
+
+def an_assignment_is_alone(source: Source) -> Iterator[str]:
+    """A swap, or another step that needs the old values, may assign several names at once."""
+    for node in ast.walk(source.tree) if source.is_product else ():
+        if not isinstance(node, ast.Assign):
+            continue
+        target = node.targets[0]
+        if len(node.targets) > 1:
+            yield f"{node.lineno}: assigns one value to several names"
+        elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            assigned = {ast.unparse(name) for name in target.elts}
+            if assigned.isdisjoint(ast.unparse(part) for part in ast.walk(node.value)):
+                yield f"{node.lineno}: assigns several values in one line"
 
 
 def a_test_never_sleeps(source: Source) -> Iterator[str]:
@@ -292,6 +310,13 @@ def test_nothing_is_left_over() -> None:
         nothing_is_left_over, broken=python("api/a.py", "# TO" + "DO: later"), kept=python("api/a.py", "todos = []")
     )
     assert list(nothing_is_left_over(python("api/a.py", "raise NotImplemented" + "Error")))
+
+
+def test_assignments_are_alone() -> None:
+    """Each assignment has a line of its own."""
+    kept = python("api/a.py", "a, b = b, a", "c, d = pair()", "low, self.high = self.high, middle")
+    check_rule(an_assignment_is_alone, broken=python("api/a.py", "a = b = 0"), kept=kept)
+    assert list(an_assignment_is_alone(python("api/a.py", "a, b = 0, 1")))
 
 
 def test_tests_never_sleep() -> None:

@@ -267,9 +267,9 @@ async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
 
 
 async def next_turn(body: BodyReader, events: int) -> Turn:
-    """Like `BodyReader.wait_for_turn`, but raises Problem (503) if the service shuts down.
+    """Wait for the turn to parse and send the next batch, like `BodyReader.wait_for_turn`.
 
-    Use it while no event of the body is stored, so that the whole request can be rejected.
+    Raises Problem (503) if the service shuts down. Then no event of this batch is stored.
     """
     try:
         return await body.wait_for_turn(events)

@@ -45,7 +45,8 @@ from penstock.shared.common.records import Headers, ProducerRecord
 STRUCTURED_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"
 JSON_TYPE = "application/json"
-HTTP_PREFIX, KAFKA_PREFIX = "ce-", "ce_"
+HTTP_PREFIX = "ce-"
+KAFKA_PREFIX = "ce_"
 SPEC_VERSION = "ce-specversion"
 REQUIRED = ("specversion", "id", "source", "type")
 TEXTS = frozenset((*REQUIRED, "datacontenttype", "dataschema", "subject", "time", "partitionkey"))

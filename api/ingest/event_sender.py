@@ -110,7 +110,7 @@ class EventSender:
     async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Send the records without waiting for acknowledgements, and return their number.
 
-        Raises BufferExhausted if the producer has no room.
+        Raises BufferExhausted if the producer has no room. Then none of these records is sent.
         """
         self.add_errors(parsed)
         if not parsed.records:

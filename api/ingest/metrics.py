@@ -50,7 +50,8 @@ class IngestMetrics:
         """Count records that Kafka acknowledged."""
         counter = self._stored_in.get(topic)
         if counter is None:
-            counter = self._stored_in[topic] = self._stored.labels(topic)
+            counter = self._stored.labels(topic)
+            self._stored_in[topic] = counter
         counter.inc(records)
 
     def rejected_request(self, topic: str, kind: ErrorKind) -> None:

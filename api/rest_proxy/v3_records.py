@@ -161,7 +161,8 @@ class RecordStreamSplitter:
             if not self._depth:
                 between = _BETWEEN.match(self._rest, start)
                 assert between is not None
-                start = self._scanned = between.end()
+                start = between.end()
+                self._scanned = start
                 if start == len(self._rest):
                     break
                 if self._rest[start] != ord("{"):

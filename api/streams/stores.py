@@ -31,7 +31,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TIME_MS_MAX, TIME_MS_MIN
 
 NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")
-ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
+ROWS_DEFAULT = 1_000
+ROWS_MAX = 10_000
 RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX, examples=[100])]
 FromMs = Annotated[
     of.TimeMs | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that end at this time or later")

@@ -17,8 +17,10 @@ from penstock.services.admin.kafka_dead_letters import KafkaDeadLetters
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 
-CONNECT, STREAMS = "connect", "aggregator"
-"""The names in `services` of the Connect worker and of the aggregator."""
+CONNECT = "connect"
+"""The Connect worker's name in `services`."""
+STREAMS = "aggregator"
+"""The aggregator's name in `services`."""
 
 
 def forwarded_documents() -> list[Document]:

@@ -75,8 +75,9 @@ def command(settings: AggregatorSettings) -> list[str]:
     given = {
         "application": streams.application_id,
         "lake": streams.lake,
-        "spark.master": compaction.spark_master,
-        "spark.driver-memory": compaction.spark_memory,
+        "spark.master": compaction.spark.master,
+        "spark.driver-memory": compaction.spark.driver_memory,
+        "spark.shuffle-partitions": compaction.spark.shuffle_partitions,
         "run-records-max": compaction.run_records_max,
         "runs-max": 1,
         "optimize-files-max": compaction.optimize_files_max,
@@ -107,7 +108,7 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         | connection
         | {
             "PENSTOCK_LAKE_OPTIONS": msgspec.json.encode(settings.streams.lake_options).decode(),
-            "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark_conf).decode(),
+            "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark.conf).decode(),
             "PENSTOCK_LOG__FORMAT": settings.log.format,
             "PENSTOCK_LOG__LEVEL": settings.log.level,
         }
@@ -257,7 +258,8 @@ class CompactionSupervisor:
         self._is_running = True
         self._running.set(1)
         status: int | None = None
-        out = err = b""
+        out = b""
+        err = b""
         try:
             wanted = self._job_command(self._settings_with_bounded_run())
             self._job = await ChildProcess.start(

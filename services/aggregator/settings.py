@@ -11,14 +11,13 @@ from penstock.api.settings import GuardedSettings
 from penstock.services.compaction_settings import (
     OPTIMIZE_FILES_MAX,
     RUN_RECORDS_MAX,
-    SPARK_MASTER,
     AfterCompaction,
     ClosedRetentionDays,
     DeleteCovered,
     OptimizeFilesMax,
     RetentionHours,
     RunRecordsMax,
-    SparkConf,
+    SparkSettings,
     VacuumEvery,
 )
 from penstock.shared.common.errors import ConfigError
@@ -54,11 +53,7 @@ class CompactionSettings(Section):
         description="most changelog records of one compaction; the next one follows at once. Halved after a job that "
         "its timeout stopped while it read, doubled again after each success",
     )
-    spark_master: str = Field(
-        default="local[*]", pattern=SPARK_MASTER, description="Spark master: local[N], spark://host:port, yarn, k8s://…"
-    )
-    spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
-    spark_conf: SparkConf = Field(default={}, description="passed on to Spark")
+    spark: SparkSettings = SparkSettings()
     delete_covered: DeleteCovered = True
     after: AfterCompaction = None
     optimize_files_max: OptimizeFilesMax = OPTIMIZE_FILES_MAX

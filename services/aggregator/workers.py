@@ -44,8 +44,12 @@ from penstock.shared.streams.topology_loading import load_topology
 
 log = get_logger(__name__)
 
-WORKER_SHARE, STOP_SHARE, REQUEST_SHARE = 0.85, 0.95, 0.04
-"""Shares of `shutdown_timeout_ms`: a worker's own limit, when it is killed, and the limit of requests after that."""
+WORKER_SHARE = 0.85
+"""The share of `shutdown_timeout_ms` in which a worker must end by itself."""
+STOP_SHARE = 0.95
+"""The share of `shutdown_timeout_ms` after which a worker is killed."""
+REQUEST_SHARE = 0.04
+"""The share of `shutdown_timeout_ms` for requests that are still running after that."""
 CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
 FORWARD_MS = 15_000

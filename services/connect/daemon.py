@@ -160,7 +160,8 @@ class ConnectDaemon:
             raise ConfigError(f"listeners: {str(e).partition(': ')[2]}") from None
 
     async def _start_herder(self) -> DistributedHerder | StandaloneHerder:
-        herder = self.herder = self._make_herder()
+        herder = self._make_herder()
+        self.herder = herder
         self._rest.app = create_connect_app(herder, self._registry)
         await herder.startup()
         return herder

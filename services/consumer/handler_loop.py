@@ -265,7 +265,8 @@ class HandlerLoop(RebalanceListener):
             except IllegalState:  # closed meanwhile
                 return
             behind = ends[partition] - position if partition in ends and position is not None else fetched_lag
-            lags[partition] = lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
+            lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
+            lags[partition] = lag
             self._metrics.lag(*partition, lag)
         lags["commits"] = self._commits.pending_records
         self.progress.observe(self._clock.monotonic_ms(), lags, {**self._finished_of, "commits": self.finished})

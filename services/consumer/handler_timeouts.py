@@ -29,7 +29,8 @@ class CallLimits:
     def begin(self, task: asyncio.Task[Any]) -> None:
         """Start the limit of the task's call."""
         loop = task.get_loop()
-        self._ends[task] = end = loop.time() + self.timeout_ms / 1000
+        end = loop.time() + self.timeout_ms / 1000
+        self._ends[task] = end
         if self._timer is None:
             self._timer = loop.call_at(end, self._cancel_what_is_over, loop)
 

@@ -13,7 +13,8 @@ import socket
 
 from penstock.shared.common.errors import ConfigError
 
-FIRST, LAST = 20_000, 32_000
+FIRST = 20_000
+LAST = 32_000
 ATTEMPTS = 200  # 12,000 ports: that many misses in a row mean something else is wrong
 
 

@@ -21,7 +21,9 @@ from penstock.shared.common.time_text import TimeUnit
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 
-KEY, TIME, TIME_MS = "ann", "2024-05-01T10:00:00Z", 1_714_557_600_000
+KEY = "ann"
+TIME = "2024-05-01T10:00:00Z"
+TIME_MS = 1_714_557_600_000
 DEPTH_MAX = 8  # of nested types, which may refer to themselves
 _SAMPLES: Mapping[type, Any] = {
     inspect.BoolType: True,

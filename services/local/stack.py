@@ -132,7 +132,8 @@ class Service:
         """
         clock = asyncio.get_running_loop().time
         reason = "no answer yet"
-        changed_s = reported_s = clock()
+        changed_s = clock()
+        reported_s = changed_s
         async with _make_http_client() as client:
             while True:
                 if self._child is None or self._child.returncode is not None:

@@ -231,7 +231,10 @@ class KeyedTransactions:
             await self._release_ownership()
 
     async def _acquire_ownership(self) -> Producer:
-        """Acquire the ownership and read the partition. Returns the producer of the transactions."""
+        """Acquire the ownership of the partition of keys, and read the partition to its end.
+
+        Returns the producer of its transactions.
+        """
         producer = await self._open_owner(self.number)
         try:
             await self._read_keys_to_end()

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark.spark_session import jvm
 from penstock.services.spark.spark_sql import SQL_TYPES, by_partition, empty, quoted, result_expressions, sql_columns
-from penstock.services.spark.table_columns import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
+from penstock.services.spark.table_columns import CLOSED, LATE, TIMESTAMP_MS_MAX, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.streams.changelog.format import Progress, decode_progress
 from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
@@ -168,4 +168,4 @@ def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
 
 def _timestamp_column(name: str) -> SparkColumn:
     """Return a column of milliseconds that was read from `state` as a timestamp; null beyond the year 9999."""
-    return F.when(F.col(name) <= TIME_MS_MAX, F.timestamp_millis(F.col(name)))
+    return F.when(F.col(name) <= TIMESTAMP_MS_MAX, F.timestamp_millis(F.col(name)))

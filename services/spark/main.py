@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from penstock.services.spark.audit.report import AuditReport
 
 FENCED = 3
-AUDIT_DIFFERENCES, AUDIT_FAILED = 1, 3
+AUDIT_DIFFERENCES = 1
+AUDIT_FAILED = 3
 
 
 def compact_main(arguments: list[str]) -> int:

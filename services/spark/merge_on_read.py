@@ -38,7 +38,9 @@ MERGEABLE = {
 """The aggregations that can be merged on read, with their names in the public API."""
 _OWN = frozenset((Latest.function,))  # kept by the operator beside the user's aggregations
 _KINDS = frozenset(("session", "tumbling", "hopping"))
-_WINDOWS, _LATE = 0, 1  # the order in which a window's rows are merged
+# The order in which a window's rows are merged.
+_WINDOWS = 0
+_LATE = 1
 _BOUNDS = ("start", "end")
 _SET = "collect_set"
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.spark.lake_tables import LakeTables
 from penstock.services.spark.merge_on_read import merged_windows
-from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.common.lake.location import hadoop_uri, lake_root
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from penstock.services.compaction_settings import SPARK_MASTER, SparkConf
+from penstock.services.compaction_settings import SparkSettings
 from penstock.shared.common.lake.location import hadoop_uri, lake_root, require_location
-from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
+from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic
-
-
-class SparkSettings(Section):
-    """Spark's master, memory and configuration."""
-
-    master: str = Field(
-        default="local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
-    )
-    driver_memory: str = Field(
-        default="1g", pattern=r"^\d+[mgMG]$", description="the driver's heap, and with local[…] all of Spark's"
-    )
-    shuffle_partitions: Annotated[int, Field(ge=1)] = 4
-    conf: SparkConf = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
 
 
 class JobSettings(CommandSettings):

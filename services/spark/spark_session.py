@@ -35,8 +35,8 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.spark.errors import SparkFailed, last_cause
-from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.java.class_archive import (
     DUMP_TIMEOUT_MS,

@@ -27,11 +27,13 @@ from penstock.shared.streams.changelog.store_schema import AggregationSchema, St
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 DAY_MS = 86_400_000
-TIME_MS_MAX = 253_402_300_799_999  # the end of year 9999: the last time that timestamps of all engines can hold
+TIMESTAMP_MS_MAX = 253_402_300_799_999  # the end of year 9999: the last time that timestamps of all engines can hold
 MICROSECONDS = 1_000  # in a millisecond
 RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
 
-STATE, CLOSED, LATE = "state", "closed", "late"
+STATE = "state"
+CLOSED = "closed"
+LATE = "late"
 INDEXED = {
     STATE: ("start_ms", "changelog_offset"),
     CLOSED: ("window_start", "window_end", "partition", "changelog_offset"),
@@ -92,7 +94,7 @@ def lake_time_column(times_ms: Any) -> pa.Array:
     >>> [str(time) for time in lake_time_column(np.array([0, 10**18]))]
     ['1970-01-01 00:00:00+00:00', 'None']
     """
-    beyond = (times_ms < 0) | (times_ms > TIME_MS_MAX)
+    beyond = (times_ms < 0) | (times_ms > TIMESTAMP_MS_MAX)
     micros = np.where(beyond, 0, times_ms) * MICROSECONDS
     return pa.array(micros, pa.int64(), mask=beyond if beyond.any() else None).cast(TIMESTAMP)
 

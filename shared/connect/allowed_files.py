@@ -24,7 +24,9 @@ from penstock.shared.connect.redaction import without_passwords
 FILES_ALLOWED = "connect.files.allowed"
 AMBIGUOUS_URL = "a URL must not have '..', '::', '#', a backslash or control characters"
 LOCAL_SCHEMES = ("file", "local")
-FILE_MODE, FOLDER_MODE = 0o666, 0o777  # The process's umask still applies, as for any other file.
+# The process's umask still applies, as for any other file.
+FILE_MODE = 0o666
+FOLDER_MODE = 0o777
 
 
 class LocalPath(NamedTuple):
@@ -167,7 +169,8 @@ def _url_is_below(url: str, allowed: str) -> bool:
     >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
     [True, True, True, False]
     """
-    (scheme, rest), (allowed_scheme, allowed_rest) = _parts_to_compare(url), _parts_to_compare(allowed)
+    scheme, rest = _parts_to_compare(url)
+    allowed_scheme, allowed_rest = _parts_to_compare(allowed)
     return scheme == allowed_scheme and (not allowed_rest or f"{rest}/".startswith(f"{allowed_rest}/"))
 
 

@@ -170,7 +170,9 @@ class TaskSchedules:
         callback = plain("schedule: callback", callback)
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"schedule: name must be text, got {name!r}")
-        full_name = grid = restored = None
+        full_name = None
+        grid = None
+        restored = None
         if name is not None:
             full_name = name if node is None else f"{node}/{name}"
             if full_name in self._named and not self._named[full_name].cancelled:

@@ -13,7 +13,8 @@ class ManualClock:
     """
 
     def __init__(self, now_ms: int = 0) -> None:
-        self._start = self._now = now_ms
+        self._start = now_ms
+        self._now = now_ms
 
     def now_ms(self) -> int:
         return self._now

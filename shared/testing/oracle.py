@@ -33,7 +33,8 @@ from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
-SOURCE, RESULTS = "input", "output"
+SOURCE = "input"
+RESULTS = "output"
 ROCKSDB_BYTES_MAX = 16 * 1024 * 1024
 KINDS = ("session", "tumbling", "hopping", "sliding", "punctuation")
 
@@ -269,7 +270,9 @@ def _batch_size(text: str) -> int:
 
 
 def _replay_files(files: list[Path], state: StateDirectory | None, batch: int | None) -> int:
-    passed = failed = skipped = 0
+    passed = 0
+    failed = 0
+    skipped = 0
     for file in files:
         for number, case in enumerate(read_cases(file), 1):
             if not supported(case):

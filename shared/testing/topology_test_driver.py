@@ -98,7 +98,8 @@ class TopologyTestDriver:
         max_request_size: int = RECORD_BYTES_MAX,
         state: StateDirectory | None = None,
     ) -> None:
-        self.topology = topology = topology.of_application(APPLICATION)
+        topology = topology.of_application(APPLICATION)
+        self.topology = topology
         self.guarantee = guarantee
         self.partition = partition
         self.commit_each = commit_each
@@ -242,6 +243,7 @@ class TopologyTestDriver:
             handlers=self.handlers,
             record_bytes_max=self.max_request_size,
             columns_min=self.columns_min,
+            max_future_ms=self.max_future_ms,
             local=self._local,
         )
         task.global_tables = self.global_tables
@@ -263,7 +265,7 @@ class TopologyTestDriver:
             write_restored_rows(reader, self._local, None)
         task.initialize(self.clock.now_ms())
         self.task = task
-        self._inputs = TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
+        self._inputs = TaskInputs(task, self.topology)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
         if self.piped:
             self._process_records(self.piped)

@@ -52,8 +52,10 @@ TIME_FIELD = "_event_time_ms"
 REFUSED_FIELD = "_refused"
 PROBED_ROWS = 100  # at least one of these first rows must have a key and a time
 COLUMNS_SHOWN = 50
-TOPIC, RESULTS = "events", "sessions"
-DEFAULT_GAP, DEFAULT_GRACE = "30m", "15m"
+TOPIC = "events"
+RESULTS = "sessions"
+DEFAULT_GAP = "30m"
+DEFAULT_GRACE = "15m"
 
 
 def csv_topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "") -> Topology:

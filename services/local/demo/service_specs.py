@@ -35,7 +35,7 @@ def aggregator_spec(plan: PipelinePlan, bootstrap_servers: str, lake: Path, *, c
             "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
             "COMPACTION__ENABLED": "true" if compacts else "false",
             "COMPACTION__INTERVAL_MS": str(COMPACTION_INTERVAL_MS),
-            "COMPACTION__SPARK_CONF": _encode_json(SPARK_CONF),
+            "COMPACTION__SPARK__CONF": _encode_json(SPARK_CONF),
         },
     )
 

@@ -16,7 +16,11 @@ from penstock.services.spark.audit.differences import as_differences
 from penstock.services.spark.audit.measures import FIELDS, Measure, unequal_measures
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 
-ACCEPTED, LATE, DEAD, NULL_KEY, LEFT_OUT = "accepted", "late", "dead", "null key", "left out"
+ACCEPTED = "accepted"
+LATE = "late"
+DEAD = "dead"
+NULL_KEY = "null key"
+LEFT_OUT = "left out"
 SESSION_CHECKS = {
     "unknown": "every late record and dead letter is a covered source record",
     "twice": "no source record is late or a dead letter twice, or both",

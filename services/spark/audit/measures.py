@@ -27,7 +27,8 @@ from penstock.shared.streams.changelog.store_schema import AggregationSchema, St
 
 RELATIVE_ERROR = 1e-9  # allowed difference of two sums of the same floats, relative to the sum of their magnitudes
 FIELDS = "fields"
-TEXT, OTHER = "text", "other"
+TEXT = "text"
+OTHER = "other"
 _TYPES = {**SQL_TYPES, TEXT: "STRING", OTHER: "BOOLEAN"}
 _ARROW_TYPES = {**ARROW_TYPES, TEXT: pa.string(), OTHER: pa.bool_()}
 

@@ -227,7 +227,6 @@ class PartitionBatch:
             await self._changelog.open()
             make = partial(self._task_factory.task, self._partition, None)
             self._task, _ = await self._changelog.take_over(make)
-            self._task.max_future_ms = self._streams.max_future_ms
             yield self
             # The driver's next compaction reads the changelog only up to its last stable offset. Before that, it must
             # include the last commit.
@@ -262,7 +261,7 @@ class PartitionBatch:
             for topic, at in partitions.items():
                 consumer.seek(at, task.sources[topic])
             self._task_factory.start(task, {})
-            inputs = TaskInputs(task, self._topology, 0, self._streams.max_future_ms)
+            inputs = TaskInputs(task, self._topology)
             left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
             moved_ms = SYSTEM_CLOCK.monotonic_ms()
             while any(lag > 0 for lag in left.values()):
@@ -358,7 +357,8 @@ class PartitionBatch:
             await self._commit_task()
 
     async def _commit_task(self) -> None:
-        self._records = self._bytes = 0
+        self._records = 0
+        self._bytes = 0
         # An empty commit would add a transaction and a progress record without effect.
         if not self._task.needs_commit:
             return

@@ -65,7 +65,9 @@ JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
 LONG_WHOLE = r"^-?[0-9]{16,}$"  # whole numbers that a double may not hold exactly
 LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
 CHANGED_AT = "unix_micros(modificationTime) AS at"
-LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
+LINE = "_penstock_line"
+ROW = "_penstock_row"
+METADATA = "_metadata"
 SHOWN_MAX = 200  # characters of a line in an error message
 FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 

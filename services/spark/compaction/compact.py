@@ -71,7 +71,9 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewrite is worth its cost
-COMPACTION, REWRITE = "compaction", "rewrite"  # the kinds of commits of `state`
+# The kinds of commits of `state`.
+COMPACTION = "compaction"
+REWRITE = "rewrite"
 PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
 REMEDY = (
     "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "

@@ -31,7 +31,7 @@ from penstock.services.spark.table_columns import (
     LATE,
     PROGRESS,
     STATE,
-    TIME_MS_MAX,
+    TIMESTAMP_MS_MAX,
     lake_result_columns,
     lake_state_column,
     lake_time_column,
@@ -162,7 +162,10 @@ def compact_changelog_ranges(options: CompactionTaskOptions) -> Callable[[bytes]
 
 
 async def compact_ranges(options: CompactionTaskOptions, ranges: Sequence[ChangelogRange]) -> CompactionTaskResult:
-    """Read ranges and write their files. Raises KafkaTimeout, OffsetOutOfRange, CorruptRecord or LakeUnavailable."""
+    """Read ranges and write their files.
+
+    Raises KafkaTimeout, OffsetOutOfRange, CorruptRecord, SchemaMismatch or LakeUnavailable.
+    """
     results = []
     appended = defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
@@ -285,7 +288,7 @@ class PartitionCompaction:
         """Return the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
         # A time beyond the year 9999 comes from a wrong timestamp. It would let windows expire that are still wanted.
-        if options.retention_days is None or time_ms > TIME_MS_MAX:
+        if options.retention_days is None or time_ms > TIMESTAMP_MS_MAX:
             return expired
         # Windows that were deleted do not come back if the retention is extended. Readers need the highest limit so
         # far, to leave out late records of deleted windows.
@@ -377,7 +380,7 @@ class PartitionCompaction:
 
     def _closed_rows(self, part: ConfirmedChanges, store: StoreSchema) -> dict[str, Any]:
         # Timestamps end with the year 9999. Fail at the first window beyond it, before the table has a wrong time.
-        beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
+        beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIMESTAMP_MS_MAX) | (part.ends > TIMESTAMP_MS_MAX))
         for index in beyond[:1].tolist():
             raise CorruptRecord(window_beyond_timestamps(int(part.starts[index]), int(part.ends[index])))
         states = lake_state_column(StateCodec(store.state_columns()), part.states)

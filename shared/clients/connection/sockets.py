@@ -306,7 +306,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             if SYSTEM_CLOCK.monotonic_ms() < self._backoffs.get(node_id, (0, 0))[1]:
                 return None
             # One attempt for all waiting callers: cancelling one of them does not end it for the others.
-            attempt = self._attempts[conn_id] = asyncio.ensure_future(self._connect_to_broker(conn_id))
+            attempt = asyncio.ensure_future(self._connect_to_broker(conn_id))
+            self._attempts[conn_id] = attempt
             attempt.add_done_callback(lambda _: self._attempts.pop(conn_id, None))
         await asyncio.wait([attempt])
         return None if attempt.cancelled() else attempt.result()

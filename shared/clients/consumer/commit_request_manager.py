@@ -145,7 +145,8 @@ class CommitRequestManager:
         where = self._describe_member()
         numbers = self.sequence.register(offsets)
         # Errors of earlier commits concern earlier offsets.
-        self._last_error = self._rejection = None
+        self._last_error = None
+        self._rejection = None
         self._start_sending_commits()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -421,7 +422,8 @@ class CommitRequestManager:
             for partition, code in rows:
                 if code:
                     tp = TopicPartition(topic, partition)
-                    rejected[tp] = error = self._commit_error(code, f"{where}, {tp}", member.group_id)
+                    error = self._commit_error(code, f"{where}, {tp}", member.group_id)
+                    rejected[tp] = error
                     # The group has removed the member or has a newer generation. Report it now: the next heartbeat
                     # would be later.
                     if isinstance(error, CommitFailed):

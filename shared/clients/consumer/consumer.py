@@ -104,7 +104,8 @@ class Consumer(Generic[K, V]):
         `interceptors` see the records that are handed out and the committed offsets (`ConsumerInterceptor`). A custom
         `assignor` replaces the one that the settings name, and should have the same name.
         """
-        self._settings = settings = ConsumerSettings.given(settings)
+        settings = ConsumerSettings.given(settings)
+        self._settings = settings
         self._deserializers = Deserializers(
             bytes_deserializer if key_deserializer is None else key_deserializer,
             bytes_deserializer if value_deserializer is None else value_deserializer,
@@ -138,7 +139,7 @@ class Consumer(Generic[K, V]):
             on_move=self._positions.moved,
         )
         self._subscription = SubscriptionState(client_id)
-        self._coordinator = coordinator = ConsumerCoordinator(
+        coordinator = ConsumerCoordinator(
             self._connection,
             ConsumerMembershipManager(
                 GroupConfig(
@@ -157,6 +158,7 @@ class Consumer(Generic[K, V]):
             SYSTEM_CLOCK,
             has_group=settings.group_id is not None,
         )
+        self._coordinator = coordinator
         self._commits = CommitRequestManager(
             self._connection,
             coordinator,

@@ -284,7 +284,9 @@ class ConsumerCoordinator:
         return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
 
     async def stop_joining(self, timeout_ms: float) -> None:
-        """Stop executing steps. A call of the listener in progress has `timeout_ms` to end.
+        """Stop the steps of a rebalance: JoinGroup, SyncGroup and the calls of the listener. Heartbeats continue.
+
+        A call of the listener in progress has `timeout_ms` to end.
 
         A join of a cooperative member in progress has at most JOIN_END_MS to end, because the last commit follows and
         the group may reject commits until SyncGroup is answered. If JoinGroup is not answered by then, the group still

@@ -30,7 +30,8 @@ Ranges = tuple[tuple[int, int], ...]
 METADATA_BYTES_MAX = 4096
 """Kafka's default of `offset.metadata.max.bytes`: the metadata that a commit may carry for a partition."""
 
-_RUNS, _BITS = "p1r:", "p1b:"
+_RUNS = "p1r:"
+_BITS = "p1b:"
 _BASE_BYTES_MAX = 9
 
 
@@ -112,7 +113,8 @@ def _encode_varint(number: int) -> bytes:
 
 def _decode_varints(data: bytes) -> Iterator[tuple[int, int]]:
     """The varints, each with the position after it."""
-    number = shift = 0
+    number = 0
+    shift = 0
     for at, byte in enumerate(data, 1):
         number |= (byte & 0x7F) << shift
         shift += 7
@@ -120,6 +122,7 @@ def _decode_varints(data: bytes) -> Iterator[tuple[int, int]]:
             raise ValueError("a number of more than 63 bits")
         if byte < 0x80:
             yield number, at
-            number = shift = 0
+            number = 0
+            shift = 0
     if shift:
         raise ValueError("the last number is cut off")

@@ -125,7 +125,8 @@ class KeyScheduler:
     def _enqueue_record(self, state: PartitionProgress, work: Work, key: bytes | None) -> None:
         alone = self.ordering == "unordered" or (self.ordering == "key" and key is None)
         lane_key: object = work.offset if alone else key if self.ordering == "key" else None
-        work.lane = lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, Lane(lane_key))
+        lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, Lane(lane_key))
+        work.lane = lane
         lane.queue.append(work)
         # A lane is ready only once: by its first record, while none of its records runs.
         if len(lane.queue) == 1 and not lane.running:

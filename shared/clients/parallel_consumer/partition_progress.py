@@ -94,7 +94,8 @@ class PartitionProgress:
         self.running = running
         self.epoch = epoch + 1
         self.known.clear()
-        self.highest = self.leader_epoch = -1
+        self.highest = -1
+        self.leader_epoch = -1
 
     def deliver(self, work: Work) -> bool:
         """Append a record. Returns False if the metadata of the commit marks it as finished."""
@@ -145,7 +146,8 @@ class PartitionProgress:
             self.tail = before
         else:
             after.before = before
-        work.before = work.after = None
+        work.before = None
+        work.after = None
         self.unfinished -= 1
 
     def may_start(self, work: Work) -> bool:

@@ -224,7 +224,8 @@ class ColumnBulk(Bulk):
         if batch is None:
             next(self._fields, None)
             return
-        first = index = batch.count
+        first = batch.count
+        index = first
         append = batch.append
         try:
             for key, value, timestamp, headers in self._fields:

@@ -15,7 +15,7 @@ from penstock.shared.clients.producer.partitioner_kernels import NO_PARTITION, p
 from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.clients.protocol.column_batch_builder import (
     NO_HEADERS,
-    RECORD_BYTES_MAX,
+    SINGLE_RECORD_BATCH_OVERHEAD_MAX,
     ColumnBatchBuilder,
     EncodableColumns,
 )
@@ -81,7 +81,7 @@ def _measure_slice(
             headers = header_lengths[row]
             if headers < NULL or header_offsets[row] < 0 or header_offsets[row] + headers > header_bytes:
                 return np.int64(WRONG_HEADERS)
-            sizes[row] += max(headers - 1, 0)  # RECORD_BYTES_MAX includes the byte for the number of headers
+            sizes[row] += max(headers - 1, 0)  # the overhead includes the byte for the number of headers
         largest = max(largest, sizes[row])
     return largest
 
@@ -111,7 +111,7 @@ class PartitionSlice:
 
     def next_size(self) -> int:
         """Return an upper bound of the bytes of a batch with the next record alone."""
-        return RECORD_BYTES_MAX + int(self.of.sizes[self.rows[self.at]])
+        return SINGLE_RECORD_BATCH_OVERHEAD_MAX + int(self.of.sizes[self.rows[self.at]])
 
     def fill(self, batch: ProducerBatch | None) -> int:
         """Move records into a batch, as many as fit. Returns their number."""
@@ -139,7 +139,8 @@ class ColumnSlice:
         self, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array, headers: PackedBytes = NO_HEADERS
     ) -> None:
         self.keys = keys
-        self.columns = columns = EncodableColumns.of(keys, values, timestamps, headers)
+        columns = EncodableColumns.of(keys, values, timestamps, headers)
+        self.columns = columns
         self.sizes = np.empty(len(keys), np.int64)
         self.largest = int(
             _measure_slice(
@@ -221,7 +222,7 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     part = ColumnSlice(keys[:count], values[:count], timestamps, headers)
     if (what := OUTSIDE.get(part.largest)) is not None:
         raise ValueError(f"topic {columns.topic}: the {what} have strings outside of their buffer")
-    return part if 0 <= part.largest <= size_max - RECORD_BYTES_MAX else None
+    return part if 0 <= part.largest <= size_max - SINGLE_RECORD_BATCH_OVERHEAD_MAX else None
 
 
 def _pack_slice(strings: Sequence[bytes | None]) -> PackedBytes:

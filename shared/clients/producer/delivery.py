@@ -221,7 +221,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
             return
         known = self._batch.done_callbacks.get(self._index)
         if known is None:
-            known = self._batch.done_callbacks[self._index] = []
+            known = []
+            self._batch.done_callbacks[self._index] = known
             # An open batch knows a record by the index it was appended with, a sealed one by its position.
             is_open = self._batch.state is BatchState.OPEN
             batch, index = (self._batch, self._index) if is_open else self._batch.locate(self._index)

@@ -159,7 +159,8 @@ class ProducerMetrics:
         known = self._by_topic.get(topic)
         if known is None:
             labelled = (of.labels(topic=topic) for of in (self._sent, self._bytes, self._batches))
-            known = self._by_topic[topic] = next(labelled), next(labelled), next(labelled)
+            known = next(labelled), next(labelled), next(labelled)
+            self._by_topic[topic] = known
         known[0].inc(records)
         known[1].inc(size)
         known[2].inc()

@@ -122,7 +122,8 @@ class PartitionedTopic:
     def __init__(self, name: str, queues: dict[int, PartitionQueue], sticky: StickyPartition) -> None:
         self.name = name
         self.queues = queues
-        self.numbers = self.available = list(queues)
+        self.numbers = list(queues)
+        self.available = self.numbers
         self.by_key: dict[bytes, PartitionQueue] = {}
         self.sticky = sticky
         self.sticky_queue: PartitionQueue | None = None
@@ -170,9 +171,8 @@ class ProducerPartitioner:
         if known is None or known.numbers != numbers:
             queues = {number: self._accumulator.queue(TopicPartition(name, number)) for number in numbers}
             adaptive = self._settings.partitioner_adaptive_partitioning_enable
-            known = self._topics[name] = PartitionedTopic(
-                name, queues, StickyPartition(self._settings.batch_size, adaptive=adaptive)
-            )
+            known = PartitionedTopic(name, queues, StickyPartition(self._settings.batch_size, adaptive=adaptive))
+            self._topics[name] = known
             self._connection.watch(name)
         known.is_used = True
         known.available = self._connection.available_partitions(name)
@@ -239,7 +239,8 @@ class ProducerPartitioner:
         # A batch of single records takes no columns: the first run then opens a batch of its own.
         room = batch_size - (batch.size() if batch is not None and batch.takes_columns else 0)
         runs: list[tuple[int, int]] = []
-        before = end = 0
+        before = 0
+        end = 0
         while True:
             # At least one record: a record that is larger than a batch gets a batch alone.
             end = max(end + 1, int(np.searchsorted(ends, before + room, "right")))
@@ -288,6 +289,7 @@ class ProducerPartitioner:
         number = topic.sticky.choose(
             topic.name, topic.available, topic.numbers, self._accumulator.queued_batches, self._is_slow
         )
-        topic.sticky_queue = queue = topic.queues[number]
+        queue = topic.queues[number]
+        topic.sticky_queue = queue
         topic.sticky_batch = queue.open
         return queue

@@ -120,7 +120,8 @@ class Producer:
         Raises ConfigError, which names the wrong setting.
         """
         kafka = KafkaSettings.of(kafka)
-        self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
+        settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
+        self._settings = settings
         self._connection = Connection(kafka)
         self._key_serializer = key_serializer
         self._value_serializer = value_serializer

@@ -267,7 +267,8 @@ class ProducerBatch:
         if self._data is None:
             self._data = seal_batch(self._builder, state, self.compression)
             self._size = len(self._data)
-            self._builder = self.append = None
+            self._builder = None
+            self.append = None
         # After a gap the batch gets new numbers (KIP-360). The records stay compressed: only the header changes.
         elif state != self.producer_state:
             write_producer_state(self._data, state)
@@ -337,7 +338,9 @@ class ProducerBatch:
         self.state = BatchState.DONE
 
     def _resolve_future(self) -> None:
-        self._builder = self._data = self.append = None
+        self._builder = None
+        self._data = None
+        self.append = None
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
@@ -358,7 +361,7 @@ class ProducerBatch:
             await part.wait_all()
 
     def metadata(self, index: int, timestamp: int, key_size: int, value_size: int) -> RecordMetadata:
-        """Return the metadata of the record at `index`. The batch must be completed."""
+        """Return the metadata of the record at `index`. Call it only after `complete`, not after `fail`."""
         return RecordMetadata(
             self.tp.topic,
             self.tp.partition,

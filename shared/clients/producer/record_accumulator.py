@@ -127,7 +127,8 @@ class RecordAccumulator:
         """Return a partition's queue; it stays the same until `drop`."""
         queue = self._queues.get(tp)
         if queue is None:
-            queue = self._queues[tp] = PartitionQueue(tp, self._in_flight_max)
+            queue = PartitionQueue(tp, self._in_flight_max)
+            self._queues[tp] = queue
         return queue
 
     def drop(self, topic: str) -> None:

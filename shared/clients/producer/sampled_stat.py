@@ -14,7 +14,8 @@ class _Window:
     def __init__(self, start_ms: float) -> None:
         self.start_ms = start_ms
         self.count = 0
-        self.total = self.highest = 0.0
+        self.total = 0.0
+        self.highest = 0.0
 
 
 class SampledStat:

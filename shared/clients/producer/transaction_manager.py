@@ -147,7 +147,8 @@ class SequenceLedger:
         if known is None or (
             known.next == known.expected and (known.producer_id, known.epoch) != (self.producer_id, self.epoch)
         ):
-            known = self._partitions[tp] = _Sequences(self.producer_id, self.epoch)
+            known = _Sequences(self.producer_id, self.epoch)
+            self._partitions[tp] = known
         state = ProducerState(known.producer_id, known.epoch, known.next)
         known.next = (known.next + count) % SEQUENCES
         return state

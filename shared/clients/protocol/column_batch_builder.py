@@ -32,7 +32,7 @@ from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
 from penstock.shared.common.varints import put_varint, varint_size, zigzag
 
-RECORD_BYTES_MAX = RECORDS_AT + 21 + 5 + 5 + 1
+SINGLE_RECORD_BATCH_OVERHEAD_MAX = RECORDS_AT + 21 + 5 + 5 + 1
 """An upper bound of the bytes of a batch with one record, besides key, value and headers: the batch's header, the
 record's length, attributes and deltas (21), two lengths of at most 5 bytes, and one byte for the number of headers."""
 NO_HEADERS = PackedBytes.of([])

@@ -174,8 +174,11 @@ class CompletedFetch:
         self._is_packed = IS_COMPILED if packed is None else packed
         self._data = data
         self.size = len(data)
-        self.position = self._decoded_to = self.end_offset = position
-        self.end_epoch = self.epoch = NO_EPOCH
+        self.position = position
+        self._decoded_to = position
+        self.end_offset = position
+        self.end_epoch = NO_EPOCH
+        self.epoch = NO_EPOCH
         self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1])
         self._begun = 0
         self._gone = frozenset[int]()

@@ -29,7 +29,9 @@ from penstock.shared.common.records import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3
-OWNED_SINCE, GENERATION_SINCE, RACK_SINCE = 1, 2, 3
+OWNED_SINCE = 1
+GENERATION_SINCE = 2
+RACK_SINCE = 3
 
 
 @dataclass(frozen=True, slots=True)

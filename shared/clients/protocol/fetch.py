@@ -37,7 +37,8 @@ FULL_FETCH = -1
 SHARED_BY_MAX = 4
 """A partition's records are copied out of the response if they make up less than 1/SHARED_BY_MAX of it. So buffered
 records keep at most this many times their own size in memory."""
-NO_OFFSET = NO_EPOCH = -1
+NO_OFFSET = -1
+NO_EPOCH = -1
 
 _int32 = struct.Struct(">i")
 _request = struct.Struct(">iiiibii")

@@ -45,7 +45,8 @@ class FlexibleReader:
 
     def unsigned_varint(self) -> int:
         """Read an unsigned varint."""
-        value = shift = 0
+        value = 0
+        shift = 0
         while True:
             byte = self._data[self._at]
             self._at += 1
@@ -89,7 +90,7 @@ class FlexibleStruct:
 
 
 def leader_in(tags: Mapping[int, memoryview], tag: int) -> int | None:
-    """Return the leader that a tagged field contains (KIP-951). Returns None if there is none."""
+    """Return the node id of the leader that a tagged field contains (KIP-951). Returns None if there is none."""
     if (tagged := tags.get(tag)) is None:
         return None
     node: int = _leader.unpack_from(tagged)[0]

@@ -15,8 +15,10 @@ from penstock.shared.common.errors import LakeUnavailable
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line, open_table
 from penstock.shared.common.lake.location import table_uri
 
-COMPACTION, APPEND = "compaction", "WRITE"
-"""The kind of a compaction's commit of `state`, and its operation."""
+COMPACTION = "compaction"
+"""The kind of a compaction's commit of `state`."""
+APPEND = "WRITE"
+"""The operation of a compaction's commit of `state`."""
 HISTORY_VERSIONS = (20, 400, 8_000)
 """The newest versions that are searched for compactions; more if all of those are rewrites and table maintenance."""
 

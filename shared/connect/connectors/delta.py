@@ -50,7 +50,8 @@ class DeltaSinkTask(SinkTask):
         found = await asyncio.to_thread(table_versions, self._allowed_table_uri(), list(names), self._options)
         for name, tp in names.items():
             self._versions[tp] = found.get(name)
-            self._opened[tp] = self._begun[tp] = found.get(name, 0)
+            self._opened[tp] = found.get(name, 0)
+            self._begun[tp] = self._opened[tp]
             if name in found:
                 self.context.offset(tp, found[name])
 

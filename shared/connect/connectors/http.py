@@ -100,7 +100,8 @@ class Retries:
     """Counts an HTTP connector's remaining retries after temporary errors."""
 
     def __init__(self, most: int) -> None:
-        self._most = self._left = most
+        self._most = most
+        self._left = most
 
     def succeeded(self) -> None:
         self._left = self._most

@@ -129,7 +129,8 @@ class AvroConverter(Converter):
         except TypeError:  # a default that is not hashable
             return self._parse_avro_schema(to_avro(schema), (), schema)
         if known is None:
-            known = self._written[schema] = self._parse_avro_schema(to_avro(schema), (), schema)
+            known = self._parse_avro_schema(to_avro(schema), (), schema)
+            self._written[schema] = known
             if len(self._written) > self._registry.cache_size:
                 self._written.pop(next(iter(self._written)))
         return known
@@ -138,7 +139,8 @@ class AvroConverter(Converter):
         known = self._read.get(id)
         if known is None:
             registered = found or self._registry.schema(id)
-            known = self._read[id] = self._parse_avro_schema(parse_registered_schema(registered), registered.references)
+            known = self._parse_avro_schema(parse_registered_schema(registered), registered.references)
+            self._read[id] = known
             if len(self._read) > self._registry.cache_size:
                 self._read.pop(next(iter(self._read)))
         return known

@@ -108,7 +108,8 @@ class JsonSchemaConverter(Converter):
         except TypeError:  # a default that is not hashable
             return json.dumps(to_json_schema(schema), separators=(",", ":"))
         if known is None:
-            known = self._written[schema] = json.dumps(to_json_schema(schema), separators=(",", ":"))
+            known = json.dumps(to_json_schema(schema), separators=(",", ":"))
+            self._written[schema] = known
             if len(self._written) > self._registry.cache_size:
                 self._written.pop(next(iter(self._written)))
         return known

@@ -30,12 +30,15 @@ from penstock.shared.clients.protocol.primitive_types import PrimitiveReader, en
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 PROTOCOL_TYPE = "connect"
-EAGER, COMPATIBLE, SESSIONED = 0, 1, 2
+EAGER = 0
+COMPATIBLE = 1
+SESSIONED = 2
 PROTOCOL_NAMES = {EAGER: "default", COMPATIBLE: "compatible", SESSIONED: "sessioned"}
 """The names that members offer to the coordinator. Only settings call the first one `eager`."""
 SETTINGS_NAMES = {"eager": EAGER, "compatible": COMPATIBLE, "sessioned": SESSIONED}
 
-NO_ERROR, CONFIG_MISMATCH = 0, 1
+NO_ERROR = 0
+CONFIG_MISMATCH = 1
 CONNECTOR_ITSELF = -1
 
 

@@ -32,10 +32,13 @@ Row = tuple[Json, Json | None]
 Wanted = dict[TopicPartition, int | None] | list[Row]
 """The offsets to store: a sink's, or a source's."""
 
-TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
-SETTLE_TRIES, SETTLE_WAIT_MS = 25, 200
-"""The number and interval of retries for a group that has no members but is not empty yet. Together they are longer
-than the brokers' delay."""
+TOPIC = "kafka_topic"
+PARTITION = "kafka_partition"
+OFFSET = "kafka_offset"
+SETTLE_TRIES = 25
+"""How often the request is retried while a group without members is not empty yet."""
+SETTLE_WAIT_MS = 200
+"""The interval of these retries. All of them together take longer than the brokers' delay."""
 ALTERED = "The offsets for this connector have been altered successfully"
 RESET = "The offsets for this connector have been reset successfully"
 MAYBE_ALTERED = (

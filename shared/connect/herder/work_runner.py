@@ -130,7 +130,8 @@ class WorkRunner:
 
     def start_connector(self, name: str) -> None:
         """Start a connector as configured, in its target state."""
-        self._starting[name] = starting = self.beside(self._start_connector(name))
+        starting = self.beside(self._start_connector(name))
+        self._starting[name] = starting
         starting.add_done_callback(lambda done: self._starting.get(name) is done and self._starting.pop(name))
 
     async def until_started(self, name: str) -> None:
@@ -161,7 +162,8 @@ class WorkRunner:
         before = self._given_up[name]
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
-        self._ending[name] = ending = asyncio.create_task(self._worker.stop_connector(name))
+        ending = asyncio.create_task(self._worker.stop_connector(name))
+        self._ending[name] = ending
         try:
             await asyncio.shield(ending)
         finally:

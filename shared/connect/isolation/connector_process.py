@@ -82,7 +82,8 @@ class ConnectorProcess:
             raise self._error
         self._number += 1
         number = self._number
-        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        answer = asyncio.get_running_loop().create_future()
+        self._pending[number] = answer
         try:
             self.send({"ask": number, **command})
             return await answer
@@ -130,13 +131,14 @@ class ConnectorProcess:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            process = self._process = await ChildProcess.start(
+            process = await ChildProcess.start(
                 [sys.executable, "-m", CHILD, str(theirs.fileno())],
                 name=f"connector {self._connector}",
                 env=environment,
                 orphan_limit_ms=self._orphan_limit_ms,
                 pass_fds=(theirs.fileno(),),
             )
+            self._process = process
             reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
         except BaseException:
             ours.close()  # a process that was started finds the socket closed and ends

@@ -316,7 +316,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         waiting = self._waiting.get(destination)
         if waiting is None:
             due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
-            waiting = self._waiting[destination] = Waiting(due_ms)
+            waiting = Waiting(due_ms)
+            self._waiting[destination] = waiting
         waiting.records += 1
 
     def _count_down_waiting_records(self, destination: Destination) -> None:

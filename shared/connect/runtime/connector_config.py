@@ -32,8 +32,13 @@ from penstock.shared.connect.runtime.topic_creation import DEFAULT_GROUP
 from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER
 from penstock.shared.connect.version import CONNECT_VERSION
 
-COMMON, TRANSFORMS, PREDICATES, ERRORS = "Common", "Transforms", "Predicates", "Error Handling"
-TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Support", "offsets.topic"
+COMMON = "Common"
+TRANSFORMS = "Transforms"
+PREDICATES = "Predicates"
+ERRORS = "Error Handling"
+TOPIC_CREATION = "Topic Creation"
+EXACTLY_ONCE = "Exactly Once Support"
+OFFSETS_TOPIC = "offsets.topic"
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 

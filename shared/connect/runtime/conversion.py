@@ -88,7 +88,8 @@ class Conversion:
             return None
         if keys is None or values is None:
             return None
-        (key_schema, key_list), (value_schema, value_list) = keys, values
+        key_schema, key_list = keys
+        value_schema, value_list = values
         rows = zip(key_list, value_list, columns.timestamps.tolist(), columns.offsets.tolist(), strict=True)
         return [
             SinkRecord(

@@ -178,8 +178,10 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _commit_last_offsets(self, *, failed: bool) -> None:
-        """End the last transaction as `TransactionBoundary.at_end` decides. If it is still open after that, it is
-        aborted."""
+        """End the last transaction.
+
+        Without an error it ends as `TransactionBoundary.at_end` decides. If it is still open after that, or after an
+        error, it is aborted."""
         if not failed and self.send_error is None:
             await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
         try:

@@ -183,7 +183,8 @@ class SinkTaskState:
         rewinds = {tp: offset for tp, offset in self.rewinds.items() if tp in self.assigned}
         self.rewinds.clear()
         for tp, offset in rewinds.items():
-            self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(offset)
+            self.last_committed[tp] = OffsetAndMetadata(offset)
+            self.current[tp] = self.last_committed[tp]
             self.pending.pop(tp, None)
         # The batch that waits for redelivery loses the records that are now read again, or skipped.
         if rewinds:
@@ -239,7 +240,8 @@ class SinkTaskState:
         self._assignments += 1
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments
-            self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(position)
+            self.last_committed[tp] = OffsetAndMetadata(position)
+            self.current[tp] = self.last_committed[tp]
         self.never_committed |= set(positions)
         self.paused_by_task &= set(self.assigned)
         # If all partitions of the waiting batch were revoked, an empty batch is delivered next, and `delivered` resumes

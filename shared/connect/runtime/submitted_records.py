@@ -69,7 +69,8 @@ class SubmittedRecord:
     def ack(self) -> None:
         """Report that Kafka has the record."""
         if not self._settled:
-            self._settled = self.acked = True
+            self._settled = True
+            self.acked = True
             self._owner.pending -= 1
 
     def drop(self) -> bool:
@@ -99,7 +100,8 @@ class SubmittedRecords:
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
         if queue is None:
-            queue = self.queues[key] = deque()
+            queue = deque()
+            self.queues[key] = queue
         queue.append(record)
         self.pending += 1
         return record

@@ -143,7 +143,8 @@ class _Build:
         self._reporters = self._make_error_reporters()
 
     def _make_error_reporters(self) -> ErrorReporters:
-        producer = admin = None
+        producer = None
+        admin = None
         if self._errors.dead_letter_topic:
             producer = self._make_producer()
             admin = self._make_admin()

@@ -32,7 +32,9 @@ class TaskThread:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._submitted = self._ended = 0  # only one thread writes each of them
+        # Only one thread writes each of the two.
+        self._submitted = 0
+        self._ended = 0
 
     def __repr__(self) -> str:
         return f"<TaskThread {self._name}, {self._submitted - self._ended} calls>"

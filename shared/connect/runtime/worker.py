@@ -30,8 +30,10 @@ from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 
 log = get_logger(__name__)
 
-STALL_LOOKS, STALL_LOOK_MS_MIN = 10, 50
-"""The number of checks for stalled tasks within `task.stall.timeout.ms`, and the minimum interval between them."""
+STALL_LOOKS = 10
+"""The number of checks for stalled tasks within `task.stall.timeout.ms`."""
+STALL_LOOK_MS_MIN = 50
+"""The minimum interval between two checks for stalled tasks."""
 
 TaskMaker = Callable[[TaskSpec, StatusListener], WorkerTask]
 """Makes a task ready to start. Raises ConfigError and ConnectError if the configuration does not allow it."""

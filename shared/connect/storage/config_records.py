@@ -32,8 +32,13 @@ Config = Mapping[str, str]
 """The settings of a connector or task: names and values are texts."""
 
 SESSION_KEY = "session-key"
-CONNECTOR, TASK, COMMIT, TARGET_STATE = "connector-", "task-", "commit-", "target-state-"
-FENCING, RESTART, LOGGER = "tasks-fencing-", "restart-connector-", "logger-cluster-"
+CONNECTOR = "connector-"
+TASK = "task-"
+COMMIT = "commit-"
+TARGET_STATE = "target-state-"
+FENCING = "tasks-fencing-"
+RESTART = "restart-connector-"
+LOGGER = "logger-cluster-"
 
 
 @dataclass(frozen=True, slots=True)

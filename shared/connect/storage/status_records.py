@@ -21,7 +21,10 @@ from penstock.shared.common.errors import SerializationError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.config_records import parse_task
 
-CONNECTOR, TASK, TOPIC, TOPIC_SEPARATOR = "status-connector-", "status-task-", "status-topic-", ":connector-"
+CONNECTOR = "status-connector-"
+TASK = "status-task-"
+TOPIC = "status-topic-"
+TOPIC_SEPARATOR = ":connector-"
 
 
 @dataclass(frozen=True, slots=True)

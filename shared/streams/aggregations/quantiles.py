@@ -34,7 +34,8 @@ class Quantiles(OfField["Sketch"]):
         super().__init__(field)
         if not ranks or not all(0 <= rank <= 1 for rank in ranks):
             raise ConfigError(f"quantiles({field!r}): ranks must be from 0 to 1, got {ranks!r}")
-        self.ranks = self.parameters = tuple(map(float, ranks))
+        self.ranks = tuple(map(float, ranks))
+        self.parameters = self.ranks
 
     def initial(self) -> Sketch:
         from datasketches import kll_doubles_sketch  # imported here, as in `aggregation`

@@ -242,7 +242,9 @@ class ChangelogReader:
         self.progress = progress
         self.next_offset: int | None = None
         self.covered_offset: int | None = None
-        self.entries_applied = self.entries_ignored = self.foreign_records = 0
+        self.entries_applied = 0
+        self.entries_ignored = 0
+        self.foreign_records = 0
         self.first_foreign_offset: int | None = None
         self._unconfirmed: list[tuple[ConfirmedChanges, Int64Array]] = []
         """Entries of the epoch in force that no commit has confirmed yet, with their commit numbers, by batch."""

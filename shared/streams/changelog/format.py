@@ -58,7 +58,12 @@ START = struct.Struct(">q")
 TIME_OFFSET_COUNT = struct.Struct(">qqI")
 LENGTH = struct.Struct(">I")
 
-LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"X", b"G", b"T"
+LIVE = b"L"
+DELETED = b"D"
+FINAL = b"F"
+LATE = b"X"
+PROGRESS = b"G"
+TAKEOVER = b"T"
 EPOCH_MAX = 2**31 - 2  # the highest epoch that an owner takes and readers accept
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {

@@ -853,7 +853,10 @@ def _aggregate_store_schema(stream: Stream, name: str, rule: WindowRule, emit: E
 
 
 def _add_aggregate_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
-    """Add the store of an aggregation to the topology. Raises ConfigError if the name is taken."""
+    """Add the store of an aggregation to the topology.
+
+    Raises ConfigError if a store or a global table has the name already.
+    """
     topology = stream._builder._topology
     name = schema.name
     if name in topology.stores:

@@ -41,7 +41,8 @@ from penstock.shared.streams.user_code import user_copy
 from penstock.shared.streams.window_result import WindowResult, with_bytes_key
 from penstock.shared.streams.windows.size_limits import check_key
 
-LEFT, RIGHT = 0, 1
+LEFT = 0
+RIGHT = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,8 @@ class ChangelogPartition:
             # A standby is used once. A restore that starts again begins with an empty task.
             restoring = standby or PartitionRestore(self._kafka, self._settings, make_task(), self._clock)
             standby = None
-            restoring.progress = self.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
+            restoring.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
+            self.progress = restoring.progress
             try:
                 await self._restore_stores(restoring)
             except Overtaken as e:

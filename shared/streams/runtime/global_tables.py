@@ -103,7 +103,8 @@ class GlobalTables:
         settings = ConsumerSettings(
             auto_offset_reset="earliest", isolation_level="read_committed", commit_strategy="none"
         )
-        self._consumer = consumer = Consumer(self._kafka, settings)
+        consumer = Consumer(self._kafka, settings)
+        self._consumer = consumer
         await consumer.__aenter__()
         async with Admin(self._kafka) as admin:
             described = await admin.describe_topics(self._by_topic)

@@ -207,7 +207,8 @@ class InstanceRegistry:
         self.instances = Instances()
         self.failed = ""
         self._published: Registration | None = None
-        self._published_at_ms = self._published_offset = 0
+        self._published_at_ms = 0
+        self._published_offset = 0
         self._logged_instance = ""
 
     def __repr__(self) -> str:

@@ -56,7 +56,6 @@ class OwnedTask:
             task,
             task.topology,
             max_task_idle_ms=settings.max_task_idle_ms,
-            max_future_ms=settings.max_future_ms,
             buffered_records_max=settings.buffered_records_per_partition,
             blocking_ms_max=settings.blocking_ms_max,
         )

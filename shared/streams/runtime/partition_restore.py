@@ -78,7 +78,8 @@ class PartitionRestore:
         self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
         self.topic_id: str | None = None
         self._checkpoint: Checkpoint | None = None
-        self._applied_before = self._foreign_before = 0
+        self._applied_before = 0
+        self._foreign_before = 0
 
     def __repr__(self) -> str:
         return f"PartitionRestore({self.at}, {self.reader})"

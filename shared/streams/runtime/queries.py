@@ -128,7 +128,8 @@ def read_in_slices(
         # Tasks continue between slices. One that has left may have another owner by now, with newer rows.
         if tasks.get(partition) is not task or (query.after is not None and partition < query.after.partition):
             continue
-        page = pages[partition] = _StoreQueryPage(partition, builder, query, remaining)
+        page = _StoreQueryPage(partition, builder, query, remaining)
+        pages[partition] = page
         for _ in page.read(task.stores[store], wanted):
             yield
             if tasks.get(partition) is not task:

@@ -99,7 +99,8 @@ class Standbys:
         for partition in unwanted:
             await self.stop(partition)
         for partition in sorted(wanted - self._own.keys() - set(owned)):
-            standby = self._own[partition] = Standby(partition)
+            standby = Standby(partition)
+            self._own[partition] = standby
             standby.following = asyncio.create_task(self._follow_changelog(standby), name=f"standby-{partition}")
 
     async def hand_over(self, partition: int) -> PartitionRestore | None:

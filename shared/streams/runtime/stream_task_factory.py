@@ -107,6 +107,7 @@ class StreamTaskFactory:
             record_bytes_max=self._settings.max_request_size,
             key_bytes_max=self._settings.key_bytes_max,
             keeps_late=self._settings.lake is not None,
+            max_future_ms=self._settings.max_future_ms,
             registry=None if is_standby else self._registry,
             local=local,
         )

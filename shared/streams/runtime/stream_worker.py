@@ -61,7 +61,9 @@ log = get_logger(__name__)
 
 RESTORE_BACKOFF = ExponentialBackoff(500, 30_000)
 SHUTDOWN_TIMEOUT_MS = 30_000
-COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # shares of the remaining shutdown time
+# Shares of the remaining shutdown time.
+COMMIT_SHARE = 0.5
+LEAVE_SHARE = 0.5
 
 OnTask = Callable[[StreamTask], None]
 """Called with each task once it is restored, before its first record; here punctuation can be scheduled."""
@@ -109,7 +111,9 @@ class StreamWorker(RebalanceListener):
         self._consumer = _create_group_member(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
-        self._leaving = self._is_assigned = self._is_accepted = False
+        self._leaving = False
+        self._is_assigned = False
+        self._is_accepted = False
         self._waits_for = "Kafka"
         self.topics = PreparedTopics(0, 0)
 
@@ -465,7 +469,8 @@ class StreamWorker(RebalanceListener):
         # Case 2.
         if stops or self._leaving:
             raise error
-        attempt = self._failures[partition] = self._failures.get(partition, 0) + 1
+        attempt = self._failures.get(partition, 0) + 1
+        self._failures[partition] = attempt
         if attempt > self._settings.restore_attempts_max:
             raise error
         # Case 3.

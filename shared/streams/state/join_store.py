@@ -53,7 +53,8 @@ class JoinStore:
         """Raises if the changelog cannot hold a row; the owner calls it before anything is changed."""
         self._rows: dict[Any, list[JoinRow]] = {}
         self._open: list[tuple[int, int, JoinRow]] = []
-        self._pushed = self._count = 0
+        self._pushed = 0
+        self._count = 0
         self._dirty: dict[tuple[Any, int], JoinRow | None] = {}
 
     def __len__(self) -> int:

@@ -32,7 +32,8 @@ class TableRow:
     """One row: its key, and its value as the only state of a window that is always open."""
 
     __slots__ = ("key", "persisted", "states")
-    start = end = 0
+    start = 0
+    end = 0
 
     def __init__(self, key: Any, value: Any, persisted: bool = False) -> None:
         self.key = key
@@ -89,7 +90,8 @@ class KeyValueStore(Generic[K, V]):
         row = self._rows.get(own)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.
-            row = self._rows[own] = TableRow(own, value, persisted=own in self._dirty)
+            row = TableRow(own, value, persisted=own in self._dirty)
+            self._rows[own] = row
         else:
             row.states = [value]
         self._dirty[own] = row

@@ -59,7 +59,8 @@ class DueIndex:
     """The end up to which an index was searched, and the least end that may come after it."""
 
     def __init__(self) -> None:
-        self.to_ms = self.upcoming_ms = NEVER
+        self.to_ms = NEVER
+        self.upcoming_ms = NEVER
 
     def take(self, rows: StoredRows, limit: int) -> Iterable[bytes]:
         """Return the keys of a persistent store's rows that end before `limit` and were not returned before."""

@@ -47,7 +47,8 @@ WRITE_ROWS_MAX = 4_096  # looked up at once
 PAGE_ROWS = 1_000  # read at once
 
 META = b"M"
-ROW, DUE = b"R", b"E"
+ROW = b"R"
+DUE = b"E"
 _HEAD = struct.Struct(">cBI")
 PREFIX_BYTES = _HEAD.size
 _NUMBER = struct.Struct(">Q")  # shifted, so that the bytes sort as the numbers do

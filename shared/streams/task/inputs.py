@@ -27,9 +27,9 @@ log = get_logger(__name__)
 class TaskInputs:
     """Holds a task's fetched records, and passes them to the task.
 
-    See `partition_group` for `max_task_idle_ms` and `process_input_records` for `max_future_ms`. A topic is full if
-    more than `buffered_records_max` of its records are here. If that limit is the default or higher, the limit is
-    raised to the length of one run where a run is longer. A run that takes longer than `blocking_ms_max` is logged.
+    See `partition_group` for `max_task_idle_ms`. A topic is full if more than `buffered_records_max` of its records
+    are here. If that limit is the default or higher, the limit is raised to the length of one run where a run is
+    longer. A run that takes longer than `blocking_ms_max` is logged.
     """
 
     def __init__(
@@ -37,14 +37,12 @@ class TaskInputs:
         task: StreamTask,
         topology: Topology,
         max_task_idle_ms: int = 0,
-        max_future_ms: int | None = None,
         buffered_records_max: int = BUFFERED_RECORDS_MAX,
         blocking_ms_max: float = math.inf,
     ) -> None:
         self._task = task
         self._buffered_records_max = buffered_records_max
         self._blocking_ms_max = blocking_ms_max
-        task.max_future_ms = max_future_ms
         self.is_cut = False
         """Whether the last turn left records that it could have processed with more time."""
         self._groups: list[PartitionGroup] = []

@@ -37,8 +37,10 @@ INT, FLOAT, BOOL, TEXT = range(4)
 INT_DIGITS_MAX = 18
 """The digits of which an int64 holds any number."""
 
-FLOAT_DIGITS_MAX, FRACTION_DIGITS_MAX = 15, 22
-"""An integer of 15 digits and 10**22 are exact floats, so their quotient is rounded once, and correctly."""
+FLOAT_DIGITS_MAX = 15
+"""The digits of which a float holds any integer."""
+FRACTION_DIGITS_MAX = 22
+"""The highest power of ten that is an exact float. So an integer divided by one is rounded once, and correctly."""
 
 _POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
 

@@ -93,7 +93,8 @@ class OperatorChain:
                     count = index
                     is_out[index:] = True
                     break
-                outcome = known[offset] = self._process_ahead(columns, index, keys[index], results[index])
+                outcome = self._process_ahead(columns, index, keys[index], results[index])
+                known[offset] = outcome
                 if outcome is None:
                     is_out[index] = True
                 elif isinstance(outcome, Exception):

@@ -117,7 +117,8 @@ class RecordQueue:
         """Drop all records; the next ones follow a new position."""
         self._columns.clear()
         self._sized.clear()
-        self._next_offset = self._length = 0
+        self._next_offset = 0
+        self._length = 0
 
 
 class PartitionGroup:

@@ -126,7 +126,8 @@ class ProcessorNodes:
         self._sinks: dict[str, SinkNodeWriter] = {}
         for name, node in topology.nodes.items():
             if isinstance(node, ProcessorNode):
-                self.processors[name] = made = node.supplier()
+                made = node.supplier()
+                self.processors[name] = made
                 require_plain_methods(f"{name!r}: {type(made).__name__}", made, PROCESSOR_METHODS)
             elif isinstance(node, SinkNode):
                 self._sinks[name] = SinkNodeWriter(node, record_bytes_max, output, current_record)

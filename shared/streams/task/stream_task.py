@@ -98,6 +98,7 @@ class StreamTask:
     record that the task writes may have more than `record_bytes_max` bytes. `state_bytes_max` is the part of that limit
     that is left for the key and states of a changelog entry. Batches of at least `columns_min` records are processed as
     columns if the topology allows it. With `keeps_late`, late records are written to the changelog, for the lake.
+    Records more than `max_future_ms` ahead of the clock are rejected.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class StreamTask:
         key_bytes_max: int | None = None,
         columns_min: int = COLUMNS_MIN,
         keeps_late: bool = False,
+        max_future_ms: int | None = None,
         registry: CollectorRegistry | None = None,
         local: LocalState | None = None,
     ) -> None:
@@ -148,7 +150,7 @@ class StreamTask:
         self._closing = 0
         self._processed_records = 0
         self._prepared = self.metrics.committed
-        self.max_future_ms: int | None = None
+        self.max_future_ms = max_future_ms
         self.has_time: HasTime = always_has_time
         self._source_record: ConsumerRecord | None = None
         self.handlers = handlers
@@ -223,7 +225,8 @@ class StreamTask:
             else:
                 self.take_records(columns)
         finally:
-            self._source_record = self.record_metadata = None
+            self._source_record = None
+            self.record_metadata = None
             late = self.late_records
             self.late_records = 0
             self.metrics.late(columns.topic, late)
@@ -247,7 +250,8 @@ class StreamTask:
         self.sources[last.topic] = last.offset + 1
         self._processed_records += count
         # No record causes the outputs of a punctuation.
-        self._source_record = self.record_metadata = None
+        self._source_record = None
+        self.record_metadata = None
         try:
             # After the very record that makes it due, as in TopologyTestDriver. Kafka Streams' StreamThread punctuates
             # after a run of up to `numIterations` records, so there the moment depends on how records were fetched.
@@ -347,7 +351,8 @@ class StreamTask:
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
             self._send_to_dead_letters_or_raise(self._routes[record.topic][0], record, stage, error)
-            self._source_record = self.record_metadata = None
+            self._source_record = None
+            self.record_metadata = None
             self.sources[record.topic] = record.offset + 1
             self.needs_commit = True
 

@@ -46,11 +46,14 @@ NOTHING, COLLECTING, ORDERED = range(3)
 KEY, NEXT, PREVIOUS, BUCKET = range(4)
 
 # --- flags ---
-DIRTY, PERSISTED, RETAINED, LISTED = 1, 2, 4, 8
-"""Flags: changed since the commit; in the last commit; closed and retained; in the list of changed rows."""
+DIRTY = 1  # changed since the commit
+PERSISTED = 2  # in the last commit
+RETAINED = 4  # closed and retained
+LISTED = 8  # in the list of changed rows
 
-REMOVED, RETRACTED = 1, 2
-"""Changes of a window of the last commit: no window has its start any more; its bounds have changed."""
+# --- changes of a window of the last commit ---
+REMOVED = 1  # no window has its start any more
+RETRACTED = 2  # its bounds have changed
 
 # --- cells ---
 LINK_CELLS = 2

@@ -23,11 +23,14 @@ STAMP = struct.Struct(">hiqq")
 CRC = struct.Struct(">I")
 LENGTH_AT = 12
 """The length field counts the bytes after itself."""
-CRC_AT, CRC_COVERS_FROM = 17, 21
+CRC_AT = 17
+CRC_COVERS_FROM = 21
 MAGIC = 2
 SEQUENCE_MAX = 2**31 - 1
 
-TIMESTAMP_TYPE_MASK, TRANSACTIONAL_MASK, CONTROL_MASK = 0x08, 0x10, 0x20
+TIMESTAMP_TYPE_MASK = 0x08
+TRANSACTIONAL_MASK = 0x10
+CONTROL_MASK = 0x20
 NO_PRODUCER_ID = -1
 
 

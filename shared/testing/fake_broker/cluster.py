@@ -54,7 +54,8 @@ class FakeCluster:
         self._offset_ms = 0
         self._alarm: asyncio.TimerHandle | None = None
         for node_id in range(1, nodes + 1):
-            node = self._state.nodes[node_id] = Node(node_id, host, 0)
+            node = Node(node_id, host, 0)
+            self._state.nodes[node_id] = node
             self._servers[node_id] = NodeServer(
                 node, self._state, self._controls, self.now_ms, self._after_request, users, ssl_context
             )

@@ -137,7 +137,8 @@ def _number_codec(kind: str) -> tuple[Read, Write]:
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """An unsigned varint and the position after it."""
-    value = shift = 0
+    value = 0
+    shift = 0
     while True:
         byte = data[at]
         at += 1

@@ -14,8 +14,10 @@ from penstock.shared.testing.fake_broker.request import Request
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 
 TOPIC_RESOURCE = 2
-SET, DELETE = 0, 1
-SOURCE_TOPIC, SOURCE_DEFAULT = 1, 5
+SET = 0
+DELETE = 1
+SOURCE_TOPIC = 1
+SOURCE_DEFAULT = 5
 ALL_TOPICS_WHEN_EMPTY_BEFORE = 1
 ALLOW_AUTO_CREATE_SINCE = 4
 

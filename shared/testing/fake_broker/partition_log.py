@@ -310,5 +310,6 @@ class ProducerStates:
     def _state_of_producer(self, producer_id: int, epoch: int) -> BrokerProducerState:
         known = self._known.get(producer_id)
         if known is None or epoch > known.epoch:
-            known = self._known[producer_id] = BrokerProducerState(epoch)
+            known = BrokerProducerState(epoch)
+            self._known[producer_id] = known
         return known

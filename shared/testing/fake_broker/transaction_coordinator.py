@@ -122,7 +122,8 @@ class Transactions:
         if known is None:
             expected = NO_PRODUCER
             known = BrokerTransaction(transactional_id, self.new_producer_id(), -1, timeout_ms)
-            self.known[transactional_id] = self._by_producer[known.producer_id] = known
+            self.known[transactional_id] = known
+            self._by_producer[known.producer_id] = known
         mine = expected[0] == known.producer_id and expected[1] in (known.producer_epoch, known.last_epoch)
         if expected != NO_PRODUCER and not mine:
             return ErrorCode.PRODUCER_FENCED

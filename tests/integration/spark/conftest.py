@@ -18,8 +18,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
-from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as log

@@ -14,7 +14,7 @@ from penstock.shared.common.java.jars import cache_root
 
 JOB = """
 import sys
-from penstock.services.spark.settings import SparkSettings
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.spark.spark_session import JAVA_OPTIONS, spark_session
 conf = {JAVA_OPTIONS: f"-Xlog:class+load:file={sys.argv[1]}"}
 with spark_session(SparkSettings(master="local[1]", conf=conf), "test") as session:

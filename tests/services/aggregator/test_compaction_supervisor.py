@@ -28,7 +28,7 @@ SECRETS = {
     "PENSTOCK_KAFKA__SASL_USERNAME": "me",
     "PENSTOCK_KAFKA__SSL_CERTFILE": "client.pem",
     "PENSTOCK_KAFKA__SSL_KEY_PASSWORD": "hunter3",
-    "PENSTOCK_COMPACTION__SPARK_CONF": '{"spark.hadoop.fs.s3a.secret.key":"hunter4,x=y"}',
+    "PENSTOCK_COMPACTION__SPARK__CONF": '{"spark.hadoop.fs.s3a.secret.key":"hunter4,x=y"}',
 }
 
 
@@ -40,8 +40,9 @@ def test_the_job_understands_its_command_line() -> None:
     """The job's settings, read from its command line and environment, equal the aggregator's."""
     given = settings(
         "--streams.application-id=app",
-        "--compaction.spark-master=local[3]",
-        "--compaction.spark-memory=2g",
+        "--compaction.spark.master=local[3]",
+        "--compaction.spark.driver-memory=2g",
+        "--compaction.spark.shuffle-partitions=9",
         "--no-compaction.delete-covered",
         "--compaction.optimize-files-max=7",
         "--compaction.retention-hours=30",
@@ -58,7 +59,8 @@ def test_the_job_understands_its_command_line() -> None:
     job = CompactSettings.load(rest[3:], environ=environment(given))
     assert python
     assert (job.application, job.changelog_topic, job.lake) == ("app", "app-changelog", "lake")
-    assert (job.spark.master, job.spark.driver_memory) == ("local[3]", "2g")
+    assert job.spark == given.compaction.spark
+    assert (job.spark.master, job.spark.driver_memory, job.spark.shuffle_partitions) == ("local[3]", "2g", 9)
     assert job.spark.conf == {"spark.hadoop.fs.s3a.secret.key": "hunter4,x=y"}
     assert not job.delete_covered
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)

@@ -34,7 +34,7 @@ def test_only_the_topology_is_required() -> None:
         ([TOPOLOGY, "--streams.lake="], "streams.lake"),
         ([TOPOLOGY, "--streams.heartbeat-interval-ms=45000"], "must be below session_timeout_ms=45000"),
         ([TOPOLOGY, "--compaction.interval-ms=0"], "compaction.interval_ms"),
-        ([TOPOLOGY, "--compaction.spark-memory=lots"], "compaction.spark_memory"),
+        ([TOPOLOGY, "--compaction.spark.driver-memory=lots"], "compaction.spark.driver_memory"),
         ([TOPOLOGY, "--compaction.retention-hours=23"], "compaction.retention_hours"),
     ],
 )

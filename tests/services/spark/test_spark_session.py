@@ -10,12 +10,12 @@ import pyspark
 import pytest
 
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.exit_status import ExitStatus
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import compact_main
-from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.java import installed_java
 from penstock.shared.common.java.jars import JarSet, cache_root
@@ -65,10 +65,10 @@ def test_days_are_those_of_utc() -> None:
     """Jobs and the aggregator reject another session time zone by the setting's name."""
     zone = "spark.sql.session.timeZone"
     job = ("--application", "a", "--lake", "lake", "--spark.conf")
-    aggregator = ("--topology", "m:f", "--compaction.spark-conf")
+    aggregator = ("--topology", "m:f", "--compaction.spark.conf")
     for utc in ("UTC", "Etc/UTC", "Z", "+00:00"):
         given = CompactSettings.load([*job, f"{zone}={utc}"], environ={}).spark.conf
-        assert given == AggregatorSettings.load([*aggregator, f"{zone}={utc}"], environ={}).compaction.spark_conf
+        assert given == AggregatorSettings.load([*aggregator, f"{zone}={utc}"], environ={}).compaction.spark.conf
         assert given == {zone: utc}
     message = f"{zone}=Europe/Berlin"
     with pytest.raises(ConfigError, match=f"spark.conf.*{message}"):

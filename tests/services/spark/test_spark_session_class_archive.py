@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.spark import spark_session as spark
-from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.java.class_archive import keep_archive, recorded_file, recording
 from penstock.shared.common.java.installed_java import Java
 

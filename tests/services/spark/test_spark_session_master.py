@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from penstock.services.compaction_settings import SparkSettings
 from penstock.services.spark.errors import SparkFailed
-from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import connection_failure, master_addresses, spark_session
 
 

@@ -28,7 +28,8 @@ class BulkRead:
         self._fetch = fetch
         self._idle_ms = idle_ms
         self._holding: asyncio.Task[None] | None = None
-        self._is_committing = self.is_held = False
+        self._is_committing = False
+        self.is_held = False
 
     def __repr__(self) -> str:
         return f"<BulkRead{', held' if self.is_held else ''}>"

@@ -64,8 +64,10 @@ CHANGES_MAX = 50_000
 Position = tuple[int, int]
 """A transaction's final LSN, and the number of its changes that were read."""
 Row = dict[str, Any]
-CREATED, UPDATED, DELETED = "c", "u", "d"
-"""The header `__op`, with Debezium's values."""
+# Debezium's values of the header `__op`.
+CREATED = "c"
+UPDATED = "u"
+DELETED = "d"
 
 
 def lsn_of(text: str) -> int:
@@ -104,7 +106,8 @@ class SlotProgress:
     """A replication slot's progress: the position read, the position stored, and the LSN to which the slot may move."""
 
     def __init__(self, offset: Offset | None) -> None:
-        self.read = self._stored = position_of(offset)
+        self.read = position_of(offset)
+        self._stored = self.read
         self._marks: deque[tuple[Position, int]] = deque()
 
     def __repr__(self) -> str:

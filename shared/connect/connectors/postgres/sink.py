@@ -83,7 +83,8 @@ class PostgresSinkTask(SinkTask):
     """Writes one task's records."""
 
     async def start(self, props: Mapping[str, str]) -> None:
-        self._values = values = sink_settings().parse(props)
+        values = sink_settings().parse(props)
+        self._values = values
         self._settings = RowSettings.of(values)
         self._builder = RowBuilder(self._settings)
         self._connection: Any = None

@@ -92,7 +92,8 @@ class PostgresSourceTask(SourceTask):
     """Reads one task's tables."""
 
     async def start(self, props: Mapping[str, str]) -> None:
-        self._values = values = source_settings().parse(props)
+        values = source_settings().parse(props)
+        self._values = values
         self._connection: Any = None
         self._retries_left = values["max.retries"]
         tables = values["table.whitelist"] or ([""] if values["query"] else [])

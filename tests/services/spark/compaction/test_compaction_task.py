@@ -22,7 +22,7 @@ from penstock.services.spark.compaction.compaction_task import (
     compact_ranges,
     read_range,
 )
-from penstock.services.spark.table_columns import TIME_MS_MAX
+from penstock.services.spark.table_columns import TIMESTAMP_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch
@@ -331,11 +331,11 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
     bad = compacted([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
     with pytest.raises(CorruptRecord, match="log-3 at offset 2"):
         bad.rows(options())
-    for start, end in ((0, 10**15), (0, TIME_MS_MAX + 1), (10**15, 0), (-1, 5)):
+    for start, end in ((0, 10**15), (0, TIMESTAMP_MS_MAX + 1), (10**15, 0), (-1, 5)):
         beyond = compacted([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
         with pytest.raises(CorruptRecord, match=f"log-3.*offset 2.*{start}"):
             beyond.rows(options())
-    last = compacted([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
+    last = compacted([takeover(), final(b"a", 0, TIMESTAMP_MS_MAX, 1), progress()])
     (closed,) = row_sets(last.rows(options()))["closed/s"]
     assert (closed["window_end"].year, closed["closed_at"]) == (9999, None)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol.column_batch_builder import (
     NO_HEADERS,
-    RECORD_BYTES_MAX,
+    SINGLE_RECORD_BATCH_OVERHEAD_MAX,
     ColumnBatchBuilder,
     EncodableColumns,
     encode_records,
@@ -116,7 +116,10 @@ def test_the_size_bound_of_a_record_is_at_least_aiokafkas(key: bytes | None, val
     """A record that passes the quick size check passes the exact one. Headers are counted exactly."""
     block = header_block(own) or b"\0"
     assert record_size(key, value, own) == record_size(key, value, []) + len(block) - 1
-    assert record_size(key, value, own) <= RECORD_BYTES_MAX + len(key or b"") + len(value or b"") + len(block) - 1
+    assert (
+        record_size(key, value, own)
+        <= SINGLE_RECORD_BATCH_OVERHEAD_MAX + len(key or b"") + len(value or b"") + len(block) - 1
+    )
 
 
 @pytest.mark.parametrize("name", COMPRESSION)

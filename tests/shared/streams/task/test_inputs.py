@@ -23,7 +23,9 @@ from penstock.shared.testing.manual_clock import ManualClock
 from tests.consumed import as_consumed
 
 
-def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[TaskInputs, StreamTask]:
+def inputs_of(
+    seen: list[tuple[str, int]], max_task_idle_ms: int = 0, max_future_ms: int | None = None
+) -> tuple[TaskInputs, StreamTask]:
     """Two merged topics and an independent one; `seen` gets keys and timestamps."""
 
     def see(record: Record) -> None:
@@ -32,7 +34,7 @@ def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[T
     builder = StreamsBuilder()
     builder.stream("a").merge(builder.stream("b")).peek(see)
     builder.stream("c").peek(see)
-    task = StreamTask(builder.build(), 0, application="app")
+    task = StreamTask(builder.build(), 0, application="app", max_future_ms=max_future_ms)
     task.initialize(0)
     return TaskInputs(task, task.topology, max_task_idle_ms), task
 
@@ -84,8 +86,7 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     """A record further ahead of the clock than `max_future_ms` is a dead letter. The records around it are
     processed."""
     seen: list[tuple[str, int]] = []
-    _, task = inputs_of(seen)
-    inputs = TaskInputs(task, task.topology, max_future_ms=100)
+    inputs, task = inputs_of(seen, max_future_ms=100)
     inputs.add(records("c", 2_101, 50, 2_100, 9_999, 9_998, 60))
     inputs.process(2_000, {})
     assert seen == [("c", 50), ("c", 2_100), ("c", 60)]
@@ -110,9 +111,9 @@ def slow_inputs(ms: int, seen: list[int], **named: Any) -> tuple[TaskInputs, Tur
     builder = StreamsBuilder()
     builder.stream("a").peek(see)
     builder.stream("b").peek(see)
-    task = StreamTask(builder.build(), 0, application="app")
+    task = StreamTask(builder.build(), 0, application="app", **named)
     task.initialize(0)
-    return TaskInputs(task, task.topology, **named), TurnTime(clock)
+    return TaskInputs(task, task.topology), TurnTime(clock)
 
 
 def test_slow_records_take_no_more_than_the_turns_time() -> None:
