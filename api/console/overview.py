@@ -245,7 +245,10 @@ class GroupWatch:
             self.events.appendleft({"at_ms": now_ms, "group": name, "what": ", ".join(changes)})
 
     def _lag_rate(self, name: str, lag: int, monotonic_ms: int) -> float | None:
-        """Return the change of a group's lag per second over LAG_WINDOW_MS; None for the first sample."""
+        """Return by how much a group's lag in the overview changed per second over LAG_WINDOW_MS.
+
+        Returns None for the first sample.
+        """
         points = self._lags.setdefault(name, deque())
         points.append((monotonic_ms, lag))
         while len(points) > 2 and points[1][0] <= monotonic_ms - LAG_WINDOW_MS:

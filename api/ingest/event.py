@@ -179,7 +179,7 @@ Resolve = Callable[[Any, str, str], Any]
 
 
 def _json_pointer_resolver(pointer: str) -> Resolve:
-    """Return the function that resolves a JSON pointer (RFC 6901)."""
+    """Return the function that finds an event's key or time by a JSON pointer (RFC 6901)."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
     error_code = {"key": INVALID_KEY, "time": INVALID_TIMESTAMP}
 

@@ -532,7 +532,10 @@ class _PackedFetch:
 
 
 class _PlanRow(NamedTuple):
-    """A fetched batch in the kernel's plan: `decoding_kernel` has the fields in the same order."""
+    """A row of the plan, the table that tells the kernel how to decode each batch.
+
+    `decoding_kernel` has the fields in the same order.
+    """
 
     start: int
     stop: int
@@ -544,7 +547,7 @@ class _PlanRow(NamedTuple):
 
 
 def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow | None:
-    """Return the row of a fetched batch in the kernel's plan.
+    """Return the row of the kernel's plan for a fetched batch.
 
     Returns None if the batch is too short for the number of records in its header.
     """

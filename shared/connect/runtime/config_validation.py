@@ -79,8 +79,10 @@ class ConfigInfos:
 
 
 def require_connector_class(props: Mapping[str, str]) -> str:
-    """Return the connector class that a configuration names. If it names none, raises ConfigError with the
-    configuration."""
+    """Validate that a configuration names a connector class, and return the name.
+
+    Raises ConfigError with the configuration if it names none.
+    """
     given = props.get("connector.class")
     if given is None:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))

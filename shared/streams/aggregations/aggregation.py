@@ -39,6 +39,7 @@ EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSket
 DISTINCT_LG_K = 11  # at most 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
 
 State = TypeVar("State")
+Sketch = TypeVar("Sketch")
 
 
 class Column(NamedTuple):
@@ -97,7 +98,7 @@ class Aggregation(ABC, Generic[State]):
 
     @abstractmethod
     def from_columns(self, columns: Sequence[Any]) -> State:
-        """Return the state from column values."""
+        """Return the state from column values. Raises ValueError if they contain no state."""
 
     @abstractmethod
     def result(self, state: State) -> Any:
@@ -337,7 +338,7 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     def from_columns(self, columns: Sequence[Any]) -> datasketches.hll_sketch:
         import datasketches
 
-        return datasketches.hll_sketch.deserialize(columns[0])
+        return sketch_of(datasketches.hll_sketch.deserialize, columns[0])
 
     def result(self, state: datasketches.hll_sketch) -> int:
         estimate: float = state.get_estimate()
@@ -384,6 +385,14 @@ class Aggregate(Aggregation[Any]):
 
     def result(self, state: Any) -> Any:
         return user_copy(state)
+
+
+def sketch_of(deserialize: Callable[[bytes], Sketch], data: bytes) -> Sketch:
+    """Return the sketch that `data` contain. Raises ValueError if they contain none."""
+    try:
+        return deserialize(data)
+    except (IndexError, RuntimeError) as e:  # the library's errors for bytes that are too short
+        raise ValueError(f"{len(data)} bytes are no sketch: {e}") from None
 
 
 def _is_verbatim_field(value_type: Any, field: str) -> bool:

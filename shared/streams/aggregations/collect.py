@@ -62,7 +62,7 @@ class _Collect(OfField[Collected]):
         return (msgspec.json.encode(state[0]), state[1])
 
     def from_columns(self, columns: Sequence[Any]) -> Collected:
-        return (tuple(_decode(columns[0])), int(columns[1]))
+        return (tuple(_decode(columns[0], type=list)), int(columns[1]))
 
     def result(self, state: Collected) -> list[Any]:
         return list(state[0])

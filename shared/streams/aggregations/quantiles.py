@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue, OfField
+from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue, OfField, sketch_of
 
 if TYPE_CHECKING:
     from datasketches import kll_doubles_sketch as Sketch  # noqa: N812
@@ -71,7 +71,7 @@ class Quantiles(OfField["Sketch"]):
     def from_columns(self, columns: Sequence[Any]) -> Sketch:
         from datasketches import kll_doubles_sketch
 
-        return kll_doubles_sketch.deserialize(columns[0])
+        return sketch_of(kll_doubles_sketch.deserialize, columns[0])
 
     def result(self, state: Sketch) -> list[float] | None:
         return None if state.is_empty() else [float(q) for q in state.get_quantiles(self.ranks)]

@@ -128,7 +128,10 @@ Apply = Callable[[ConfirmedChanges], None]
 
 
 def apply_one_by_one(apply: Callable[[Change], None]) -> Apply:
-    """Return a function that applies changes one by one; a CorruptRecord becomes the CorruptEntry of its record."""
+    """Return a function for a ChangelogReader that applies confirmed changes one by one.
+
+    It raises CorruptEntry with the record's offset where `apply` raises CorruptRecord.
+    """
 
     def apply_changes(confirmed: ConfirmedChanges) -> None:
         for offset, change in confirmed.changes():

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,7 +54,7 @@ def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
             try:
                 _replay_changes(store, schema, own, written)
                 continue
-            except (CorruptRecord, ValueError, msgspec.MsgspecError):
+            except (CorruptRecord, ValueError):
                 # Nothing has changed. Applied one by one, the invalid entry is found.
                 pass
         apply_one_by_one(partial(restore_change, task))(own)
@@ -99,7 +98,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
         else:
             assert change.operation in (DELETED, FINAL)
             task.stores[change.store].unload(_decode_restored_key(task, change.store, change.key), change.start)
-    except (ValueError, msgspec.MsgspecError) as e:
+    except ValueError as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 
 
@@ -134,7 +133,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
                 restore_window(task, written.name, key, start, end, _widen_restored_states(task, written, values))
             else:
                 store.unload(_decode_restored_key(task, written.name, key), start)
-    except (ValueError, msgspec.MsgspecError) as e:
+    except ValueError as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
 
 

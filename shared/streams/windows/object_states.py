@@ -187,7 +187,7 @@ class ObjectStates:
         return [list(own) if kind == "binary" else np.array(own, kind) for kind, own in zip(kinds, many, strict=True)]
 
     def from_changelog(self, columns: Sequence[Any]) -> NDArray[Any]:
-        """Return the states that these `state_columns` contain. Raises ValueError or another decoding error."""
+        """Return the states that these `state_columns` contain. Raises ValueError if a state cannot be decoded."""
         plain = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
         return object_column(map(self.aggregation.from_columns, zip(*plain, strict=True)), len(columns[0]))
 

@@ -299,7 +299,10 @@ class StateColumns:
         return made
 
     def from_changelog(self, columns: Sequence[Any]) -> list[Column]:
-        """Return the columns of windows from the `state_columns` of the changelog. Raises decoding errors."""
+        """Return the columns of windows from the `state_columns` of the changelog.
+
+        Raises ValueError if a state cannot be decoded.
+        """
         found: list[Column] = []
         at = 0
         own = iter(self.objects)

@@ -53,12 +53,15 @@ class LiveWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """The outcome of a batch: `count` records are done, and `rejected_by` is the aggregation that rejects the next one.
+    """The outcome of a batch: `count` records are done.
 
-    `late` has a row for each record that missed a closed window: its index in the batch, the close time and stream time
-    (ms) when it came, and 1 if other windows accepted it, or 0 if it is a late record. `missed` is the number of missed
-    windows. `closed_by` has the index of the record that closed each window of `closed`. `updates_by` has the index of
-    the record that caused each update. `is_retracted` marks the updates that retract a window.
+    `rejected_by` is the index of the aggregation that rejects the next record, or None.
+
+    `late` has a row for each late record, and for each record that missed only some of its hopping windows. A row has
+    the record's index in the batch, the store's close time and stream time (ms) when the record came, and 1 if other
+    windows accepted it, or 0 if it is late. `missed` is the number of missed windows; those of sessions are not
+    counted. `closed_by` has the index of the record that closed each window of `closed`. `updates_by` has the index
+    of the record that caused each update. `is_retracted` marks the updates that retract a window.
     """
 
     count: int

@@ -23,6 +23,8 @@ from penstock.shared.streams.aggregations.aggregation import (
     Min,
     Sum,
 )
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -132,6 +134,18 @@ def test_a_result_does_not_change_by_being_kept(aggregation: Aggregation[Any]) -
     state = fold(aggregation, of(3, 4))
     kept = aggregation.from_columns(aggregation.to_columns(state))
     assert msgspec.json.encode(aggregation.result(state)) == msgspec.json.encode(aggregation.result(kept))
+
+
+@pytest.mark.parametrize(
+    "aggregation", [CountDistinct("x"), Quantiles("x"), CollectList("x"), Aggregate(int, max, max)]
+)
+def test_a_cut_state_is_no_state(aggregation: Aggregation[Any]) -> None:
+    """Whatever library decodes a state, a state that was cut short raises ValueError."""
+    first, *rest = aggregation.to_columns(aggregation.initial())
+    assert isinstance(first, bytes)
+    for data in (first[:-1], b""):
+        with pytest.raises(ValueError):  # each library has its own message
+            aggregation.from_columns((data, *rest))
 
 
 # --- refusals ---

@@ -81,7 +81,7 @@ class Model:
             before = self.taken.get(text, [])
             if sum(v.n for _, v in before) + own.n not in INT64:
                 raise ValueError
-        except (ValueError, msgspec.MsgspecError):
+        except ValueError:
             self.rejected += 1
             return
         self.taken[text] = [*before, (timestamp, own)]
