@@ -102,7 +102,7 @@ class IngestSettings(Section):
         default=4, description="bulk requests (over 64 KiB or 1,000 events) that send at a time, in order of arrival"
     )
     max_errors: PositiveCount = Field(default=1_000, description="errors after which a request is stopped")
-    max_offsets: PositiveCount = Field(default=100_000, description="most offsets in one answer to ?offsets=true")
+    max_offsets: PositiveCount = Field(default=100_000, description="most offsets in one response to ?offsets=true")
     max_future_ms: PositiveMs = Field(default=HOUR_MS, description="how far ahead of the clock an event time may be")
     min_event_time: EventTime = Field(
         default="2000-01-01",

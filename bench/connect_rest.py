@@ -79,9 +79,9 @@ class StatusReads:
         while True:
             for path in ("/connectors?expand=status", "/connectors/c-0/status", "/"):
                 began = time.perf_counter()
-                answer = await self._client.get(path)
+                response = await self._client.get(path)
                 self.times_ms.append((time.perf_counter() - began) * 1000)
-                self.failed += answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+                self.failed += response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
             await asyncio.sleep(READ_INTERVAL_SECONDS)
 
 
@@ -148,8 +148,8 @@ async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.P
         reading = asyncio.create_task(reads.run())
         for number in range(count):
             at = time.perf_counter()
-            answer = await client.put(f"/connectors/c-{number}/config", json=connector(number, folder))
-            answer.raise_for_status()
+            response = await client.put(f"/connectors/c-{number}/config", json=connector(number, folder))
+            response.raise_for_status()
             creates.append((time.perf_counter() - at) * 1000)
         made = time.perf_counter() - began
         await until_running(client, count)

@@ -119,7 +119,7 @@ async def load(url: str, size: int, connections: int, seconds: float) -> dict[st
         _, client = await loop.create_connection(lambda: Client(request, begins + seconds), host, port)
         clients.append(client)
     await asyncio.gather(*(client.done for client in clients))
-    failed = [answer for client in clients for answer in client.failed]
+    failed = [response for client in clients for response in client.failed]
     if failed:
         raise SystemExit(f"not answered 200: {failed[0]!r}")
     taken = sorted(t for client in clients for at, t in client.latencies if begins <= at <= begins + seconds)
@@ -235,11 +235,11 @@ async def long_body(url: str, pid: int, megabytes: int) -> dict[str, float]:
             most = max(most, memory_mb(pid))
 
     started = time.perf_counter()
-    answer = await warm.post(url + PATH, content=body(), headers=headers)
+    response = await warm.post(url + PATH, content=body(), headers=headers)
     took = time.perf_counter() - started
     await warm.aclose()
-    if answer.status_code != httpx.codes.OK or answer.json()["stored"] != megabytes * 10_000:
-        raise SystemExit(f"not all stored: {answer.status_code} {answer.text[:300]}")
+    if response.status_code != httpx.codes.OK or response.json()["stored"] != megabytes * 10_000:
+        raise SystemExit(f"not all stored: {response.status_code} {response.text[:300]}")
     return {"megabytes": megabytes, "records_per_s": megabytes * 10_000 / took, "grew_mb": most - before}
 
 

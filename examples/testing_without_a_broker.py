@@ -1,4 +1,4 @@
-"""Tests code that uses Kafka without a broker: an answer is lost, a leader moves, a node stops.
+"""Tests code that uses Kafka without a broker: a response is lost, a leader moves, a node stops.
 
     python examples/testing_without_a_broker.py
 
@@ -41,7 +41,7 @@ async def test_an_order_is_taken_though_the_broker_is_not_ready() -> None:
 
 
 async def test_an_order_is_not_taken_twice() -> None:
-    """The broker stores the order but its answer is lost; the retry does not store it again."""
+    """The broker stores the order but its response is lost; the retry does not store it again."""
     async with FakeCluster() as cluster:
         cluster.create_topic(ORDERS)
         cluster.control(Api.PRODUCE, Drop(handled=True), times=1)

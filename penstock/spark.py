@@ -13,8 +13,8 @@ from penstock.shared.common.extras import needs as _needs
 from penstock.shared.common.public_names import publish as _publish
 
 with _needs("penstock.spark", "spark"):
+    from penstock.services.compaction_settings import SparkSettings
     from penstock.services.spark.reading import closed, corrected, late, live, session
-    from penstock.services.spark.settings import SparkSettings
 
 __all__ = [
     "SparkSettings",

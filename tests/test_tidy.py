@@ -140,9 +140,9 @@ Rule = Callable[[Source], Iterator[str]]
 def checkout() -> tuple[Source, ...]:
     """Every text file that git tracks or would add, without third-party files."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if answer.returncode == 0:
-        names = set(answer.stdout.split("\0")) - {""}
+    response = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if response.returncode == 0:
+        names = set(response.stdout.split("\0")) - {""}
     else:  # an unpacked archive has no git
         paths = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
         names = {

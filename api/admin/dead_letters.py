@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 Stage = Literal["deserialize", "process", "produce"]
 DEAD_LETTERS_MAX = 1_000
-"""The most dead letters in one answer."""
+"""The most dead letters in one response."""
 REPLAY_MAX = 100_000
 """The most dead letters that one replay sends."""
 
@@ -55,7 +55,7 @@ class DeadLetters(Protocol):
     ) -> dict[str, Any]:
         """Send dead letters to their source topics, or to the topic `to`.
 
-        Returns the fields of `ReplayAnswer` that count dead letters.
+        Returns the fields of `ReplayResponse` that count dead letters.
         """
         ...
 
@@ -124,7 +124,7 @@ class DeadLetterRow(TypedDict, total=False):
     group: of.Group
 
 
-class DeadLettersAnswer(TypedDict):
+class DeadLettersResponse(TypedDict):
     """The newest records of a topic, newest first. `scanned` counts the records that were read."""
 
     topic: DeadLetterTopicName
@@ -132,7 +132,7 @@ class DeadLettersAnswer(TypedDict):
     scanned: of.Count
 
 
-class ReplayAnswer(TypedDict, total=False):
+class ReplayResponse(TypedDict, total=False):
     """The numbers of dead letters that were sent and left out; of a dry run `would_send` alone."""
 
     topic: Required[DeadLetterTopicName]
@@ -160,7 +160,7 @@ def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
     @router.get(
         "/v1/dead-letters/{topic}",
         summary="The newest records of a dead-letter or late topic, with their reasons",
-        responses={200: {"model": DeadLettersAnswer}},
+        responses={200: {"model": DeadLettersResponse}},
     )
     async def read_newest_dead_letters(
         topic: DeadLetterTopicName, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
@@ -170,7 +170,7 @@ def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
     @router.post(
         "/v1/dead-letters/{topic}/replay",
         summary="Send dead letters to their source topics, or to another topic",
-        responses={200: {"model": ReplayAnswer}},
+        responses={200: {"model": ReplayResponse}},
     )
     async def replay_dead_letters(topic: DeadLetterTopicName, request: ReplayRequest) -> Response:
         outcome = await dead_letters.replay(topic, **request.model_dump())

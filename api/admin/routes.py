@@ -1,7 +1,7 @@
 """Administration over HTTP: the cluster, topics, groups and their offsets.
 
 Every route is a thin layer over `penstock.shared.clients.admin`. The table in `problem` maps errors to answers.
-Offsets change only while a group has no members. Otherwise the answer is 409 and names the members.
+Offsets change only while a group has no members. Otherwise the response is 409 and names the members.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class BrokerRow(TypedDict):
     rack: str | None
 
 
-class ClusterAnswer(TypedDict):
+class ClusterResponse(TypedDict):
     """The cluster."""
 
     cluster_id: of.ClusterId | None
@@ -132,7 +132,7 @@ class ClusterAnswer(TypedDict):
     brokers: list[BrokerRow]
 
 
-class TopicsAnswer(TypedDict):
+class TopicsResponse(TypedDict):
     """Topic names."""
 
     topics: list[of.Topic]
@@ -149,7 +149,7 @@ class PartitionRow(TypedDict):
     latest_offset: of.Offset
 
 
-class TopicAnswer(TypedDict):
+class TopicResponse(TypedDict):
     """A topic."""
 
     topic: of.Topic
@@ -167,7 +167,7 @@ class GroupRow(TypedDict):
     protocol_type: Annotated[str, Field(examples=["consumer"])]
 
 
-class GroupsAnswer(TypedDict):
+class GroupsResponse(TypedDict):
     """All groups."""
 
     groups: list[GroupRow]
@@ -200,7 +200,7 @@ class LagRow(TypedDict):
     lag: of.Lag
 
 
-class GroupAnswer(TypedDict):
+class GroupResponse(TypedDict):
     """A group. `lag` is the sum over its partitions."""
 
     group: of.Group
@@ -221,7 +221,7 @@ class OffsetChangeRow(TypedDict):
     after: of.Offset
 
 
-class OffsetsAnswer(TypedDict):
+class OffsetsResponse(TypedDict):
     """The changes of a group's offsets."""
 
     group: of.Group
@@ -239,23 +239,25 @@ def admin_router(admin: AdminClient) -> APIRouter:
 
 def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
-        "/v1/cluster", summary="The cluster's id, controller and brokers", responses={200: {"model": ClusterAnswer}}
+        "/v1/cluster", summary="The cluster's id, controller and brokers", responses={200: {"model": ClusterResponse}}
     )
     async def describe_cluster() -> Response:
         description = await admin.cluster()
         brokers = [BrokerRow(node_id=b.node_id, host=b.host, port=b.port, rack=b.rack) for b in description.brokers]
         return json_response(
-            ClusterAnswer(cluster_id=description.cluster_id, controller=description.controller, brokers=brokers)
+            ClusterResponse(cluster_id=description.cluster_id, controller=description.controller, brokers=brokers)
         )
 
-    @router.get("/v1/topics", summary="Topic names; Kafka's own are left out", responses={200: {"model": TopicsAnswer}})
+    @router.get(
+        "/v1/topics", summary="Topic names; Kafka's own are left out", responses={200: {"model": TopicsResponse}}
+    )
     async def list_topics() -> Response:
-        return json_response(TopicsAnswer(topics=await admin.list_topics()))
+        return json_response(TopicsResponse(topics=await admin.list_topics()))
 
     @router.get(
         "/v1/topics/{topic}",
         summary="A topic's partitions with offsets, and its configs",
-        responses={200: {"model": TopicAnswer}},
+        responses={200: {"model": TopicResponse}},
     )
     async def topic_description(topic: of.Topic) -> Response:
         description = (await admin.describe_topics([topic]))[topic]
@@ -274,39 +276,39 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
             for p in description.partitions
         ]
         configs = dict(sorted((await admin.describe_configs(topic)).items()))
-        answer: TopicAnswer = {
+        response: TopicResponse = {
             "topic": topic,
             "topic_id": description.topic_id,
             "internal": description.is_internal,
             "partitions": rows,
             "configs": configs,
         }
-        return json_response(answer)
+        return json_response(response)
 
 
 def _group_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get("/v1/groups", summary="All groups with their state", responses={200: {"model": GroupsAnswer}})
+    @router.get("/v1/groups", summary="All groups with their state", responses={200: {"model": GroupsResponse}})
     async def list_groups() -> Response:
         listings = await admin.list_groups()
         rows = [GroupRow(group=g.group_id, state=g.state, protocol_type=g.protocol_type) for g in listings]
-        return json_response(GroupsAnswer(groups=rows))
+        return json_response(GroupsResponse(groups=rows))
 
     @router.get(
         "/v1/groups/{group}",
         summary="A group's members with their partitions, and its lag",
-        responses={200: {"model": GroupAnswer}},
+        responses={200: {"model": GroupResponse}},
     )
     async def group_description(group: of.Group) -> Response:
         description = await admin.describe_group(group)
         lags = await admin.group_lag(group)
         if description.state == DEAD and not lags:
             raise GroupNotFound(f"group {group}: it does not exist")
-        return json_response(_group_answer(description, lags))
+        return json_response(_group_response(description, lags))
 
     @router.post(
         "/v1/groups/{group}/offsets",
         summary="Set the offsets of a group without members",
-        responses={200: {"model": OffsetsAnswer}},
+        responses={200: {"model": OffsetsResponse}},
     )
     async def reset_offsets(group: of.Group, request: OffsetsRequest) -> Response:
         partitions = await _partitions_to_reset(admin, request.topics)
@@ -326,7 +328,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         if not request.dry_run:
             log.info("offsets reset", group=group, to=request.model_dump()["to"], partitions=len(changes))
         return json_response(
-            OffsetsAnswer(group=group, dry_run=request.dry_run, partitions=_offset_change_rows(changes))
+            OffsetsResponse(group=group, dry_run=request.dry_run, partitions=_offset_change_rows(changes))
         )
 
     @router.delete(
@@ -361,7 +363,7 @@ async def _partitions_to_reset(
     return sorted(selected)
 
 
-def _group_answer(description: GroupDescription, lags: Sequence[PartitionLag]) -> GroupAnswer:
+def _group_response(description: GroupDescription, lags: Sequence[PartitionLag]) -> GroupResponse:
     members: list[MemberRow] = [
         {
             "member_id": m.member_id,

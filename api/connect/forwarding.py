@@ -19,7 +19,7 @@ from penstock.shared.connect.herder.errors import NotHere
 log = get_logger(__name__)
 
 TIMEOUT_MS = 95_000
-"""Longer than a herder lets a request wait, so that the client receives the herder's own answer."""
+"""Longer than a herder lets a request wait, so that the client receives the herder's own response."""
 CONFLICT_MESSAGE = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
 UNREACHABLE_MESSAGE = "IO Error trying to forward REST request: {}"
 REQUEST_HEADERS = ("content-type", "authorization", "accept")
@@ -36,7 +36,7 @@ class Forwarding:
         self._timeout_s = timeout_ms / 1000
 
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """Return the answer of the worker that `error` names.
+        """Return the response of the worker that `error` names.
 
         Returns 409 if no other worker is known, and 500 if the worker does not answer. `error_response` makes a
         response from such a status and its message.
@@ -51,7 +51,7 @@ class Forwarding:
         log.debug("forwarding a request", to=url, reason=str(error))
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
-                answer = await client.request(
+                response = await client.request(
                     request.method,
                     url,
                     params=[*query, ("forward", forward)],
@@ -62,8 +62,8 @@ class Forwarding:
             return error_response(
                 INTERNAL_SERVER_ERROR, UNREACHABLE_MESSAGE.format(f"{type(e).__name__}: {e}".rstrip(": "))
             )
-        forwarded = {name: answer.headers[name] for name in RESPONSE_HEADERS if name in answer.headers}
-        return Response(answer.content, answer.status_code, forwarded)
+        forwarded = {name: response.headers[name] for name in RESPONSE_HEADERS if name in response.headers}
+        return Response(response.content, response.status_code, forwarded)
 
 
 def next_forward(forward: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The types of Kafka Connect's answers and bodies, for the OpenAPI document."""
+"""The types of Kafka Connect's responses and bodies, for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -105,12 +105,12 @@ class StartingApp:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             starting = {"status": "starting", "message": "Worker is still starting up."}
-            answer = (
+            response = (
                 json_response(starting, SERVICE_UNAVAILABLE)
                 if scope["path"].rstrip("/") == "/health"
                 else error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")
             )
-            await answer(scope, receive, send)
+            await response(scope, receive, send)
 
 
 def _root_routes(herder: Herder) -> APIRouter:

@@ -13,7 +13,7 @@ from importlib import resources
 
 from fastapi import APIRouter, Response
 
-from penstock.api.console.history import HistoryAnswer
+from penstock.api.console.history import HistoryResponse
 from penstock.api.console.overview import Overview, OverviewProvider
 from penstock.api.http.json_response import json_response
 
@@ -41,10 +41,10 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
     @router.get(
         "/v1/history",
         summary="The charts' data: a point every few seconds since the service started",
-        responses={200: {"model": HistoryAnswer}},
+        responses={200: {"model": HistoryResponse}},
     )
     async def get_history() -> Response:
-        return json_response(HistoryAnswer(points=provider.history()))
+        return json_response(HistoryResponse(points=provider.history()))
 
     return router
 

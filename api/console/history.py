@@ -36,7 +36,7 @@ class Point(TypedDict):
     dead_letters: of.Count | None
 
 
-class HistoryAnswer(TypedDict):
+class HistoryResponse(TypedDict):
     """The points, oldest first."""
 
     points: list[Point]

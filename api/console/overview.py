@@ -61,7 +61,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class ServiceSample:
-    """The answer of one service, or the reason why there is none."""
+    """The response of one service, or the reason why there is none."""
 
     name: str
     url: str
@@ -75,7 +75,7 @@ class ServiceSample:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSample:
-    """The answer of Kafka: brokers, and each group with its state, number of members and total lag."""
+    """The response of Kafka: brokers, and each group with its state, number of members and total lag."""
 
     cluster_id: str | None = None
     brokers: int | None = None

@@ -245,7 +245,7 @@ class BodyReader:
 
 
 def body_too_long(max_body_bytes: int) -> Problem:
-    """Return the answer to a body over its limit."""
+    """Return the response to a body over its limit."""
     kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
     return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")
 
@@ -278,14 +278,14 @@ async def next_turn(body: BodyReader, events: int) -> Turn:
 
 
 def body_error_status(error: Exception) -> int:
-    """Return the answer's status if an error ended the reading of a body before its first complete event."""
+    """Return the response's status if an error ended the reading of a body before its first complete event."""
     if isinstance(error, BodyStalled):
         return REQUEST_TIMEOUT
     return BAD_REQUEST if isinstance(error, CorruptBody) else SERVICE_UNAVAILABLE
 
 
 def body_error_code(status: int) -> str:
-    """Return the error code of an answer with a status of `body_error_status`.
+    """Return the error code of a response with a status of `body_error_status`.
 
     >>> body_error_code(408), body_error_code(400), body_error_code(503)
     ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')

@@ -4,11 +4,11 @@ Without these limits uvicorn reads a head of any size before any route or creden
 pipelined request, however many are not answered yet. So this class cuts the received bytes into segments before uvicorn
 parses them. A segment ends at the end of a head, of a body, or of the received bytes:
 
-1. A head ends with an empty line. A segment that would make it longer than `max_head_bytes` is not parsed: the answer
+1. A head ends with an empty line. A segment that would make it longer than `max_head_bytes` is not parsed: the response
    is 431, or 414 if the request line alone is too long, and the connection is closed.
 2. A body of known length ends after that length. A chunked body ends with an empty line, after its trailers. Trailers
    and chunk extensions together have the same limit as a head.
-3. Bytes after a request that is not answered yet are buffered unparsed, and the connection is not read until the answer
+3. Bytes after a request that is not answered yet are buffered unparsed. The connection is not read until the response
    is complete. The buffer holds at most one read (256 KiB).
 
 Trailers are not added to the request's headers: when trailers arrive, the app has already used the headers.
@@ -43,7 +43,7 @@ HEADERS_MAX = 256
 
 LINGER_MS = 1_000
 """How long received data is discarded after a rejection. A connection that is closed with unread data is reset, and
-the client may then never receive the answer."""
+the client may then never receive the response."""
 DISCARDED_BYTES_MAX = 1_048_576
 """The most bytes that are discarded. Then the connection is closed."""
 
@@ -131,7 +131,7 @@ class GuardedHttp(HttpToolsProtocol):
         """Parse data segment by segment, until a request must be answered first."""
         at = 0
         while at < len(data) and self._discarded is None and not self.transport.is_closing():
-            if self._is_answering_request:
+            if self._is_responding:
                 self._unread = data[at:]
                 self.flow.has_unparsed = True
                 self.flow.pause_reading()
@@ -141,8 +141,8 @@ class GuardedHttp(HttpToolsProtocol):
             at = end
 
     @property
-    def _is_answering_request(self) -> bool:
-        """Whether a complete request was read and its answer is not complete."""
+    def _is_responding(self) -> bool:
+        """Whether a complete request was read and its response is not complete."""
         return self._reading is Reading.START and self.cycle is not None and not self.cycle.response_complete
 
     def _segment_end(self, data: bytes, at: int) -> int:
@@ -278,7 +278,7 @@ class GuardedHttp(HttpToolsProtocol):
         return url.partition(b"?")[0].decode("latin-1")
 
     def _reject_request(self, problem: Problem, segment: bytes = b"") -> None:
-        """Send the answer and close. If the app already handles the request, it sees a disconnect."""
+        """Send the response and close. If the app already handles the request, it sees a disconnect."""
         log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
         self._stop_waiting()
         cycle = self.cycle

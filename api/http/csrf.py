@@ -1,7 +1,7 @@
 """Detects requests that a web page of another origin made a browser send.
 
 Sans-IO. A browser sends some cross-origin requests without a preflight: a form, or a script's POST with a "simple"
-content type. The page cannot read the answer, but the request takes effect, with the credentials that the browser
+content type. The page cannot read the response, but the request takes effect, with the credentials that the browser
 stores. Browsers describe the page in `Sec-Fetch-Site` and `Origin`, which a page cannot set. Clients that are not
 browsers send neither header and are allowed.
 

@@ -1,8 +1,8 @@
 """`/health` and `/metrics`, which every daemon serves.
 
 Checks run together, each within a time limit. A check that fails, raises or takes too long makes the service unhealthy:
-the answer is 503 with the reason. Both paths need no credentials, for orchestrators and Prometheus. They show names and
-counts, never a record.
+the response is 503 with the reason. Both paths need no credentials, for orchestrators and Prometheus. They show names
+and counts, never a record.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ async def _run_check(check: Check, timeout_ms: int) -> CheckResult:
             result = check()
             return await result if inspect.isawaitable(result) else result
     except TimeoutError:
-        return CheckResult(False, f"no answer within {timeout_ms} ms")
+        return CheckResult(False, f"no response within {timeout_ms} ms")
     except Exception as e:
         return CheckResult(False, f"{type(e).__name__}: {e}")
 
 
 def health_body(service: str, results: Mapping[str, CheckResult]) -> Health:
-    """Return the answer of `/health` as plain values."""
+    """Return the response of `/health` as plain values."""
     return {
         "status": "ok" if all(result.ok for result in results.values()) else "failing",
         "service": service,
@@ -78,7 +78,7 @@ def health_body(service: str, results: Mapping[str, CheckResult]) -> Health:
 
 
 def describe_failing_checks(checks: Mapping[str, Any]) -> str:
-    """Return the failing checks of an answer of `/health` with their reasons, in one line."""
+    """Return the failing checks of a response of `/health` with their reasons, in one line."""
     return "; ".join(f"{name}: {c.get('detail') or 'failing'}" for name, c in checks.items() if c.get("status") != "ok")
 
 

@@ -3,8 +3,8 @@
 `KafkaProbe` is the check of services that serve HTTP in front of Kafka: it sends a request at intervals.
 
 `KafkaLiveness` is the check of group members. A member normally receives answers to fetches several times a second, and
-answers to heartbeats every few seconds. During a rebalance no answer may arrive for a minute. So if no answer has
-arrived for a share of the limit, the check sends a request of its own. If no answer arrives within the limit, the
+answers to heartbeats every few seconds. During a rebalance no response may arrive for a minute. So if no response has
+arrived for a share of the limit, the check sends a request of its own. If no response arrives within the limit, the
 brokers hang or cannot be reached.
 """
 
@@ -27,10 +27,10 @@ PROBE_TIMEOUT_MS = 3_000
 
 
 class LivenessClient(Protocol):
-    """A client of Kafka that knows when it last received an answer."""
+    """A client of Kafka that knows when it last received a response."""
 
     def silent_ms(self) -> float | None:
-        """Return the milliseconds since the last answer of any broker; None while not connected."""
+        """Return the milliseconds since the last response of any broker; None while not connected."""
         ...
 
     def ping(self) -> None:
@@ -53,7 +53,7 @@ class KafkaLiveness:
         return f"KafkaLiveness({self()})"
 
     def __call__(self) -> CheckResult:
-        """Return whether the last answer arrived within the limit."""
+        """Return whether the last response arrived within the limit."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if silent_ms is None:
@@ -61,11 +61,11 @@ class KafkaLiveness:
         if silent_ms <= self._silence_max_ms:
             return CheckResult(True)
         return CheckResult(
-            False, f"no answer from any broker for {silent_ms:.0f} ms (kafka_silence_max_ms={self._silence_max_ms})"
+            False, f"no response from any broker for {silent_ms:.0f} ms (kafka_silence_max_ms={self._silence_max_ms})"
         )
 
     def run_once(self) -> None:
-        """Send a request after PING_SHARE of the limit without an answer, and log a change of the result."""
+        """Send a request after PING_SHARE of the limit without a response, and log a change of the result."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if client is None or silent_ms is None:
@@ -88,7 +88,7 @@ class KafkaProbe:
     """Checks at intervals whether Kafka answers a request, so reading the result costs nothing and never waits.
 
     `/health` shows the result, and ingest answers 503 at once while the brokers are known to be unreachable. Otherwise
-    every client would wait for a timeout. The result is not ok until the first answer.
+    every client would wait for a timeout. The result is not ok until the first response.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class KafkaProbe:
         return self._result
 
     async def run_once(self) -> CheckResult:
-        """Send the request to Kafka and store the result. An error, or no answer in time, is a failed result."""
+        """Send the request to Kafka and store the result. An error, or no response in time, is a failed result."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._request()

@@ -1,7 +1,7 @@
 """The OpenAPI document: FastAPI's document of the routes, completed.
 
-Each route describes its answer by a type with examples. This module adds the error format of each path, which replaces
-FastAPI's 422, and the forwarded routes of other services, as those services describe them.
+Each route describes its response by a type with examples. This module adds the error format of each path, which
+replaces FastAPI's 422, and the forwarded routes of other services, as those services describe them.
 """
 
 from __future__ import annotations

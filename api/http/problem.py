@@ -1,6 +1,6 @@
-"""Errors as HTTP answers: RFC 9457 problem details, from one table.
+"""Errors as HTTP responses: RFC 9457 problem details, from one table.
 
-Each error class has one status and one stable `error_code`. If the same request may succeed later, the answer has
+Each error class has one status and one stable `error_code`. If the same request may succeed later, the response has
 `Retry-After`. The look-up follows the class hierarchy, so a new subclass is answered like its base:
 
 >>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
@@ -205,7 +205,7 @@ def error_format_of(path: str) -> tuple[str, type]:
 
 
 class Problem(Exception):
-    """An error answer. The members of `extra` are added to the body (RFC 9457, section 3.2)."""
+    """An error response. The members of `extra` are added to the body (RFC 9457, section 3.2)."""
 
     def __init__(
         self,
@@ -222,12 +222,12 @@ class Problem(Exception):
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> Problem:
-        """Return the answer to an error of Penstock."""
+        """Return the response to an error of Penstock."""
         kind = kind_of(error)
         return cls(kind, str(error) or kind.title)
 
     def response_for(self, path: str) -> Response:
-        """Return the answer at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's codes."""
+        """Return the response at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's codes."""
         if not is_rest_proxy(path):
             return self.response()
         kind = self.kind

@@ -25,8 +25,8 @@ FORWARD_TIMEOUT_S = 30
 """The time limit of a forwarded request: the other service may wait for Kafka."""
 
 
-class Answer(NamedTuple):
-    """The answer of another service."""
+class UpstreamResponse(NamedTuple):
+    """The response of another service."""
 
     status: int
     media_type: str
@@ -41,8 +41,8 @@ class Upstream(Protocol):
 
     name: str
 
-    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Forward a request and return the answer. Raises Problem (502, 503) if the service does not answer."""
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
+        """Forward a request and return the response. Raises Problem (502, 503) if the service does not answer."""
         ...
 
 
@@ -54,21 +54,21 @@ class HttpUpstream:
         self._url = url
         self._client = client
 
-    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Forward a request over HTTP and return the answer. Raises Problem (502) if the service does not answer."""
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
+        """Forward a request over HTTP and return the response. Raises Problem (502) if the service does not answer."""
         headers = {"Content-Type": media_type} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
         try:
-            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
+            response = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
         except httpx.HTTPError as e:
             kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
-        return Answer(
-            answer.status_code,
-            answer.headers.get("content-type", ""),
-            answer.content,
-            retry_after=answer.headers.get("retry-after", ""),
-            location=answer.headers.get("location", "").removeprefix(self._url),
+        return UpstreamResponse(
+            response.status_code,
+            response.headers.get("content-type", ""),
+            response.content,
+            retry_after=response.headers.get("retry-after", ""),
+            location=response.headers.get("location", "").removeprefix(self._url),
         )
 
 
@@ -91,17 +91,17 @@ def _add_upstream_routes(router: APIRouter, prefix: str, upstream: Upstream | No
         path = request.scope.get("raw_path", b"").decode("latin-1") or request.url.path
         if ".." in unquote(path).split("/"):
             raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), "a path must not contain '..'")
-        answer = await upstream.forward(
+        response = await upstream.forward(
             request.method,
             path,
             request.url.query,
             await request.body(),
             request.headers.get("content-type", ""),
         )
-        location = str(request.base_url).rstrip("/") + answer.location if answer.location else ""
-        values = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after, "Location": location}
+        location = str(request.base_url).rstrip("/") + response.location if response.location else ""
+        values = {"Content-Type": response.media_type, "Retry-After": response.retry_after, "Location": location}
         headers = {name: value for name, value in values.items() if value}
-        return Response(answer.body, answer.status, headers)
+        return Response(response.body, response.status, headers)
 
     router.add_api_route(prefix, forward_request, methods=METHODS)
     router.add_api_route(prefix + "/{rest:path}", forward_request, methods=METHODS)

@@ -74,7 +74,7 @@ class Admission:
 
     @contextmanager
     def keep_tracking(self, client: str) -> Iterator[None]:
-        """Count a request as in progress after `leave`, for example while its answer streams."""
+        """Count a request as in progress after `leave`, for example while its response streams."""
         self._in_progress[client] += 1
         try:
             yield

@@ -3,7 +3,7 @@
 While the body is still being read, batches with together at most `max_in_flight_records` records are in flight. At the
 limit the request stops reading and waits for its oldest batch, so TCP flow control slows the client. A batch that is
 not acknowledged within `ack_timeout_ms` fails. Of a failed batch, the records that the producer had accepted may still
-be stored, and the others are not stored. The answer states the outcome of each record.
+be stored, and the others are not stored. The response states the outcome of each record.
 """
 
 from __future__ import annotations

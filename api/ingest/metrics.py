@@ -29,7 +29,7 @@ class IngestMetrics:
             "error_code",
         )
         self._seconds = metrics.histogram(
-            registry, "ingest_request_seconds", "Time from the last byte of a request to its answer.", "topic"
+            registry, "ingest_request_seconds", "Time from the last byte of a request to its response.", "topic"
         )
         # Looking up a label costs several times as much as counting.
         self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}

@@ -1,4 +1,4 @@
-"""The answers of ingest: their types for the OpenAPI document, and the answers if not all events are stored."""
+"""The responses of ingest: their types for the OpenAPI document, and the responses if not all events are stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING_STORED = {
     404: "no such topic",
     408: "the body did not arrive in time",
     413: "the body, or every event, is too large",
-    415: "neither NDJSON nor JSON nor a CloudEvent, or a Content-Encoding that is not in the answer's Accept-Encoding",
+    415: "not NDJSON, JSON or a CloudEvent, or a Content-Encoding that is not in the response's Accept-Encoding",
     422: "the Idempotency-Key was used for another request",
     429: "too many records wait for Kafka, or the client exceeds a limit: try again after Retry-After",
     503: "Kafka cannot be reached, or the service is shutting down; nothing is stored: try again after Retry-After",
@@ -38,7 +38,7 @@ NOTHING_STORED = {
 CLOUD_EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order", "data": {"id": 1}}
 
 ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"})
-"""Members of an answer that require acknowledgements."""
+"""Members of a response that require acknowledgements."""
 
 ErrorCode = Annotated[str, Field(examples=["MALFORMED_JSON"])]
 Position = Annotated[int, Field(examples=[2])]
@@ -112,7 +112,7 @@ OPENAPI: dict[str, Any] = {
                     "pattern": "^[A-Za-z0-9_-]+$",
                     "examples": ["order-7"],
                 },
-                "description": "the same request with the same key is stored once and gets the same answer",
+                "description": "the same request with the same key is stored once and gets the same response",
             },
         ],
         "requestBody": {
@@ -146,7 +146,7 @@ OPENAPI: dict[str, Any] = {
 
 
 def problem_of(result: IngestResult) -> Problem:
-    """Return the answer if no event is known to be stored."""
+    """Return the response if no event is known to be stored."""
     status = result.status
     title = UNKNOWN_TITLE if result.unknown_count else NOTHING_TITLE
     if result.errors:
@@ -160,13 +160,13 @@ def problem_of(result: IngestResult) -> Problem:
 
 
 def accepted_response(result: IngestResult, accepted_count: int) -> Response:
-    """Return the answer 202: the events were accepted without waiting for an acknowledgement."""
+    """Return the response 202: the events were accepted without waiting for an acknowledgement."""
     body = {name: value for name, value in result.body().items() if name not in ONLY_ACKNOWLEDGED}
     return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, ACCEPTED)
 
 
 def _describe_first_event_error(result: IngestResult, first: RecordError) -> str:
-    """Return the `detail` of ingest's answer: the error of the first event, with the number of the other errors."""
+    """Return the `detail` of ingest's response: the error of the first event, with the number of the other errors."""
     count = len(result.errors)
     coordinates = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
     return f"{coordinates}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")

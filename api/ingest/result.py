@@ -118,7 +118,7 @@ class IngestResult:
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
         """Record that reading stopped before `position`. Only the first call counts.
 
-        `status` is the answer's status if no event has been stored or has failed.
+        `status` is the response's status if no event has been stored or has failed.
         """
         if self.stopped_at is None:
             self.stopped_at = position
@@ -178,7 +178,7 @@ class IngestResult:
         return body | self._stop_details()
 
     def _stop_details(self) -> dict[str, Any]:
-        """Return the members of an answer that name the first event that was not read."""
+        """Return the members of a response that name the first event that was not read."""
         if self.stopped_at is None:
             return {}
         reason = f"{self.stop_reason}; nothing from here on was read or stored"

@@ -1,4 +1,4 @@
-"""`POST /v1/topics/{topic}/events`: stores events. A 2xx answer reports only what the broker has acknowledged.
+"""`POST /v1/topics/{topic}/events`: stores events. A 2xx response reports only what the broker has acknowledged.
 
 | status | meaning |
 |---|---|
@@ -6,11 +6,11 @@
 | 207 | some are stored; each of the others is listed with its reason and outcome |
 | 504 | none is known to be stored, but some may be |
 | other 4xx and 5xx | none is stored, and the same request may be sent again |
-| 202 | the answer to `?ack=none` alone, without a guarantee |
+| 202 | the response to `?ack=none` alone, without a guarantee |
 
 NDJSON is parsed, sent and settled as it arrives, in constant memory. Every other format is buffered, up to
 `max_body_bytes`. An invalid event does not affect the others, unless `?atomic=true`. If the rest of a body need not be
-read (Kafka is unreachable, there are too many errors, the service shuts down), the answer names the first event that
+read (Kafka is unreachable, there are too many errors, the service shuts down), the response names the first event that
 was not read.
 """
 
@@ -67,7 +67,7 @@ from penstock.api.ingest.metrics import IngestMetrics
 from penstock.api.ingest.request_events import RequestEvents, TooManyEvents, check_media_type, open_events
 from penstock.api.ingest.responses import OPENAPI, accepted_response, problem_of
 from penstock.api.ingest.result import IngestResult, Outcome
-from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedAnswer
+from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedResponse
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import BufferExhausted, PenstockError
@@ -76,7 +76,7 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 ERRORS_UNLIMITED = 2**31
-"""`max_errors` of a streamed answer, which reports errors as they occur."""
+"""`max_errors` of a streamed response, which reports errors as they occur."""
 
 EVENTS_PREFIX = "/v1/topics/"
 EVENTS_SUFFIX = "/events"
@@ -251,7 +251,7 @@ class Ingest:
             tracking.close()
             self._count_request(options, sender.result, body, None if is_complete else CLIENT_CLOSED_REQUEST)
 
-        return StreamedAnswer(events, sender, body, self._clock, self._settings.body_timeout_ms, on_end)
+        return StreamedResponse(events, sender, body, self._clock, self._settings.body_timeout_ms, on_end)
 
     async def _store_unacknowledged(self, options: RequestOptions, events: RequestEvents, body: BodyReader) -> Response:
         sender = self._new_sender(options, events.unit)
@@ -372,7 +372,7 @@ class FastPath:
 
     Routing and parameter parsing double the cost of a request with one record. So a POST to `/v1/topics/{topic}/events`
     with a plain query is passed directly to the handler. All other requests go through the router, which also documents
-    the route. The answers are the same.
+    the route. The responses are the same.
     """
 
     def __init__(self, app: ASGIApp, ingest: Ingest) -> None:

@@ -45,7 +45,7 @@ ERRORS_PER_LINE = 100
 """The number of unreported errors at which a line is written at once."""
 
 
-class StreamedAnswer(Response):
+class StreamedResponse(Response):
     """A response that reads the request's events while it is sent.
 
     `on_end` is called once at the end, with True if the response is complete.

@@ -34,7 +34,7 @@ def error_code_of(error: BaseException) -> int:
 
 
 def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:
-    """Return the status and headers of an answer that reports only this record's error.
+    """Return the status and headers of a response that reports only this record's error.
 
     >>> from penstock.shared.common.errors import KafkaTimeout
     >>> error_status_of(UnknownTopicOrPartition()), error_status_of(DataError()), error_status_of(KafkaTimeout())

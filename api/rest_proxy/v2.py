@@ -60,7 +60,7 @@ class StoredRecord(TypedDict):
     error: str | None
 
 
-class ProduceAnswer(TypedDict):
+class ProduceResponse(TypedDict):
     """The outcome of each record, in the order of the request."""
 
     offsets: list[StoredRecord]
@@ -119,7 +119,7 @@ class V2Request(msgspec.Struct):
     records: list[V2Record]
 
 
-class V2Answer(JSONResponse):
+class V2Response(JSONResponse):
     """A plain value as JSON, with v2's content type."""
 
     media_type = V2_TYPE
@@ -130,10 +130,10 @@ class V2Answer(JSONResponse):
 
 def v2_produce_router(producer: RestProducer) -> APIRouter:
     """Return the routes `POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`."""
-    router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
+    router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Response)
     openapi: dict[str, Any] = {
         "openapi_extra": {"requestBody": {"required": True, "content": BODY}},
-        "responses": {200: {"model": ProduceAnswer}},
+        "responses": {200: {"model": ProduceResponse}},
     }
 
     @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **openapi)
@@ -171,8 +171,8 @@ async def _produce_v2_records(producer: RestProducer, topic: str, partition: int
         sent = await producer.send(records, partitions, turn)
     outcomes = await producer.settle(topic, sent, client)
     producer.answered(topic, OK, body)
-    return V2Answer(
-        ProduceAnswer(offsets=[_stored_record_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None)
+    return V2Response(
+        ProduceResponse(offsets=[_stored_record_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None)
     )
 
 
@@ -207,11 +207,11 @@ def _stored_record_row(outcome: RecordMetadata | BaseException) -> StoredRecord:
 
 def v2_metadata_router(admin: AdminClient) -> APIRouter:
     """Return the routes of topics, their partitions, and brokers."""
-    router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
+    router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Response)
 
     @router.get("/topics", summary="REST Proxy v2: topic names", responses={200: {"model": list[of.Topic]}})
     async def list_topics() -> Response:
-        return V2Answer(await admin.list_topics())
+        return V2Response(await admin.list_topics())
 
     @router.get(
         "/topics/{topic}",
@@ -221,7 +221,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
     async def get_topic(topic: of.Topic) -> Response:
         rows = await _partition_rows(admin, topic)
         configs = await admin.describe_configs(topic)
-        return V2Answer(TopicWithPartitions(name=topic, configs=configs, partitions=rows))
+        return V2Response(TopicWithPartitions(name=topic, configs=configs, partitions=rows))
 
     @router.get(
         "/topics/{topic}/partitions",
@@ -229,7 +229,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": list[PartitionOfTopic]}},
     )
     async def list_partitions(topic: of.Topic) -> Response:
-        return V2Answer(await _partition_rows(admin, topic))
+        return V2Response(await _partition_rows(admin, topic))
 
     @router.get(
         "/topics/{topic}/partitions/{partition}",
@@ -237,7 +237,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": PartitionOfTopic}},
     )
     async def get_partition(topic: of.Topic, partition: of.Partition) -> Response:
-        return V2Answer(_row_of_partition(await describe_partition(admin, topic, partition)))
+        return V2Response(_row_of_partition(await describe_partition(admin, topic, partition)))
 
     @router.get(
         "/topics/{topic}/partitions/{partition}/offsets",
@@ -247,11 +247,11 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
     async def get_partition_offsets(topic: of.Topic, partition: of.Partition) -> Response:
         description = await describe_partition(admin, topic, partition)
         earliest, latest = await first_and_next_offset(admin, TopicPartition(topic, description.partition))
-        return V2Answer(OffsetsOfPartition(beginning_offset=earliest, end_offset=latest))
+        return V2Response(OffsetsOfPartition(beginning_offset=earliest, end_offset=latest))
 
     @router.get("/brokers", summary="REST Proxy v2: broker ids", responses={200: {"model": BrokerIds}})
     async def list_brokers() -> Response:
-        return V2Answer(BrokerIds(brokers=[broker.node_id for broker in (await admin.cluster()).brokers]))
+        return V2Response(BrokerIds(brokers=[broker.node_id for broker in (await admin.cluster()).brokers]))
 
     return router
 

@@ -1,7 +1,7 @@
 """Confluent REST Proxy v3: the routes that produce records, as a stream and as `records:batch`.
 
-A produce request is a stream of JSON objects. Its answer is a stream of delivery reports in the same order, each with
-its own `error_code` (200: stored). If a request of known length has a single record and it fails, the answer has the
+A produce request is a stream of JSON objects. Its response is a stream of delivery reports in the same order, each with
+its own `error_code` (200: stored). If a request of known length has a single record and it fails, the response has the
 error's status, and `Retry-After` if the same request may succeed later.
 """
 
@@ -100,7 +100,7 @@ class DeliveryReport(TypedDict):
 
 
 class StoredReport(DeliveryReport):
-    """The report of a stored record, as a line of the answer."""
+    """The report of a stored record, as a line of the response."""
 
     error_code: Literal[200]
 
@@ -124,7 +124,7 @@ class FailedEntry(FailedReport):
     id: EntryId
 
 
-class BatchAnswer(TypedDict):
+class BatchResponse(TypedDict):
     """The outcome of every entry of a batch."""
 
     successes: list[SuccessfulEntry]
@@ -132,7 +132,7 @@ class BatchAnswer(TypedDict):
 
 
 class DeliveryReports(Response):
-    """The answer to a stream of records: their delivery reports, written while the records arrive."""
+    """The response to a stream of records: their delivery reports, written while the records arrive."""
 
     def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class DeliveryReports(Response):
         try:
             reports, _ = await self.send(objects)
             return reports_as_lines(reports)
-        except Problem as e:  # the answer has begun, so the error becomes a row
+        except Problem as e:  # the response has begun, so the error becomes a row
             return reports_as_lines(
                 [{"error_code": rest_proxy_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
             )
@@ -223,7 +223,7 @@ class DeliveryReports(Response):
 
 
 def reports_as_lines(rows: list[dict[str, Any]]) -> bytes:
-    """Return v3 delivery reports in the answer's format: one a line."""
+    """Return v3 delivery reports in the response's format: one a line."""
     return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
 
 
@@ -293,7 +293,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         f"{path}:batch",
         summary="REST Proxy v3: produce a batch",
         status_code=MULTI_STATUS,
-        responses={207: {"model": BatchAnswer}},
+        responses={207: {"model": BatchResponse}},
         openapi_extra={"requestBody": BATCH_BODY},
     )
     async def produce_record_batch(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
@@ -303,9 +303,9 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
             await check_cluster(admin, cluster_id)
             partitions = await producer.check(topic, client)
             content = await producer.read_body(body)
-            answer = await _produce_batch(producer, body, content, topic, cluster_id, partitions, client)
-            producer.answered(topic, answer.status_code, body)
-            return answer
+            response = await _produce_batch(producer, body, content, topic, cluster_id, partitions, client)
+            producer.answered(topic, response.status_code, body)
+            return response
 
     return router
 
@@ -313,7 +313,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
 async def _produce_complete_body(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
     """Answer a v3 produce request of known length, once its body is complete.
 
-    If its only record failed, the answer has the error's status.
+    If its only record failed, the response has the error's status.
     """
     content = await producer.read_body(reports.reader)
     try:

@@ -44,7 +44,7 @@ class Keys(TypedDict):
 class StoreQueryParams(Keys):
     """Selects rows of a store by key, and windows by the time between `from_ms` and `to_ms`.
 
-    Times are in ms since the epoch; None is no bound. An answer has at most `rows_max` rows. `continuation` is that of
+    Times are in ms since the epoch; None is no bound. A response has at most `rows_max` rows. `continuation` is that of
     the previous answer, or None to begin with the first row.
     """
 

@@ -2,8 +2,8 @@
 
 The service that runs the tasks passes a `StreamsView` of its own tasks. If the application may have several instances,
 the service also passes an `InstancesView`. Answers then cover all instances and list the partitions of instances that
-did not answer (`missing`). With `?local=true` an answer covers only the requested instance. To make an answer for all,
-an instance sends the others requests with `?local=true`. This module does not import `penstock.shared.streams`.
+did not answer (`missing`). With `?local=true` a response covers only the requested instance. To respond for all, an
+instance sends the others requests with `?local=true`. This module does not import `penstock.shared.streams`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StreamsState(TypedDict, total=False):
     compactions: list[CompactionState]
     """Newest first, a bounded number of them."""
     missing: list[MissingPartition]
-    """Partitions that the answer lacks; absent if an instance reports only itself."""
+    """Partitions that the response lacks; absent if an instance reports only itself."""
 
 
 class MissingPartition(TypedDict):
@@ -103,14 +103,14 @@ class LiveWindows(TypedDict):
     unseen: of.Count
 
 
-class WindowsAnswer(LiveWindows):
-    """An answer with live windows. `is_cut` is true if more windows follow."""
+class WindowsResponse(LiveWindows):
+    """A response with live windows. `is_cut` is true if more windows follow."""
 
     is_cut: bool
     missing: NotRequired[list[MissingPartition]]
 
 
-class TopologyAnswer(TypedDict):
+class TopologyResponse(TypedDict):
     """The topology of the application."""
 
     application_id: of.Application
@@ -118,7 +118,7 @@ class TopologyAnswer(TypedDict):
     processing_guarantee: Annotated[str | None, Field(examples=["exactly_once"])]
 
 
-class TasksAnswer(TypedDict):
+class TasksResponse(TypedDict):
     """The tasks of the application."""
 
     tasks: list[TaskState]
@@ -133,14 +133,14 @@ class StoreRow(TypedDict):
     total: of.Count
 
 
-class StoresAnswer(TypedDict):
+class StoresResponse(TypedDict):
     """The state stores of the application."""
 
     stores: list[StoreRow]
     missing: NotRequired[list[MissingPartition]]
 
 
-class CompactionsAnswer(TypedDict):
+class CompactionsResponse(TypedDict):
     """The last compactions, newest first, and the last one that succeeded."""
 
     compactions: list[CompactionState]
@@ -154,7 +154,7 @@ class CompactionStarted(TypedDict):
 
 
 WINDOWS_MAX = 1_000
-"""The most windows in one answer."""
+"""The most windows in one response."""
 
 
 class StreamsView(Protocol):
@@ -181,7 +181,7 @@ class StreamsView(Protocol):
 
 
 class InstancesView(Protocol):
-    """The view of all instances that the routes need. It queries them over the network; each answer has `missing`."""
+    """The view of all instances that the routes need. It queries them over the network; each response has `missing`."""
 
     async def describe(self) -> StreamsState:
         """Return the state of all instances that answer, for the route `/v1/streams`."""
@@ -227,7 +227,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     @router.get(
         "/v1/streams/topology",
         summary="The topology: its nodes and their connections",
-        responses={200: {"model": TopologyAnswer}},
+        responses={200: {"model": TopologyResponse}},
     )
     async def get_topology() -> Response:
         state: dict[str, Any] = {**await view.describe()}
@@ -236,7 +236,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     @router.get(
         "/v1/streams/tasks",
         summary="Tasks with their offsets in the source topics",
-        responses={200: {"model": TasksAnswer}},
+        responses={200: {"model": TasksResponse}},
     )
     async def list_tasks(local: Local = False) -> Response:
         state = await describe_streams(local)
@@ -245,7 +245,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     @router.get(
         "/v1/streams/stores",
         summary="State stores with their live rows by partition",
-        responses={200: {"model": StoresAnswer}},
+        responses={200: {"model": StoresResponse}},
     )
     async def list_stores(local: Local = False) -> Response:
         if local or instances is None:
@@ -255,7 +255,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     @router.get(
         "/v1/streams/windows",
         summary="Live windows, latest end first; searched by key",
-        responses={200: {"model": WindowsAnswer}},
+        responses={200: {"model": WindowsResponse}},
     )
     async def search_live_windows(
         store: of.Store | None = None,
@@ -264,20 +264,20 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         continuation: Continuation = None,
         local: Local = False,
     ) -> Response:
-        answer: Mapping[str, Any]
+        response: Mapping[str, Any]
         try:
             if local or instances is None:
-                answer = view.windows(store, key, limit, continuation)
+                response = view.windows(store, key, limit, continuation)
             else:
-                answer = await instances.windows(store, key, limit, continuation)
+                response = await instances.windows(store, key, limit, continuation)
         except WrongContinuation as e:
             raise Problem(WRONG_CONTINUATION, str(e)) from None
-        return json_response({**answer, "is_cut": answer["continuation"] is not None})
+        return json_response({**response, "is_cut": response["continuation"] is not None})
 
     @router.get(
         "/v1/compactions",
         summary="The last compactions, newest first, and the last one that succeeded",
-        responses={200: {"model": CompactionsAnswer}},
+        responses={200: {"model": CompactionsResponse}},
     )
     async def list_compactions(local: Local = False) -> Response:
         rows = (await describe_streams(local)).get("compactions", [])

@@ -1,8 +1,8 @@
 """`GET /v1/streams/stores/{store}`: the current content of the stores of an aggregator's tasks.
 
 The service that runs the tasks passes a `StoresView`. If there may be several instances, it also passes an
-`InstancesStoresView`. If a partition is missing from an answer for all instances, the status is 503. With
-`?partial=true` the answer has the available rows and lists the missing partitions.
+`InstancesStoresView`. If a partition is missing from a response for all instances, the status is 503. With
+`?partial=true` the response has the available rows and lists the missing partitions.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Window(TypedDict):
 class FoundWindows(TypedDict):
     """Windows in order of their start. `position` has, by partition, the source offsets that the windows reflect.
 
-    `continuation` is None on the last page. Without a lake the answer has only open windows, in the order of the
+    `continuation` is None on the last page. Without a lake the response has only open windows, in the order of the
     store's rows.
     """
 
@@ -144,14 +144,14 @@ def stores_router(view: StoresView, instances: InstancesStoresView | None = None
         query = StoreQueryParams(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:
             if local or instances is None:
-                answer = await view.read_store(store, **query)
+                response = await view.read_store(store, **query)
             else:
-                answer = await instances.read_store(store, partial=partial, **query)
+                response = await instances.read_store(store, partial=partial, **query)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         except WrongContinuation as e:
             raise Problem(WRONG_CONTINUATION, str(e)) from None
-        return json_response(answer)
+        return json_response(response)
 
     @router.get(
         "/v1/streams/stores/{store}/windows",
@@ -169,11 +169,11 @@ def stores_router(view: StoresView, instances: InstancesStoresView | None = None
     ) -> Response:
         query = StoreQueryParams(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:
-            answer = await view.find_windows(store, status=status, **query)
+            response = await view.find_windows(store, status=status, **query)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         except WrongContinuation as e:
             raise Problem(WRONG_CONTINUATION, str(e)) from None
-        return json_response({"store": store, **answer, "is_cut": answer["continuation"] is not None})
+        return json_response({"store": store, **response, "is_cut": response["continuation"] is not None})
 
     return router

@@ -35,7 +35,7 @@ SCANNED_MAX = 20_000
 COUNT_TIMEOUT_MS = 3_000
 """The time limit of one call that counts records. Later calls continue the count."""
 TEXT_CHARACTERS_MAX = 2_000
-"""The most characters of a key, a value or a header in an answer. The record itself is never cut."""
+"""The most characters of a key, a value or a header in a response. The record itself is never cut."""
 
 
 class Offsets(NamedTuple):

@@ -121,7 +121,7 @@ class KafkaSource:
                 listings.sort(key=lambda g: (g.state in WITHOUT_MEMBERS, g.group_id))
                 described = await asyncio.gather(*(self._sample_group(g.group_id) for g in listings[:GROUPS_MAX]))
         except TimeoutError:
-            return KafkaSample(error=f"no answer within {self._timeout_ms} ms")
+            return KafkaSample(error=f"no response within {self._timeout_ms} ms")
         except PenstockError as e:
             return KafkaSample(error=str(e) or type(e).__name__)
         groups = [group for group in described if group is not None]

@@ -1,12 +1,12 @@
 """The view of the whole application by one of its instances, which queries the others over HTTP.
 
 A Kafka topic lists the instances and the partitions that each one owns. An instance is queried with `local=true`: it
-answers only for itself, so requests do not loop. A request has the timeout `timeout_ms`, and its answer has at most
-`ANSWER_BYTES_MAX`. The partitions of an instance that does not answer are listed as missing. Requests are not retried:
-the client can retry.
+answers only for itself, so requests do not loop. A request has the timeout `timeout_ms`, and its response has at most
+`RESPONSE_BYTES_MAX`. The partitions of an instance that does not answer are listed as missing. Requests are not
+retried: the client can retry.
 
-The answers are merged: each partition comes only from the instance that owns it. An instance that does not know yet
-that it lost a partition still reports it. That part of its answer is dropped.
+The responses are merged: each partition comes only from the instance that owns it. An instance that does not know yet
+that it lost a partition still reports it. That part of its response is dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.shared.streams.runtime.instances import Instances, PartitionOwners
 OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
 RowT = TypeVar("RowT")
 
-ANSWER_BYTES_MAX = 64 * 1024 * 1024
+RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 """The largest answer of one instance: ten thousand rows of some kilobytes."""
 CONNECTIONS_MAX = 64
 """The most open connections to all other instances."""
@@ -71,7 +71,7 @@ class OwnInstanceView(StreamsView, Protocol):
 
 
 class NotAnswered(Exception):
-    """A queried instance returned no usable answer. The message has the reason.
+    """A queried instance returned no usable response. The message has the reason.
 
     If the instance returned an error, `status` and `detail` are those of the error.
     """
@@ -126,9 +126,9 @@ class ApplicationView:
         own = await self._own.describe()
         parts = self._partition_owners()
         restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
-        answers, missing = await self._query_other_instances(parts, "/v1/streams", {})
-        found = [InstanceAnswer(parts.own | restoring, cast(Mapping[str, Any], own)), *answers]
-        doing = next((p.answer for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))
+        responses, missing = await self._query_other_instances(parts, "/v1/streams", {})
+        found = [InstanceResponse(parts.own | restoring, cast(Mapping[str, Any], own)), *responses]
+        doing = next((p.response for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))
         state: dict[str, Any] = {
             **own,
             "tasks": merge_tasks(found),
@@ -142,8 +142,8 @@ class ApplicationView:
     async def stores(self) -> dict[str, Any]:
         """Return the state stores of all instances."""
         parts = self._partition_owners()
-        answers, missing = await self._query_other_instances(parts, "/v1/streams/stores", {})
-        found = [InstanceAnswer(parts.own, {"stores": self._own.stores()}), *answers]
+        responses, missing = await self._query_other_instances(parts, "/v1/streams/stores", {})
+        found = [InstanceResponse(parts.own, {"stores": self._own.stores()}), *responses]
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
@@ -152,8 +152,8 @@ class ApplicationView:
         pages = live_pages(self._own.application, store, key)
         own = cast(Mapping[str, Any], self._own.windows(store, key, limit, continuation))
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
-        answers, missing = await self._query_other_instances(parts, "/v1/streams/windows", wanted)
-        found = merge_windows([InstanceAnswer(parts.own, own), *answers], limit, pages)
+        responses, missing = await self._query_other_instances(parts, "/v1/streams/windows", wanted)
+        found = merge_windows([InstanceResponse(parts.own, own), *responses], limit, pages)
         return {**found, "missing": missing_rows(missing)}
 
     async def read_store(self, store: str, *, partial: bool, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
@@ -164,14 +164,14 @@ class ApplicationView:
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
-        answers, missing = await self._query_other_instances(
+        responses, missing = await self._query_other_instances(
             parts, f"/v1/streams/stores/{quote(store, safe='')}", params
         )
         pages = row_pages(self._own.application, store, params)
-        answer = merge_rows([InstanceAnswer(parts.own, own), *answers], missing, params["rows_max"], pages)
+        response = merge_rows([InstanceResponse(parts.own, own), *responses], missing, params["rows_max"], pages)
         if missing and not partial:
             raise Problem(INCOMPLETE, "; ".join(f"partition {p}: {why}" for p, why in sorted(missing.items())))
-        return answer | {"missing": missing_rows(missing)}
+        return response | {"missing": missing_rows(missing)}
 
     async def compact(self) -> str:
         parts = self._partition_owners()
@@ -205,43 +205,43 @@ class ApplicationView:
 
     async def _query_other_instances(
         self, parts: PartitionOwners, path: str, wanted: Mapping[str, Any]
-    ) -> tuple[list[InstanceAnswer], dict[int, str]]:
-        """Return the answers of the others for their partitions, and the missing partitions with their reasons."""
+    ) -> tuple[list[InstanceResponse], dict[int, str]]:
+        """Return the responses of the others for their partitions, and the missing partitions with their reasons."""
         requested = list(parts.others.items())
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(self._query_instance(url, path, wanted) for url, _ in requested), return_exceptions=True
         )
         found = []
         missing = dict(parts.missing)
-        for (url, partitions), answer in zip(requested, answers, strict=True):
-            if isinstance(answer, NotAnswered):
-                missing |= dict.fromkeys(partitions, f"{url}: {answer}")
-            elif isinstance(answer, BaseException):
-                raise answer
+        for (url, partitions), response in zip(requested, responses, strict=True):
+            if isinstance(response, NotAnswered):
+                missing |= dict.fromkeys(partitions, f"{url}: {response}")
+            elif isinstance(response, BaseException):
+                raise response
             else:
-                found.append(InstanceAnswer(partitions, answer))
+                found.append(InstanceResponse(partitions, response))
         return found, missing
 
     async def _query_instance(
         self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET"
     ) -> dict[str, Any]:
-        """Return one instance's answer for itself. Raises NotAnswered if it has no usable one."""
+        """Return one instance's response for itself. Raises NotAnswered if it has no usable one."""
         params = encode_query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         limit_ms = self._settings.timeout_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                status, body = await self._fetch_answer(
+                status, body = await self._fetch_response(
                     httpx.Request(method, f"{url}{path}", params=params, headers=headers)
                 )
-            answer = msgspec.json.decode(body, type=dict[str, Any])
+            response = msgspec.json.decode(body, type=dict[str, Any])
             if status >= httpx.codes.BAD_REQUEST:
-                detail = str(answer.get("detail", ""))
+                detail = str(response.get("detail", ""))
                 raise NotAnswered(f"answers {status}: {detail}", status, detail)
         except TimeoutError:
             self._instance_queries.labels(result="failed").inc()
-            raise NotAnswered(f"no answer within {limit_ms} ms") from None
+            raise NotAnswered(f"no response within {limit_ms} ms") from None
         except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as e:
             self._instance_queries.labels(result="failed").inc()
             raise NotAnswered(f"{type(e).__name__}: {e}".rstrip(": ")) from None
@@ -249,19 +249,19 @@ class ApplicationView:
             self._instance_queries.labels(result="failed").inc()
             raise
         self._instance_queries.labels(result="answered").inc()
-        return answer
+        return response
 
-    async def _fetch_answer(self, request: httpx.Request) -> tuple[int, bytes]:
-        answer = await self._client.send(request, stream=True)
+    async def _fetch_response(self, request: httpx.Request) -> tuple[int, bytes]:
+        response = await self._client.send(request, stream=True)
         try:
             body = bytearray()
-            async for piece in answer.aiter_bytes():
+            async for piece in response.aiter_bytes():
                 body += piece
-                if len(body) > ANSWER_BYTES_MAX:
-                    raise NotAnswered(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
-            return answer.status_code, bytes(body)
+                if len(body) > RESPONSE_BYTES_MAX:
+                    raise NotAnswered(f"a response of more than {RESPONSE_BYTES_MAX} bytes")
+            return response.status_code, bytes(body)
         finally:
-            await answer.aclose()
+            await response.aclose()
 
 
 def instance_tokens(settings: GuardedSettings) -> dict[Scope, str]:
@@ -280,29 +280,29 @@ def instance_tokens(settings: GuardedSettings) -> dict[Scope, str]:
     return found
 
 
-class InstanceAnswer(NamedTuple):
-    """The answer of one instance, and the partitions that it was queried for."""
+class InstanceResponse(NamedTuple):
+    """The response of one instance, and the partitions that it was queried for."""
 
     partitions: Collection[int]
-    answer: Mapping[str, Any]
+    response: Mapping[str, Any]
 
 
 def missing_rows(missing: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the missing partitions as the application's answers list them."""
+    """Return the missing partitions as the application's responses list them."""
     return [{"partition": partition, "reason": reason} for partition, reason in sorted(missing.items())]
 
 
-def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
-    """Merge the instances' answers into the application's: the live rows of each store by partition.
+def merge_stores(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
+    """Merge the instances' responses into the application's: the live rows of each store by partition.
 
-    >>> of_a = InstanceAnswer([0], {"stores": [{"store": "s", "rows": {"0": 2, "1": 9}, "total": 11}]})
-    >>> of_b = InstanceAnswer([1], {"stores": [{"store": "s", "rows": {"1": 3}, "total": 3}]})
+    >>> of_a = InstanceResponse([0], {"stores": [{"store": "s", "rows": {"0": 2, "1": 9}, "total": 11}]})
+    >>> of_b = InstanceResponse([1], {"stores": [{"store": "s", "rows": {"1": 3}, "total": 3}]})
     >>> merge_stores([of_a, of_b])
     [{'store': 's', 'rows': {'0': 2, '1': 3}, 'total': 5}]
     """
     rows: dict[str, dict[str, int]] = {}
-    for partitions, answer in parts:
-        for store in answer["stores"]:
+    for partitions, response in parts:
+        for store in response["stores"]:
             own = {p: n for p, n in store["rows"].items() if int(p) in partitions}
             rows.setdefault(store["store"], {}).update(own)
     ordered = {name: dict(sorted(own.items(), key=lambda row: int(row[0]))) for name, own in sorted(rows.items())}
@@ -310,19 +310,19 @@ def merge_stores(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
 
 
 def merge_windows(
-    parts: Sequence[InstanceAnswer], limit: int, pages: ContinuationCodec[LivePosition]
+    parts: Sequence[InstanceResponse], limit: int, pages: ContinuationCodec[LivePosition]
 ) -> dict[str, Any]:
     """Merge the instances' live windows into the application's, latest end first."""
     rows = [
         (live_order(LivePosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
-        for partitions, answer in parts
-        for row in answer["windows"]
+        for partitions, response in parts
+        for row in response["windows"]
         if row["partition"] in partitions
     ]
-    ends = [live_order(position) for _, answer in parts if (position := pages.decode(answer["continuation"]))]
+    ends = [live_order(position) for _, response in parts if (position := pages.decode(response["continuation"]))]
     found, last = _first_merged_rows(rows, limit, ends)
     position = None if last is None else last.position()
-    unseen = sum(answer["unseen"] for _, answer in parts)
+    unseen = sum(response["unseen"] for _, response in parts)
     return {"windows": found, "continuation": pages.encode(position), "unseen": unseen}
 
 
@@ -331,9 +331,9 @@ def _first_merged_rows(
 ) -> tuple[list[RowT], OrderT | None]:
     """Merge the instances' rows. Return the first rows, and the position after which the next page begins.
 
-    `rows` are the rows of all answers. `ends` has an entry for each answer that was cut: the position up to which the
-    answer is complete. Rows after the first of these positions are left to the next page, since rows of a cut answer
-    may precede them. The returned position is None if no rows follow.
+    `rows` are the rows of all responses. `ends` has an entry for each response that was cut: the position up to which
+    the response is complete. Rows after the first of these positions are left to the next page, since rows of a cut
+    response may precede them. The returned position is None if no rows follow.
     """
     end = min(ends, default=None)
     known = sorted((one for one in rows if end is None or one[0] <= end), key=itemgetter(0))
@@ -341,69 +341,69 @@ def _first_merged_rows(
     return [row for _, row in known[:limit]], last
 
 
-def merge_tasks(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
+def merge_tasks(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
     """Merge the instances' tasks into the application's, each with the instance that runs or restores it."""
     found = [
-        {**task, "instance": answer.get("instance", "")}
-        for partitions, answer in parts
-        for task in answer.get("tasks", ())
+        {**task, "instance": response.get("instance", "")}
+        for partitions, response in parts
+        for task in response.get("tasks", ())
         if task["partition"] in partitions
     ]
     return sorted(found, key=lambda task: task["partition"])
 
 
-def merge_standbys(parts: Iterable[InstanceAnswer]) -> list[dict[str, Any]]:
+def merge_standbys(parts: Iterable[InstanceResponse]) -> list[dict[str, Any]]:
     """Merge the instances' standbys into the application's by partition, each with its instance.
 
-    >>> of_a = InstanceAnswer([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]})
-    >>> merge_standbys([of_a, InstanceAnswer([1], {})])
+    >>> of_a = InstanceResponse([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]})
+    >>> merge_standbys([of_a, InstanceResponse([1], {})])
     [{'partition': 1, 'lag': 0, 'instance': 'a'}]
     """
     found = [
-        {**standby, "instance": answer.get("instance", "")}
-        for _, answer in parts
-        for standby in answer.get("standbys", ())
+        {**standby, "instance": response.get("instance", "")}
+        for _, response in parts
+        for standby in response.get("standbys", ())
     ]
     return sorted(found, key=lambda standby: (standby["partition"], standby["instance"]))
 
 
 def merge_rows(
-    parts: Sequence[InstanceAnswer], missing: dict[int, str], rows_max: int, pages: ContinuationCodec[RowPosition]
+    parts: Sequence[InstanceResponse], missing: dict[int, str], rows_max: int, pages: ContinuationCodec[RowPosition]
 ) -> dict[str, Any]:
-    """Merge the instances' answers for a store: their rows, at most `rows_max`, and the source offsets they reflect.
+    """Merge the instances' responses for a store: their rows, at most `rows_max`, and the source offsets they reflect.
 
-    A partition that has no source offsets in its instance's answer is added to `missing`.
+    A partition that has no source offsets in its instance's response is added to `missing`.
 
     >>> common = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
-    >>> of_a = InstanceAnswer([0], {**common, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
-    >>> of_b, missing = InstanceAnswer([1], {**common, "rows": [], "position": {}}), {}
+    >>> of_a = InstanceResponse([0], {**common, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
+    >>> of_b, missing = InstanceResponse([1], {**common, "rows": [], "position": {}}), {}
     >>> merge_rows([of_a, of_b], missing, 10, ContinuationCodec(RowPosition, "s"))["position"], missing
     ({'0': {'in': 7}}, {1: 'its task has just gone'})
     """
     rows: list[tuple[tuple[int, RowOrder], Any]] = []
     source_positions: dict[str, Any] = {}
-    first_answer = parts[0].answer
+    first_response = parts[0].response
     positions: dict[tuple[int, RowOrder], RowPosition] = {}
     ends = []
-    for partitions, answer in parts:
-        for row in answer["rows"]:
+    for partitions, response in parts:
+        for row in response["rows"]:
             if row["partition"] in partitions:
-                own = _row_position(row, first_answer["key_type"])
+                own = _row_position(row, first_response["key_type"])
                 order = own.partition, row_order(own.key, own.start)
                 positions[order] = own
                 rows.append((order, row))
-        if end := pages.decode(answer["continuation"]):
+        if end := pages.decode(response["continuation"]):
             order = end.partition, row_order(end.key, end.start)
             positions[order] = end
             ends.append(order)
-        at = {p: offsets for p, offsets in answer["position"].items() if int(p) in partitions}
+        at = {p: offsets for p, offsets in response["position"].items() if int(p) in partitions}
         missing |= {p: "its task has just gone" for p in partitions if str(p) not in at}
         source_positions |= at
     found, last = _first_merged_rows(rows, rows_max, ends)
     return {
-        "store": first_answer["store"],
-        "kind": first_answer["kind"],
-        "key_type": first_answer["key_type"],
+        "store": first_response["store"],
+        "kind": first_response["kind"],
+        "key_type": first_response["key_type"],
         "rows": found,
         "position": dict(sorted(source_positions.items(), key=lambda each: int(each[0]))),
         "is_cut": last is not None,

@@ -40,7 +40,7 @@ CheckProgress = Callable[[LogOffsets, LogOffsets], None]
 """Gets the positions and the ends before each poll. Raises KafkaTimeout if reading takes too long."""
 
 CHANGES_MAX = 200_000
-"""The most windows of one partition's tail for the queried keys and times. They stay in memory until the answer."""
+"""The most windows of one partition's tail for the queried keys and times. They stay in memory until the response."""
 
 
 class ChangelogLocation(NamedTuple):

@@ -1,4 +1,4 @@
-"""Answers page by page: the query that a continuation belongs to, and an answer's rows with their continuation."""
+"""Answers page by page: the query that a continuation belongs to, and a response's rows with their continuation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.shared.common.continuation_codec import ContinuationCodec
 from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition
-from penstock.shared.streams.runtime.queries import StoreAnswer
+from penstock.shared.streams.runtime.queries import StoreResponse
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
 """The parameters of a query that select its rows. The page size is not one of them and may change."""
@@ -32,8 +32,8 @@ def live_pages(application: str, store: str | None, key: str) -> ContinuationCod
     return ContinuationCodec(LivePosition, application, store, key)
 
 
-def page_with_continuation(answer: StoreAnswer, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
-    """Return the answer of a store query for HTTP: its rows as plain values, and the continuation of the next page."""
-    fields = msgspec.structs.asdict(answer)
+def page_with_continuation(response: StoreResponse, pages: ContinuationCodec[RowPosition]) -> dict[str, Any]:
+    """Return a store query's response for HTTP: its rows as plain values, and the continuation of the next page."""
+    fields = msgspec.structs.asdict(response)
     position = fields.pop("last")
     return {**fields, "is_cut": position is not None, "continuation": pages.encode(position)}

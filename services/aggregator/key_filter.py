@@ -41,7 +41,7 @@ class KeyFilter:
 
 
 def key_text(key: Any) -> str:
-    """Return a key as the text that a key filter searches, and that answers show.
+    """Return a key as the text that a key filter searches, and that responses show.
 
     >>> key_text(b"UA-EWR"), key_text(7), key_text(b"\\xff")
     ('UA-EWR', '7', '\\\\xff')

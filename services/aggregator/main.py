@@ -132,7 +132,7 @@ class Aggregator:
             await self._application_view.close()
 
     async def describe(self) -> StreamsState:
-        """Return the answer of `GET /v1/streams`."""
+        """Return the response of `GET /v1/streams`."""
         state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
         return cast(StreamsState, state)
 
@@ -142,7 +142,7 @@ class Aggregator:
         return self._settings.streams.application_id
 
     async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
-        """Return the answer of `GET /v1/streams/stores/{store}` for this instance.
+        """Return the response of `GET /v1/streams/stores/{store}` for this instance.
 
         The store is read in slices, between which the tasks continue.
         """
@@ -166,7 +166,7 @@ class Aggregator:
                 del running[partition]
 
     async def find_windows(self, store: str, *, status: Status, **params: Unpack[StoreQueryParams]) -> FoundWindows:
-        """Return the answer of `GET /v1/streams/stores/{store}/windows`."""
+        """Return the response of `GET /v1/streams/stores/{store}/windows`."""
         builder = self.worker.topology.stores.get(store)
         if builder is None:
             raise ConfigError(f"no store with windows {store!r}")
@@ -192,11 +192,11 @@ class Aggregator:
         return self.worker.holds(COMPACTION_PARTITION)
 
     def stores(self) -> list[dict[str, Any]]:
-        """Return the answer of `GET /v1/streams/stores`."""
+        """Return the response of `GET /v1/streams/stores`."""
         return describe_live_stores(self.worker.tasks())
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
-        """Return the answer of `GET /v1/streams/windows`."""
+        """Return the response of `GET /v1/streams/windows`."""
         pages = live_pages(self.application, store, key)
         found = live_windows(self.worker.tasks(), store, KeyFilter(key), limit, pages.decode(continuation))
         return {"windows": found.windows, "continuation": pages.encode(found.last), "unseen": found.unseen}

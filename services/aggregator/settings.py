@@ -177,7 +177,7 @@ class AggregatorSettings(GuardedSettings):
 
     http: HttpSettings = HttpSettings(port=8083)
     kafka_silence_max_ms: PositiveMs = Field(
-        default=15_000, description="unhealthy after this long without an answer from any broker"
+        default=15_000, description="unhealthy after this long without a response from any broker"
     )
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
         default="", validate_default=True, description="module:function that returns a penstock.streams.Topology"

@@ -174,7 +174,7 @@ class StoredWindowsQuery:
     """One query of windows in lake and changelog. It finds at most `rows_max` windows, those that start first.
 
     With `after`, the query continues after that position. `run` sets the other attributes. `position` has, by
-    partition, the source offsets that the answer reflects. `missing` is set if the lake has no tables of the
+    partition, the source offsets that the response reflects. `missing` is set if the lake has no tables of the
     application: before the first compaction, or if the settings name the wrong lake. `last` is the position after which
     there may be more windows.
     """

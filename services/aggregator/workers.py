@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
+from penstock.api.http.reverse_proxy import STREAMS_PATHS, Upstream, UpstreamResponse, forward_router
 from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.application_view import instance_tokens
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -126,12 +126,12 @@ class WorkerSlot:
     async def metrics(self) -> str | None:
         """Return its metrics as text; None while it does not answer."""
         try:
-            answer = await self._client.get("/metrics", timeout=CHECK_MS / 1000)
+            response = await self._client.get("/metrics", timeout=CHECK_MS / 1000)
         except httpx.HTTPError:
             return None
-        return answer.text if answer.status_code == httpx.codes.OK else None
+        return response.text if response.status_code == httpx.codes.OK else None
 
-    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
         """Forward a request to the worker process. Raises Problem if the worker does not answer."""
         path = path.removeprefix(f"/workers/{self.number}")
         headers = {"Content-Type": media_type} if media_type else {}
@@ -139,11 +139,11 @@ class WorkerSlot:
             headers["Authorization"] = f"Bearer {token}"
         url = f"{path}?{query}" if query else path
         try:
-            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_MS / 1000)
+            response = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_MS / 1000)
         except httpx.HTTPError as e:
             raise Problem(NO_WORKER, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from e
-        kind, retry_after = (answer.headers.get(name, "") for name in ("content-type", "retry-after"))
-        return Answer(answer.status_code, kind, answer.content, retry_after)
+        kind, retry_after = (response.headers.get(name, "") for name in ("content-type", "retry-after"))
+        return UpstreamResponse(response.status_code, kind, response.content, retry_after)
 
 
 class AnyWorker:
@@ -157,7 +157,7 @@ class AnyWorker:
     def __init__(self, workers: Sequence[WorkerSlot]) -> None:
         self._workers = list(workers)
 
-    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
         """Forward a request to the aggregator's worker processes in turn until one answers."""
         details = []
         for worker in list(self._workers):

@@ -276,7 +276,7 @@ class HandlerLoop(RebalanceListener):
             async with asyncio.timeout(LAG_TIMEOUT_MS / 1000):
                 return await self._consumer.end_offsets(partitions)
         except (PenstockError, TimeoutError) as e:
-            log.info("end offsets unknown", topic=partitions[0].topic, reason=str(e) or "no answer")
+            log.info("end offsets unknown", topic=partitions[0].topic, reason=str(e) or "no response")
             return {}
 
     # Rebalances

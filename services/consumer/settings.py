@@ -115,7 +115,7 @@ class ConsumerServiceSettings(ServiceSettings):
         description="unhealthy after so long without a finished record in a partition with lag, or in a rebalance",
     )
     kafka_silence_max_ms: PositiveMs = Field(
-        default=15_000, description="unhealthy after so long without an answer from any broker"
+        default=15_000, description="unhealthy after so long without a response from any broker"
     )
     retry: RetrySettings = RetrySettings()
     consumer: ReadingSettings = ReadingSettings()

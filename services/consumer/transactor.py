@@ -149,7 +149,7 @@ class OutputTransactor:
                 await self.close()
                 return
             except RetriableError as e:
-                log.warning("the abort has no answer yet", reason=str(e))
+                log.warning("the abort has no response yet", reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
 
     async def _commit_transaction(self, producer: Producer, offsets: Offsets) -> None:
@@ -161,9 +161,9 @@ class OutputTransactor:
             except TransactionAborted:
                 await self._abort_transaction(producer)
                 raise
-            # 2. No answer: the commit may have happened. Only a repeated request shows whether it has.
+            # 2. No response: the commit may have happened. Only a repeated request shows whether it has.
             except RetriableError as e:
-                log.warning("the commit has no answer yet", reason=str(e))
+                log.warning("the commit has no response yet", reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
             # 3. The producer cannot be used any more, and may have committed before. The group's offsets show it.
             except PenstockError as e:

@@ -187,7 +187,7 @@ class EmbeddedKafka:
                 await self._format_storage(java, jars)
             child = await self._launch_java(broker_command(java, jars, self.settings), config.CONSOLE_LOG)
             self._child = child
-            if await self._wait_for_broker_answer(child, taken[config.CLIENT_LISTENER]):
+            if await self._wait_for_broker_response(child, taken[config.CLIENT_LISTENER]):
                 self._ports = taken
                 return
             self._child = None  # it has ended
@@ -254,7 +254,7 @@ class EmbeddedKafka:
             pass_fds=(self._lock.fd,),
         )
 
-    async def _wait_for_broker_answer(self, child: ChildProcess, port: int) -> bool:
+    async def _wait_for_broker_response(self, child: ChildProcess, port: int) -> bool:
         """Return True once the broker answers, False if it ended. Raises KafkaDied if it logs nothing for too long."""
         limit_s = self.settings.start_timeout_ms / 1000
         logged = self._logged_bytes()
@@ -265,7 +265,7 @@ class EmbeddedKafka:
                 logged = now_logged
                 deadline = time.monotonic() + limit_s
             if await broker_answers(self.settings.host, port, PROBE_TIMEOUT_MS):
-                # An answer on the port is this broker's only while its process lives.
+                # A response on the port is this broker's only while its process lives.
                 return child.returncode is None
             if time.monotonic() >= deadline:
                 raise KafkaDied(

@@ -131,7 +131,7 @@ class Service:
         `still_ms`.
         """
         clock = asyncio.get_running_loop().time
-        reason = "no answer yet"
+        reason = "no response yet"
         changed_s = clock()
         reported_s = changed_s
         async with _make_http_client() as client:
@@ -140,12 +140,12 @@ class Service:
                     raise self.died()
                 before = reason
                 try:
-                    answer = await client.get(f"{self.url}/health")
-                    if answer.status_code == httpx.codes.OK:
+                    response = await client.get(f"{self.url}/health")
+                    if response.status_code == httpx.codes.OK:
                         return
-                    reason = failing_checks(answer.text)
+                    reason = failing_checks(response.text)
                 except httpx.HTTPError as e:
-                    reason = f"no answer ({type(e).__name__})"
+                    reason = f"no response ({type(e).__name__})"
                 now_s = clock()
                 # Without the numbers: a duration that grows is not progress.
                 if _DIGITS.sub("", reason) != _DIGITS.sub("", before):
@@ -164,8 +164,8 @@ class Service:
         """Return the JSON of the service at a path; None while it does not answer."""
         try:
             async with _make_http_client() as client:
-                answer = await client.get(f"{self.url}{path}")
-            return answer.json() if answer.status_code == httpx.codes.OK else None
+                response = await client.get(f"{self.url}{path}")
+            return response.json() if response.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, ValueError):
             return None
 

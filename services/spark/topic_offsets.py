@@ -49,7 +49,7 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
     except TimeoutError:
         servers = f"kafka.bootstrap_servers={kafka.bootstrap_servers}"
         subject = f" about {about}" if about else ""
-        raise KafkaTimeout(f"{servers}: no answer{subject} within {timeout_ms} ms (kafka_timeout_ms)") from None
+        raise KafkaTimeout(f"{servers}: no response{subject} within {timeout_ms} ms (kafka_timeout_ms)") from None
 
 
 def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:

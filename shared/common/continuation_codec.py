@@ -1,4 +1,4 @@
-"""Continuations of answers that are divided into pages: the position of a page's last row, as text.
+"""Continuations of responses that are divided into pages: the position of a page's last row, as text.
 
 The request for the next page contains the text. A position identifies a row, so another instance, or a restarted one,
 can return the next page. The text contains a digest of the query, and is rejected in a request with another query.
@@ -28,7 +28,7 @@ PositionT = TypeVar("PositionT", RowPosition, WindowPosition, LivePosition)
 
 
 class WrongContinuation(DataError):
-    """A continuation that no answer to this query returned."""
+    """A continuation that no response to this query returned."""
 
 
 class ContinuationCodec(Generic[PositionT]):

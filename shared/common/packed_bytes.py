@@ -42,7 +42,7 @@ class PackedBytes(Sequence[bytes | None]):
 
     @classmethod
     def of(cls, strings: Sequence[bytes | None], lengths: NDArray[np.int64] | None = None) -> PackedBytes:
-        """The strings in one buffer. Raises TypeError if one is neither bytes nor None.
+        """The strings in one buffer. Raises TypeError if one is neither bytes-like nor None.
 
         `lengths` is the result of `lengths_of`, if the caller has it.
         """

@@ -28,7 +28,7 @@ from penstock.shared.common.time_text import EPOCH
 
 
 class SchemaType(Enum):
-    """Kafka Connect's types. The value is the type's name in JSON envelopes and in Avro."""
+    """Kafka Connect's types. The value is the type's name in JSON envelopes, and in Avro's property `connect.type`."""
 
     INT8 = "int8"
     INT16 = "int16"

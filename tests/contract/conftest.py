@@ -1,6 +1,6 @@
 """Fixtures with which each test here runs on the fake broker and on Apache Kafka.
 
-`wire` is a client of bare requests, so that the brokers' answers are compared and not a client
+`wire` is a client of bare requests, so that the brokers' responses are compared and not a client
 library's interpretation of them.
 """
 
@@ -60,7 +60,7 @@ class Wire:
         self._correlation_id = 0
 
     async def frame(self, api: Api, version: int, body: Message) -> bytes:
-        """Return the bytes of the answer."""
+        """Return the bytes of the response."""
         self._correlation_id += 1
         data = encode_request(SUPPORTED_APIS[api], version, self._correlation_id, "contract", body)
         self._writer.write(struct.pack(">i", len(data)) + data)
@@ -71,13 +71,13 @@ class Wire:
         """Return the decoded answer, by default in the newest version."""
         version = SUPPORTED_APIS[api].max_version if version is None else version
         for _ in range(200):
-            _, answer, _ = decode_response(
+            _, response, _ = decode_response(
                 SUPPORTED_APIS[api], version, await self.frame(api, version, Message(**body))
             )
-            if error_of(answer) not in PASSING:
-                return answer
+            if error_of(response) not in PASSING:
+                return response
             await asyncio.sleep(0.02)
-        raise AssertionError(f"{api.name}: {answer}")
+        raise AssertionError(f"{api.name}: {response}")
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
@@ -89,12 +89,12 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("it did not become true")
 
 
-def error_of(answer: Message) -> int:
-    """The first error code in an answer, of the whole, a row, or a partition."""
-    if getattr(answer, "error_code", 0):
-        return int(answer.error_code)
+def error_of(response: Message) -> int:
+    """The first error code in a response, of the whole, a row, or a partition."""
+    if getattr(response, "error_code", 0):
+        return int(response.error_code)
     for name in ("topics", "groups", "resources"):
-        for row in getattr(answer, name, None) or ():
+        for row in getattr(response, name, None) or ():
             if getattr(row, "error_code", 0):
                 return int(row.error_code)
             for partition in getattr(row, "partitions", None) or ():
@@ -151,17 +151,17 @@ class Log:
     async def produce(
         self, records: bytes | None, acks: int = -1, transactional_id: str | None = None, version: int | None = None
     ) -> Message:
-        """Return the partition's row of the answer."""
+        """Return the partition's row of the response."""
         body = {"acks": acks, "timeout_ms": 5_000, "transactional_id": transactional_id}
-        answer = await self.wire.request(Api.PRODUCE, version, topics=self.topics(records=records), **body)
-        return answer.topics[0].partitions[0]
+        response = await self.wire.request(Api.PRODUCE, version, topics=self.topics(records=records), **body)
+        return response.topics[0].partitions[0]
 
     async def fetch(
         self, offset: int, *, committed: bool = False, max_bytes: int = 1 << 20, wait_ms: int = 0
     ) -> Message:
-        """Return the partition's row of the answer."""
+        """Return the partition's row of the response."""
         topics = self.topics(fetch_offset=offset, partition_max_bytes=max_bytes, current_leader_epoch=-1)
-        answer = await self.wire.request(
+        response = await self.wire.request(
             Api.FETCH,
             max_wait_ms=wait_ms,
             min_bytes=1,
@@ -169,21 +169,21 @@ class Log:
             isolation_level=int(committed),
             topics=topics,
         )
-        return answer.topics[0].partitions[0]
+        return response.topics[0].partitions[0]
 
     async def offset(self, timestamp: int, *, committed: bool = False) -> tuple[int, int]:
         """Return error code and offset."""
         topics = self.topics(timestamp=timestamp)
-        answer = await self.wire.request(Api.LIST_OFFSETS, isolation_level=int(committed), topics=topics)
-        row = answer.topics[0].partitions[0]
+        response = await self.wire.request(Api.LIST_OFFSETS, isolation_level=int(committed), topics=topics)
+        row = response.topics[0].partitions[0]
         return row.error_code, row.offset
 
 
 async def created(wire: Wire, name: str, partitions: int = 1, **configs: str) -> None:
     rows = [Message(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     topic = Message(name=name, num_partitions=partitions, replication_factor=1, configs=rows)
-    answer = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=10_000)
-    assert answer.topics[0].error_code == 0, answer
+    response = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=10_000)
+    assert response.topics[0].error_code == 0, response
     for _ in range(500):
         topics = [Message(name=name, partitions=[Message(partition=p, timestamp=-1) for p in range(partitions)])]
         if error_of(await wire.request(Api.LIST_OFFSETS, topics=topics)) == 0:

@@ -68,8 +68,8 @@ async def test_an_unknown_partition_is_an_error(log: Log, name: str) -> None:
 async def test_a_leader_epoch_is_compared(log: Log) -> None:
     """A leader epoch above the broker's is UNKNOWN_LEADER_EPOCH."""
     topics = log.topics(fetch_offset=0, partition_max_bytes=1 << 20, current_leader_epoch=99)
-    answer = await log.wire.request(Api.FETCH, min_bytes=1, topics=topics)
-    assert ErrorCode(answer.topics[0].partitions[0].error_code) is ErrorCode.UNKNOWN_LEADER_EPOCH
+    response = await log.wire.request(Api.FETCH, min_bytes=1, topics=topics)
+    assert ErrorCode(response.topics[0].partitions[0].error_code) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 async def test_offsets_are_found_by_time(log: Log) -> None:
@@ -87,8 +87,8 @@ async def test_deleted_records_are_gone(log: Log) -> None:
     """A deletion moves the log's start, -1 deletes all records, and an offset above the end is an error."""
 
     async def delete(offset: int) -> tuple[str, int]:
-        answer = await log.wire.request(Api.DELETE_RECORDS, topics=log.topics(offset=offset), timeout_ms=5_000)
-        row = answer.topics[0].partitions[0]
+        response = await log.wire.request(Api.DELETE_RECORDS, topics=log.topics(offset=offset), timeout_ms=5_000)
+        row = response.topics[0].partitions[0]
         return ErrorCode(row.error_code).name, row.low_watermark
 
     await log.produce(batch(b"a", b"b", b"c", at_ms=1_000))

@@ -35,13 +35,13 @@ class Member:
             "protocols": [Message(name=name, metadata=metadata) for name, metadata in self.protocols],
             **more,
         }
-        answer = await self.wire.request(Api.JOIN_GROUP, **body)
-        if code_name(answer.error_code) == "MEMBER_ID_REQUIRED":
-            self.member_id = answer.member_id
+        response = await self.wire.request(Api.JOIN_GROUP, **body)
+        if code_name(response.error_code) == "MEMBER_ID_REQUIRED":
+            self.member_id = response.member_id
             return await self.join(**more)
-        if not answer.error_code:
-            self.member_id, self.generation = answer.member_id, answer.generation_id
-        return answer
+        if not response.error_code:
+            self.member_id, self.generation = response.member_id, response.generation_id
+        return response
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -64,18 +64,18 @@ class Member:
 
     async def leave(self) -> str:
         rows = [Message(member_id=self.member_id, group_instance_id=self.instance_id)]
-        answer = await self.wire.request(Api.LEAVE_GROUP, group_id=self.group_id, members=rows)
-        return code_name(answer.error_code or answer.members[0].error_code)
+        response = await self.wire.request(Api.LEAVE_GROUP, group_id=self.group_id, members=rows)
+        return code_name(response.error_code or response.members[0].error_code)
 
     async def commit(self, log: Log, offset: int, metadata: str = "") -> str:
         topics = log.topics(offset=offset, metadata=metadata)
-        answer = await self.wire.request(Api.OFFSET_COMMIT, topics=topics, **self.identity)
-        return code_name(answer.topics[0].partitions[0].error_code)
+        response = await self.wire.request(Api.OFFSET_COMMIT, topics=topics, **self.identity)
+        return code_name(response.topics[0].partitions[0].error_code)
 
     async def committed(self, log: Log) -> tuple[int, str]:
         topics = [Message(name=log.topic, partitions=[0])]
-        answer = await self.wire.request(Api.OFFSET_FETCH, group_id=self.group_id, topics=topics)
-        row = answer.topics[0].partitions[0]
+        response = await self.wire.request(Api.OFFSET_FETCH, group_id=self.group_id, topics=topics)
+        row = response.topics[0].partitions[0]
         return row.offset, row.metadata
 
 
@@ -96,10 +96,10 @@ async def test_a_member_joins_with_the_id_it_was_given(wire: Wire, name: str) ->
     """The first join returns an id, and the second makes the member the leader of the group."""
     await wire.request(Api.FIND_COORDINATOR, key=name)
     member = Member(wire, name)
-    answer = await member.join()
-    assert (answer.error_code, answer.generation_id, answer.protocol_name) == (0, 1, "range")
-    assert answer.leader == answer.member_id == member.member_id
-    assert [(one.member_id, one.metadata) for one in answer.members] == [(member.member_id, b"m")]
+    response = await member.join()
+    assert (response.error_code, response.generation_id, response.protocol_name) == (0, 1, "range")
+    assert response.leader == response.member_id == member.member_id
+    assert [(one.member_id, one.metadata) for one in response.members] == [(member.member_id, b"m")]
     assert member.member_id.startswith("contract-")
 
 
@@ -113,10 +113,10 @@ async def test_the_leader_assigns(broker: Broker, wire: Wire, other_wire: Wire, 
 
     await until(must_rejoin)
     assert code_name((await first.sync()).error_code) == "REBALANCE_IN_PROGRESS"
-    answer, others = await first.join(), await joining
-    assert (answer.generation_id, others.generation_id) == (2, 2)
-    assert (answer.leader, others.leader, others.members) == (first.member_id, first.member_id, [])
-    assert sorted(one.member_id for one in answer.members) == sorted((first.member_id, second.member_id))
+    response, others = await first.join(), await joining
+    assert (response.generation_id, others.generation_id) == (2, 2)
+    assert (response.leader, others.leader, others.members) == (first.member_id, first.member_id, [])
+    assert sorted(one.member_id for one in response.members) == sorted((first.member_id, second.member_id))
     waiting = asyncio.create_task(second.sync())
     own = await first.sync({first.member_id: b"1", second.member_id: b"2"})
     assert (own.assignment, (await waiting).assignment) == (b"1", b"2")
@@ -155,15 +155,15 @@ async def test_a_missing_group_is_dead(wire: Wire, name: str) -> None:
     assert await nobody.heartbeat() == "UNKNOWN_MEMBER_ID"
     assert await nobody.leave() == "UNKNOWN_MEMBER_ID"
     assert await state_of(wire, name) == "Dead"
-    answer = await wire.request(Api.DELETE_GROUPS, groups=[name])
-    assert code_name(answer.groups[0].error_code) == "GROUP_ID_NOT_FOUND"
+    response = await wire.request(Api.DELETE_GROUPS, groups=[name])
+    assert code_name(response.groups[0].error_code) == "GROUP_ID_NOT_FOUND"
 
 
 async def test_a_leader_that_rejoins_starts_a_generation(broker: Broker, wire: Wire, name: str) -> None:
     """A leader that joins again with the same protocols starts the next generation."""
     member = await single_member(wire, name)
-    answer = await member.join()
-    assert (answer.error_code, answer.generation_id) == (0, 2)
+    response = await member.join()
+    assert (response.error_code, response.generation_id) == (0, 2)
 
 
 async def test_a_group_agrees_on_a_protocol(wire: Wire, name: str) -> None:
@@ -244,10 +244,10 @@ async def test_invalid_commits(log: Log, name: str) -> None:
     await log.wire.request(Api.FIND_COORDINATOR, key=group_id)
     outsider = Member(log.wire, group_id)
     assert await outsider.commit(Log(log.wire, f"{name}-none"), 1) == "UNKNOWN_TOPIC_OR_PARTITION"
-    answer = await log.wire.request(
+    response = await log.wire.request(
         Api.OFFSET_COMMIT, topics=log.topics(offset=1, metadata="m" * 5_000), **outsider.identity
     )
-    assert answer.topics[0].partitions[0].error_code == 12
+    assert response.topics[0].partitions[0].error_code == 12
 
 
 async def test_a_member_commits_only_after_its_sync(log: Log, name: str) -> None:
@@ -266,10 +266,10 @@ async def test_static_members_keep_their_assignment(broker: Broker, wire: Wire, 
     """A restarted static member has a new id and its old assignment without a rebalance, and the old id is fenced."""
     first = await single_member(wire, name, instance_id="one")
     second = Member(wire, name, instance_id="one")
-    answer = await second.join()
-    assert (answer.error_code, answer.generation_id, answer.skip_assignment) == (0, first.generation, True)
+    response = await second.join()
+    assert (response.error_code, response.generation_id, response.skip_assignment) == (0, first.generation, True)
     assert second.member_id != first.member_id
-    assert answer.leader == second.member_id
+    assert response.leader == second.member_id
     assert await state_of(wire, name) == "Stable"
     assert (await second.sync()).assignment == b"all"
     assert await first.heartbeat() == "FENCED_INSTANCE_ID"
@@ -282,7 +282,7 @@ async def test_static_members_keep_their_assignment(broker: Broker, wire: Wire, 
 async def test_older_clients_do_not_skip_the_assignment(wire: Wire, name: str) -> None:
     """In versions without `skip_assignment` a restarted leader gets its old member id as the leader."""
     first = await single_member(wire, name, instance_id="one")
-    answer = await wire.request(
+    response = await wire.request(
         Api.JOIN_GROUP,
         5,
         group_id=name,
@@ -292,8 +292,8 @@ async def test_older_clients_do_not_skip_the_assignment(wire: Wire, name: str) -
         protocol_type="consumer",
         protocols=[Message(name="range", metadata=b"m")],
     )
-    assert (answer.error_code, answer.generation_id) == (0, first.generation)
-    assert (answer.leader, answer.members) == (first.member_id, [])
+    assert (response.error_code, response.generation_id) == (0, first.generation)
+    assert (response.leader, response.members) == (first.member_id, [])
 
 
 async def test_another_protocol_is_a_rebalance(wire: Wire, name: str) -> None:
@@ -309,6 +309,6 @@ async def test_static_members_leave_by_name(wire: Wire, name: str) -> None:
     """A static member can be removed by its instance id alone."""
     await single_member(wire, name, instance_id="one")
     rows = [Message(member_id="", group_instance_id=instance) for instance in ("one", "two")]
-    answer = await wire.request(Api.LEAVE_GROUP, group_id=name, members=rows)
-    assert [code_name(row.error_code) for row in answer.members] == ["NONE", "UNKNOWN_MEMBER_ID"]
+    response = await wire.request(Api.LEAVE_GROUP, group_id=name, members=rows)
+    assert [code_name(row.error_code) for row in response.members] == ["NONE", "UNKNOWN_MEMBER_ID"]
     assert await state_of(wire, name) == "Empty"

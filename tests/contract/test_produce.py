@@ -16,9 +16,9 @@ HOUR_MS = 3_600_000
 
 
 async def producer_id(wire: Wire) -> int:
-    answer = await wire.request(Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=60_000)
-    assert answer.error_code == 0
-    return int(answer.producer_id)
+    response = await wire.request(Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=60_000)
+    assert response.error_code == 0
+    return int(response.producer_id)
 
 
 def numbered(pid: int, epoch: int, sequence: int, count: int = 10) -> bytes:
@@ -109,8 +109,8 @@ async def test_an_unknown_partition_is_an_error(log: Log, name: str) -> None:
         Message(name=log.topic, partitions=[Message(partition=p, records=batch(b"v")) for p in (0, 7)]),
         Message(name=f"{name}-none", partitions=[Message(partition=0, records=batch(b"v"))]),
     ]
-    answer = await log.wire.request(Api.PRODUCE, acks=-1, timeout_ms=5_000, topics=topics)
-    codes = {(t.name, p.partition): ErrorCode(p.error_code).name for t in answer.topics for p in t.partitions}
+    response = await log.wire.request(Api.PRODUCE, acks=-1, timeout_ms=5_000, topics=topics)
+    codes = {(t.name, p.partition): ErrorCode(p.error_code).name for t in response.topics for p in t.partitions}
     assert codes == {
         (log.topic, 0): "NONE",
         (log.topic, 7): "UNKNOWN_TOPIC_OR_PARTITION",

@@ -14,8 +14,8 @@ TOPIC = 2
 async def create(wire: Wire, name: str, partitions: int = 1, replicas: int = 1, **configs: str | None) -> str:
     rows = [Message(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     topic = Message(name=name, num_partitions=partitions, replication_factor=replicas, configs=rows)
-    answer = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000)
-    return code_name(answer.topics[0].error_code)
+    response = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000)
+    return code_name(response.topics[0].error_code)
 
 
 async def test_a_topic_is_created_and_deleted(wire: Wire, name: str) -> None:
@@ -26,8 +26,8 @@ async def test_a_topic_is_created_and_deleted(wire: Wire, name: str) -> None:
     assert (row.error_code, row.name, sorted(one.partition for one in row.partitions)) == (0, name, [0, 1, 2])
     assert row.topic_id != uuid.UUID(int=0)
     assert all(one.leader_id in one.replica_nodes and one.isr_nodes == one.replica_nodes for one in row.partitions)
-    answer = await wire.request(Api.DELETE_TOPICS, topic_names=[name, f"{name}-none"], timeout_ms=5_000)
-    codes = {topic.name: code_name(topic.error_code) for topic in answer.topics}
+    response = await wire.request(Api.DELETE_TOPICS, topic_names=[name, f"{name}-none"], timeout_ms=5_000)
+    codes = {topic.name: code_name(topic.error_code) for topic in response.topics}
     assert codes == {name: "NONE", f"{name}-none": "UNKNOWN_TOPIC_OR_PARTITION"}
     while not (await wire.request(Api.METADATA, topics=[Message(name=name)])).topics[0].error_code:
         continue
@@ -51,8 +51,8 @@ async def test_invalid_topics(wire: Wire, name: str) -> None:
 async def test_validate_only_creates_nothing(wire: Wire, name: str) -> None:
     """With `validate_only` a topic is checked and not created."""
     topic = Message(name=name, num_partitions=1, replication_factor=1)
-    answer = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000, validate_only=True)
-    assert code_name(answer.topics[0].error_code) == "NONE"
+    response = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000, validate_only=True)
+    assert code_name(response.topics[0].error_code) == "NONE"
     assert await create(wire, name) == "NONE"
 
 
@@ -60,15 +60,15 @@ async def test_metadata_of_unknown_topics(wire: Wire, name: str) -> None:
     """Unknown names, unknown ids and invalid names have their own errors, and an empty list requests no topic."""
 
     async def described(**row: Any) -> str:
-        answer = await wire.request(Api.METADATA, topics=[Message(**row)], allow_auto_topic_creation=True)
-        return code_name(answer.topics[0].error_code)
+        response = await wire.request(Api.METADATA, topics=[Message(**row)], allow_auto_topic_creation=True)
+        return code_name(response.topics[0].error_code)
 
     assert await described(name=name) == "UNKNOWN_TOPIC_OR_PARTITION"
     assert await described(name="a/b") == "INVALID_TOPIC_EXCEPTION"
     assert await described(name=None, topic_id=uuid.uuid4()) == "UNKNOWN_TOPIC_ID"
-    answer = await wire.request(Api.METADATA, topics=[])
-    assert (answer.topics, len(answer.brokers)) == ([], 1)
-    assert answer.controller_id == answer.brokers[0].node_id
+    response = await wire.request(Api.METADATA, topics=[])
+    assert (response.topics, len(response.brokers)) == ([], 1)
+    assert response.controller_id == response.brokers[0].node_id
 
 
 async def test_metadata_of_everything(wire: Wire, name: str) -> None:
@@ -84,8 +84,8 @@ async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
 
     async def configs(*keys: str) -> dict[str, tuple[str, int]]:
         row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=list(keys) or None)
-        answer = await wire.request(Api.DESCRIBE_CONFIGS, resources=[row])
-        return {one.name: (one.value, one.config_source) for one in answer.resources[0].configs}
+        response = await wire.request(Api.DESCRIBE_CONFIGS, resources=[row])
+        return {one.name: (one.value, one.config_source) for one in response.resources[0].configs}
 
     async def alter(key: str, operation: int, value: str | None, topic: str = name) -> str:
         change = Message(name=key, config_operation=operation, value=value)

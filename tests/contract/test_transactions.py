@@ -26,16 +26,16 @@ class Producer:
     timeout_ms: int = 60_000
 
     async def init(self) -> str:
-        answer = await self.log.wire.request(
+        response = await self.log.wire.request(
             Api.INIT_PRODUCER_ID,
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self.timeout_ms,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
         )
-        if not answer.error_code:
-            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
-        return ErrorCode(answer.error_code).name
+        if not response.error_code:
+            self.producer_id, self.epoch, self.sequence = response.producer_id, response.producer_epoch, 0
+        return ErrorCode(response.error_code).name
 
     @property
     def identity(self) -> dict[str, object]:
@@ -47,8 +47,8 @@ class Producer:
 
     async def add(self) -> str:
         topics = [Message(name=self.log.topic, partitions=[0])]
-        answer = await self.log.wire.request(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **self.identity)
-        return ErrorCode(answer.topics[0].partitions[0].error_code).name
+        response = await self.log.wire.request(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **self.identity)
+        return ErrorCode(response.topics[0].partitions[0].error_code).name
 
     async def write(self, *values: bytes, version: int | None = None) -> str:
         producer = (self.producer_id, self.epoch, self.sequence)
@@ -59,22 +59,22 @@ class Producer:
         return ErrorCode(row.error_code).name
 
     async def end(self, *, committed: bool) -> str:
-        answer = await self.log.wire.request(Api.END_TXN, committed=committed, **self.identity)
-        return ErrorCode(answer.error_code).name
+        response = await self.log.wire.request(Api.END_TXN, committed=committed, **self.identity)
+        return ErrorCode(response.error_code).name
 
     async def add_offsets(self, group_id: str) -> str:
-        answer = await self.log.wire.request(Api.ADD_OFFSETS_TO_TXN, group_id=group_id, **self.identity)
-        return ErrorCode(answer.error_code).name
+        response = await self.log.wire.request(Api.ADD_OFFSETS_TO_TXN, group_id=group_id, **self.identity)
+        return ErrorCode(response.error_code).name
 
     async def commit_offset(self, group_id: str, offset: int, **member: object) -> str:
-        answer = await self.log.wire.request(
+        response = await self.log.wire.request(
             Api.TXN_OFFSET_COMMIT,
             group_id=group_id,
             topics=self.log.topics(offset=offset, metadata=""),
             **self.identity,
             **{**NO_MEMBER, **member},
         )
-        return ErrorCode(answer.topics[0].partitions[0].error_code).name
+        return ErrorCode(response.topics[0].partitions[0].error_code).name
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ async def end_offsets(log: Log) -> tuple[int, int]:
 
 
 async def until_settled(log: Log, end: int) -> None:
-    """Wait until the markers are written, which Kafka does after its answer."""
+    """Wait until the markers are written, which Kafka does after its response."""
 
     async def is_settled() -> bool:
         return await end_offsets(log) == (end, end)
@@ -226,18 +226,18 @@ async def test_an_expired_transactional_id_has_a_new_producer_id(producer: Produ
 
 async def test_a_timeout_has_limits(log: Log, name: str) -> None:
     """A transaction's timeout above `transaction.max.timeout.ms` is an error."""
-    answer = await log.wire.request(Api.INIT_PRODUCER_ID, transactional_id=name, transaction_timeout_ms=900_001)
-    assert ErrorCode(answer.error_code) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    response = await log.wire.request(Api.INIT_PRODUCER_ID, transactional_id=name, transaction_timeout_ms=900_001)
+    assert ErrorCode(response.error_code) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
 
 
 async def committed_offset(log: Log, group_id: str, *, require_stable: bool) -> tuple[str, int]:
-    answer = await log.wire.request(
+    response = await log.wire.request(
         Api.OFFSET_FETCH,
         group_id=group_id,
         topics=[Message(name=log.topic, partitions=[0])],
         require_stable=require_stable,
     )
-    row = answer.topics[0].partitions[0]
+    row = response.topics[0].partitions[0]
     return ErrorCode(row.error_code).name, row.offset
 
 
@@ -294,6 +294,6 @@ async def test_an_unknown_partition_prevents_the_addition_of_all(producer: Produ
     """Either all or no partitions are added."""
     await created(wire, f"{name}-other")
     topics = [Message(name=f"{name}-other", partitions=[0]), Message(name=f"{name}-none", partitions=[0])]
-    answer = await wire.request(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **producer.identity)
-    codes = {topic.name: topic.partitions[0].error_code for topic in answer.topics}
+    response = await wire.request(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **producer.identity)
+    codes = {topic.name: topic.partitions[0].error_code for topic in response.topics}
     assert codes == {f"{name}-other": 55, f"{name}-none": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

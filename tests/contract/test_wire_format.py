@@ -15,7 +15,7 @@ APIS = [api for api in Api if api not in SASL]
 
 
 async def body_of(wire: Wire, api: Api, topic: str, version: int) -> Message:
-    """A request whose answer has as much content as possible."""
+    """A request whose response has as much content as possible."""
     group = {"group_id": topic, "generation_id": -1, "member_id": "", "group_instance_id": None}
     transaction = {"transactional_id": topic, "producer_id": 1, "producer_epoch": 0}
 
@@ -83,17 +83,17 @@ async def body_of(wire: Wire, api: Api, topic: str, version: int) -> Message:
 
 @pytest.mark.parametrize("api", APIS, ids=[api.name.lower() for api in APIS])
 async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: str, api: Api) -> None:
-    """In every version Kafka accepts our request, and its answer is decoded completely and
+    """In every version Kafka accepts our request, and its response is decoded completely and
     encoded to the same bytes.
     """
     supported = SUPPORTED_APIS[api]
     async with connected(kafka) as wire:
         await created(wire, name)
         for version in range(supported.min_version, supported.max_version + 1):
-            answer = await wire.frame(api, version, await body_of(wire, api, name, version))
-            correlation_id, body, end = decode_response(supported, version, answer)
-            assert end == len(answer), version
-            assert encode_response(supported, version, correlation_id, body) == answer, version
+            response = await wire.frame(api, version, await body_of(wire, api, name, version))
+            correlation_id, body, end = decode_response(supported, version, response)
+            assert end == len(response), version
+            assert encode_response(supported, version, correlation_id, body) == response, version
             assert error_of(body) not in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_SERVER_ERROR), (version, body)
 
 

@@ -38,9 +38,9 @@ class Page:
 
     async def run(self, script: str) -> Any:
         """Evaluate an expression in the page and return its value."""
-        answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
+        response = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in response, response["exceptionDetails"]
+        return response["result"].get("value")
 
     async def until(self, script: str) -> Any:
         """Wait until an expression is true, and return its value."""
@@ -72,14 +72,14 @@ class Page:
 
     async def picture(self, path: Path) -> None:
         """Write a screenshot as PNG."""
-        answer = await self.send("Page.captureScreenshot", format="png")
+        response = await self.send("Page.captureScreenshot", format="png")
         path.write_bytes(  # noqa: ASYNC240 - a small file
-            base64.b64decode(answer["data"])
+            base64.b64decode(response["data"])
         )
 
 
 class Browser:
-    """The browser's process, with the answers and events that it sends."""
+    """The browser's process, with the responses and events that it sends."""
 
     def __init__(self, reader: asyncio.StreamReader, writing: int) -> None:
         self._reader, self._writing = reader, writing
@@ -93,23 +93,23 @@ class Browser:
         message = {"id": self._next, "method": method, "params": parameters}
         if session is not None:
             message["sessionId"] = session
-        answer = self._waiting[self._next] = asyncio.get_running_loop().create_future()
+        response = self._waiting[self._next] = asyncio.get_running_loop().create_future()
         os.write(self._writing, json.dumps(message).encode() + b"\0")
         async with asyncio.timeout(WAIT_SECONDS):
-            return await answer
+            return await response
 
     async def listen(self) -> None:
         """Read messages until the browser ends."""
         while True:
             message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
             if "id" in message:
-                answer = self._waiting.pop(message["id"])
-                if answer.done():
+                response = self._waiting.pop(message["id"])
+                if response.done():
                     continue
                 if "error" in message:
-                    answer.set_exception(AssertionError(message["error"]))
+                    response.set_exception(AssertionError(message["error"]))
                 else:
-                    answer.set_result(message["result"])
+                    response.set_result(message["result"])
             elif (page := self._pages.get(message.get("sessionId", ""))) is not None:
                 entry = message["params"].get("entry", {})
                 if message["method"] == "Runtime.exceptionThrown" or entry.get("source") == "security":

@@ -220,5 +220,5 @@ def started(command: list[str], environment: dict[str, str], folder: Path) -> It
 
 def get(url: str) -> str:
     """Fetch a URL and return the body as text."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())

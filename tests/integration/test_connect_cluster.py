@@ -64,8 +64,8 @@ async def take_leader(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -
     return cluster.pop(next(at for at, worker in enumerate(cluster) if worker.url in leader_metric))
 
 
-def p99_s(answers: list[float]) -> float:
-    return sorted(answers)[int(len(answers) * 0.99)]
+def p99_s(responses: list[float]) -> float:
+    return sorted(responses)[int(len(responses) * 0.99)]
 
 
 def host(worker: WorkerProcess) -> str:
@@ -78,7 +78,7 @@ class Load:
     def __init__(self, bootstrap_servers: str, topic: str, urls: list[str]) -> None:
         self._servers, self._topic, self.urls = bootstrap_servers, topic, urls
         self.sent = 0
-        self.answers: list[float] = []
+        self.responses: list[float] = []
         self.unanswered: list[str] = []
         self._stop = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,13 +108,13 @@ class Load:
                 for url in list(self.urls):
                     began = time.monotonic()
                     try:
-                        answer = await client.get(f"{url}/connectors?expand=status")
-                        if answer.status_code != 200:
-                            self.unanswered.append(f"{url}: {answer.status_code} {answer.text[:200]}")
+                        response = await client.get(f"{url}/connectors?expand=status")
+                        if response.status_code != 200:
+                            self.unanswered.append(f"{url}: {response.status_code} {response.text[:200]}")
                     except httpx.HTTPError as e:
                         if url in self.urls:  # otherwise the worker was stopped meanwhile
                             self.unanswered.append(f"{url}: {e!r}")
-                    self.answers.append(time.monotonic() - began)
+                    self.responses.append(time.monotonic() - began)
                 await asyncio.sleep(0.1)
 
 
@@ -135,10 +135,10 @@ async def test_no_record_is_lost_while_workers_come_and_go(
         async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
             for number in range(CONNECTORS):  # to any worker: a follower forwards to the leader
                 url = cluster[number % 3].url
-                answer = await client.put(
+                response = await client.put(
                     f"{url}/connectors/sink-{number}/config", json=sink(tmp_path, number, topic_name)
                 )
-                assert answer.status_code == 201, answer.text
+                assert response.status_code == 201, response.text
             await until("all run", lambda: settled(client, cluster))
             load.start()
             killed = await take_leader(client, cluster)
@@ -160,7 +160,7 @@ async def test_no_record_is_lost_while_workers_come_and_go(
             rebalances = await rebalances_of(client, cluster[0]) - before
     assert not load.unanswered, load.unanswered[:5]
     assert rebalances <= REBALANCES_MAX
-    assert p99_s(load.answers) < ANSWER_P99_MAX_S
+    assert p99_s(load.responses) < ANSWER_P99_MAX_S
 
 
 async def settled(client: httpx.AsyncClient, cluster: list[WorkerProcess], tasks: int = 2) -> bool:

@@ -23,7 +23,7 @@ from tests.integration.connect_worker import properties
 from tests.integration.test_connect_workers import committed, make_topic, runs, source
 from tests.integration.test_connect_workers import until as read_until
 
-ANSWER_MS_MAX = 5_000
+RESPONSE_MS_MAX = 5_000
 """The limit of a worker's REST latency, on a busy machine."""
 LEAVE_S_MAX = 15.0
 """The limit to stop a worker with a hanging process: twice the graceful time, and the time its clients need."""
@@ -66,13 +66,13 @@ class TimedClient:
 
     async def get(self, path: str) -> Any:
         begun = time.monotonic()
-        answer = await self._client.get(path)
+        response = await self._client.get(path)
         self.longest_ms = max(self.longest_ms, (time.monotonic() - begun) * 1000)
-        return answer.json()
+        return response.json()
 
     async def put(self, name: str, config: dict[str, str]) -> None:
-        answer = await self._client.put(f"/connectors/{name}/config", json=config)
-        assert answer.status_code == 201, answer.text
+        response = await self._client.put(f"/connectors/{name}/config", json=config)
+        assert response.status_code == 201, response.text
 
     async def until(self, name: str, holds: Callable[[Any], bool]) -> Any:
         status: Any = None
@@ -128,7 +128,7 @@ async def test_a_failing_connector_process_affects_no_other_connector(
             assert (await client.delete("/connectors/start")).status_code == 204
             assert sorted(await timed.get("/connectors")) == ["configs", "ending", "good"]
             await timed.until("good", lambda status: status["connector"]["state"] == "RUNNING")
-            assert timed.longest_ms < ANSWER_MS_MAX
+            assert timed.longest_ms < RESPONSE_MS_MAX
         left = connector_processes(worker)
         assert left
         worker.kill()

@@ -1,5 +1,5 @@
 """The REST API of a distributed worker, compared with a recording of a real Kafka Connect: the same requests get the
-same answers.
+same responses.
 
 These may differ: the worker's identity and address, lists of plugins and settings, the order of sets, messages that
 quote Java, and the status of malformed bodies, which is 400 here.
@@ -93,9 +93,9 @@ class Replay:
             self._swapped = first["partition"]["kafka_partition"] == 1
 
     async def _holds(self, path: str, predicate: str) -> bool:
-        answer = await self._client.get(path)
+        response = await self._client.get(path)
         try:
-            if answer.status_code != 200 or not eval(predicate, {"b": answer.json()}):
+            if response.status_code != 200 or not eval(predicate, {"b": response.json()}):
                 return False
         except (KeyError, IndexError, TypeError):
             return False
@@ -103,15 +103,15 @@ class Replay:
             return True
         # tasks change their states one by one
         tasks = (await self._client.get(path.replace("/status", "/tasks"))).json()
-        return len(tasks) == len(answer.json()["tasks"])
+        return len(tasks) == len(response.json()["tasks"])
 
     async def _read(self, number: int, line: dict[str, Any]) -> None:
-        """Repeat a read until its answer matches the recorded one."""
+        """Repeat a read until its response matches the recorded one."""
         status, wanted = expected(line)
 
         async def alike() -> bool:
-            answer = await self._send(line)
-            return answer.status_code == status and matches(line, self._shown(answer), wanted)
+            response = await self._send(line)
+            return response.status_code == status and matches(line, self._shown(response), wanted)
 
         await self._until(alike, SETTLE_S)
         self._compare(number, line, await self._send(line))
@@ -130,10 +130,10 @@ class Replay:
         content = None if body is None else body.replace("SCRATCH", self._scratch)
         return await self._client.request(line["method"], line["path"], content=content)
 
-    def _shown(self, answer: httpx.Response) -> Any:
-        if not answer.content:
+    def _shown(self, response: httpx.Response) -> Any:
+        if not response.content:
             return None
-        return comparable(self._renamed(json.loads(answer.text.replace(self._scratch, "SCRATCH"))))
+        return comparable(self._renamed(json.loads(response.text.replace(self._scratch, "SCRATCH"))))
 
     def _renamed(self, value: Any) -> Any:
         """Swap the two partitions' numbers if they differ from the recording's."""
@@ -146,19 +146,19 @@ class Replay:
             found["kafka_partition"] = 1 - found["kafka_partition"]
         return found
 
-    def _compare(self, number: int, line: dict[str, Any], answer: httpx.Response) -> None:
+    def _compare(self, number: int, line: dict[str, Any], response: httpx.Response) -> None:
         what, (status, wanted), found = (
             f"{number}: {line['method']} {line['path']}",
             expected(line),
-            self._shown(answer),
+            self._shown(response),
         )
-        if answer.status_code != status:
-            self.differences.append(f"{what}: {answer.status_code}, not {status}: {found}")
+        if response.status_code != status:
+            self.differences.append(f"{what}: {response.status_code}, not {status}: {found}")
         elif not matches(line, found, wanted):
             self.differences.append(f"{what}: {found}, not {wanted}")
         elif status >= 400 and (found is None or set(found) != {"error_code", "message"}):
             self.differences.append(f"{what}: no error body: {found}")
-        location = answer.headers.get("location", "").replace(str(self._client.base_url).rstrip("/"), "")
+        location = response.headers.get("location", "").replace(str(self._client.base_url).rstrip("/"), "")
         if location != line.get("location", ""):
             self.differences.append(f"{what}: location {location!r}, not {line.get('location')!r}")
 

@@ -53,10 +53,10 @@ async def until(client: httpx.AsyncClient, path: str, holds: Callable[[Any], boo
     try:
         async with asyncio.timeout(WAIT_S):
             while True:
-                answer = await client.get(path)
-                body = answer.json()
+                response = await client.get(path)
+                body = response.json()
                 with contextlib.suppress(KeyError, IndexError, TypeError):
-                    if answer.status_code == 200 and holds(body):
+                    if response.status_code == 200 and holds(body):
                         return body
                 await asyncio.sleep(0.05)
     except TimeoutError:
@@ -97,9 +97,9 @@ async def test_any_worker_takes_requests_and_all_share_the_work(
         assert (await pair.other.get("/connectors", headers={"Authorization": ""})).status_code == 401
         for name in ("one", "two", "three", "four"):
             config = source(tmp_path / "in.txt", topic_name)
-            answer = await pair.other.post("/connectors", json={"name": name, "config": config})
-            assert answer.status_code == 201, answer.text
-            assert answer.headers["location"].endswith(f"/connectors/{name}")
+            response = await pair.other.post("/connectors", json={"name": name, "config": config})
+            assert response.status_code == 201, response.text
+            assert response.headers["location"].endswith(f"/connectors/{name}")
         statuses = [
             await until(pair.other, f"/connectors/{n}/status", runs(1)) for n in ("one", "two", "three", "four")
         ]
@@ -108,8 +108,8 @@ async def test_any_worker_takes_requests_and_all_share_the_work(
         for name in ("one", "two", "three", "four"):
             assert (await pair.other.post(f"/connectors/{name}/restart")).status_code == 204
             assert (await pair.leader.post(f"/connectors/{name}/tasks/0/restart")).status_code == 204
-        answer = await pair.other.post("/connectors/one/restart?includeTasks=true")
-        assert (answer.status_code, answer.json()["tasks"][0]["state"]) == (202, "RESTARTING")
+        response = await pair.other.post("/connectors/one/restart?includeTasks=true")
+        assert (response.status_code, response.json()["tasks"][0]["state"]) == (202, "RESTARTING")
         await until(pair.other, "/connectors/one/status", runs(1))
         assert (await pair.other.put("/connectors/two/stop")).status_code == 204
         await until(pair.leader, "/connectors/two/status", lambda s: s["connector"]["state"] == "STOPPED")
@@ -166,8 +166,8 @@ async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: Embedde
         for batch in ("7", "3", "5"):  # another config, so another set of tasks
             where = "process" if batch == "3" else "asyncio"
             config = source(file, topic, batch_size=batch, penstock_task_isolation=where, **converter)
-            answer = await pair.other.put("/connectors/src/config", json=config)
-            assert answer.status_code in (200, 201), answer.text
+            response = await pair.other.put("/connectors/src/config", json=config)
+            assert response.status_code in (200, 201), response.text
             await until(
                 pair.other,
                 "/connectors/src/tasks",

@@ -25,7 +25,7 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import KafkaSettings
 
 QUICK = EmbeddedKafkaSettings(jvm_options=QUICK_START)
-ANSWER_MS = 1_000
+RESPONSE_MS = 1_000
 RESUMED_MS = 15_000
 """How long a resumed broker may take until it answers: it first finds that its own sessions have expired."""
 END_LIMIT_SECONDS = 15.0
@@ -46,7 +46,7 @@ TINY_DISK_BYTES = 64 * 1024
 FILLING_DISK_BYTES = 80 * 1024 * 1024
 
 
-async def answers(kafka: EmbeddedKafka, timeout_ms: int = ANSWER_MS) -> bool:
+async def is_answering(kafka: EmbeddedKafka, timeout_ms: int = RESPONSE_MS) -> bool:
     host, port = kafka.bootstrap_servers.split(":")
     return await broker_answers(host, int(port), timeout_ms)
 
@@ -63,12 +63,12 @@ async def partitions_of(kafka: EmbeddedKafka, name: str) -> int:
 
 def test_one_broker_serves_synchronous_tests(kafka: EmbeddedKafka) -> None:
     """A test without an event loop can reach the session's broker."""
-    assert asyncio.run(answers(kafka))
+    assert asyncio.run(is_answering(kafka))
 
 
 async def test_one_broker_serves_asynchronous_tests(kafka: EmbeddedKafka) -> None:
     """A test on anyio's event loop can reach the session's broker, which runs on another loop."""
-    assert await answers(kafka)
+    assert await is_answering(kafka)
 
 
 async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: EmbeddedKafka) -> None:
@@ -76,9 +76,9 @@ async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: Embedd
     address = own_kafka.bootstrap_servers
     await create_topic(own_kafka, "kept", 3)
     await own_kafka.restart()
-    assert await answers(own_kafka)
+    assert await is_answering(own_kafka)
     await own_kafka.kill()
-    assert not await answers(own_kafka)
+    assert not await is_answering(own_kafka)
     await own_kafka.start()
     assert own_kafka.bootstrap_servers == address
     assert await partitions_of(own_kafka, "kept") == 3
@@ -97,10 +97,10 @@ async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) 
     """A paused broker answers nothing though its port is open; after a resume it answers again."""
     own_kafka.pause()
     async with asyncio.timeout(END_LIMIT_SECONDS):
-        while await answers(own_kafka):  # the signal stops the threads of a busy process one after another
+        while await is_answering(own_kafka):  # the signal stops the threads of a busy process one after another
             pass
     own_kafka.resume()
-    assert await answers(own_kafka, RESUMED_MS)
+    assert await is_answering(own_kafka, RESUMED_MS)
 
 
 @pytest.mark.soak
@@ -141,14 +141,14 @@ async def test_killing_the_parent_ends_the_broker(tmp_path: Path) -> None:
     # The next start waits for the lock that the dying broker still holds.
     async with EmbeddedKafka(folder, QUICK) as kafka:
         assert not exists(java)
-        assert await answers(kafka)
+        assert await is_answering(kafka)
 
 
 async def test_second_broker_on_a_folder_is_rejected(own_kafka: EmbeddedKafka) -> None:
     """A second broker on a folder raises FolderInUse, and the first one keeps running."""
     with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
         await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
-    assert await answers(own_kafka)
+    assert await is_answering(own_kafka)
 
 
 @pytest.mark.soak
@@ -157,7 +157,7 @@ async def test_folder_locked_by_kafka_itself(own_kafka: EmbeddedKafka) -> None:
     (own_kafka.data_dir / LOCK_FILE).unlink()
     with pytest.raises(FolderInUse, match=str(own_kafka.data_dir)):
         await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
-    assert await answers(own_kafka)
+    assert await is_answering(own_kafka)
 
 
 async def test_a_configured_port_in_use_is_named(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_lost_race_for_a_port_is_retried(tmp_path: Path) -> None:
         taken = other.getsockname()[1]
         async with RacedKafka(tmp_path, taken) as kafka:
             assert kafka.bootstrap_servers != f"127.0.0.1:{taken}"
-            assert await answers(kafka)
+            assert await is_answering(kafka)
         assert kafka.lost == []
 
 
@@ -200,7 +200,7 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
     )
     async with EmbeddedKafka(tmp_path, settings) as kafka:
         host, port = kafka.address("INSIDE").split(":")
-        assert await broker_answers(host, int(port), ANSWER_MS)
+        assert await broker_answers(host, int(port), RESPONSE_MS)
         assert kafka.address("INSIDE") != kafka.bootstrap_servers
 
 
@@ -241,7 +241,7 @@ async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KafkaDied, match=r"formatted|start_timeout_ms=1"):
         await kafka.start()
     async with EmbeddedKafka(tmp_path, QUICK) as again:
-        assert await answers(again)
+        assert await is_answering(again)
 
 
 async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await start
     async with EmbeddedKafka(tmp_path, QUICK) as again:
-        assert await answers(again)
+        assert await is_answering(again)
 
 
 @contextmanager

@@ -451,8 +451,8 @@ async def test_health_reports_a_stuck_handler(
             assert (await http.get("/health")).status_code == 200
             await send(connection, [ProducerRecord(topic_name, b"stuck", None)])
             await until(lambda: not service.check().ok, work)
-            answer = await http.get("/health")
-            assert (answer.status_code, answer.json()["checks"]["progress"]["lag"]) == (503, 1)
+            response = await http.get("/health")
+            assert (response.status_code, response.json()["checks"]["progress"]["lag"]) == (503, 1)
             text = (await http.get("/metrics")).text
             assert f'penstock_consumer_handlers_in_flight{{group="{topic_name}"}} 1.0' in text
             assert (

@@ -27,8 +27,8 @@ WAIT_S = 90
 
 
 async def health(http: httpx.AsyncClient, service: Service) -> tuple[int, dict[str, Any]]:
-    answer = await http.get(f"{service.url}/health")
-    return answer.status_code, answer.json()["checks"]
+    response = await http.get(f"{service.url}/health")
+    return response.status_code, response.json()["checks"]
 
 
 async def until(http: httpx.AsyncClient, service: Service, status: int) -> dict[str, Any]:
@@ -70,11 +70,11 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
         try:
             for service in (aggregator, consumer):
                 check = (await until(http, service, 503))["kafka"]
-                assert "no answer from any broker for" in check["detail"]
+                assert "no response from any broker for" in check["detail"]
                 assert f"kafka_silence_max_ms={SILENCE_MAX_MS}" in check["detail"]
             checks = await until(http, gateway, 503)
             assert checks.keys() == {"kafka", "aggregator", "consumer"}
-            assert "kafka: no answer from any broker" in checks["consumer"]["detail"]
+            assert "kafka: no response from any broker" in checks["consumer"]["detail"]
         finally:
             own_kafka.resume()
         await asyncio.gather(*(until(http, service, 200) for service in (aggregator, consumer, gateway)))

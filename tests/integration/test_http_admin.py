@@ -106,9 +106,9 @@ async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKaf
         for operation, (path, model) in OPERATIONS.items():
             for name, real in names.items():
                 path = path.replace(name, real)
-            answer = await client.get(f"/v3/clusters{path}")
-            assert (answer.status_code, misfits(answer.json(), model, operation)) == (200, []), path
-            found[operation] = answer.json()
+            response = await client.get(f"/v3/clusters{path}")
+            assert (response.status_code, misfits(response.json(), model, operation)) == (200, []), path
+            found[operation] = response.json()
     config = found["GetKafkaTopicConfig"]
     assert (config["value"], config["source"], config["is_default"]) == ("compact", "DYNAMIC_TOPIC_CONFIG", False)
     assert (found["PartitionWithOffsets"]["earliest_offset"], found["PartitionWithOffsets"]["latest_offset"]) == (0, 5)
@@ -116,7 +116,7 @@ async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKaf
 
 
 async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Topics and the cluster are described from the broker's answers."""
+    """Topics and the cluster are described from the broker's responses."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([event_time_topic(topic_name, 3)])
     async with serving(kafka.bootstrap_servers) as client:

@@ -212,8 +212,8 @@ async def test_all_pages_and_buttons(kafka: EmbeddedKafka, topic_name: str, tmp_
             await page.open(url)
             await page.until("document.getElementById('connection').textContent === 'live'")
             before = int((await text_of(page, "stored")).replace(",", ""))
-            answer = await client.post(f"/v1/topics/{topic_name}/events", content=b"2\n" * 40, headers=NDJSON)
-            assert answer.status_code == 200
+            response = await client.post(f"/v1/topics/{topic_name}/events", content=b"2\n" * 40, headers=NDJSON)
+            assert response.status_code == 200
             await page.until(f"document.getElementById('stored').textContent === '{before + 40}'")
         await search_by_key(page)
         await turn_pages(page)
@@ -265,5 +265,5 @@ async def test_the_token_is_required_and_never_shown(kafka: EmbeddedKafka, tmp_p
             await healthy(client, 200)
             headers = {"Authorization": f"Bearer {token}"}
             for path in ("/", "/health", "/metrics", "/v1/overview", "/v1/history", "/openapi.json", "/v1/topics"):
-                answer = await client.get(path, headers=headers)
-                assert (answer.status_code, token in answer.text) == (200, False)
+                response = await client.get(path, headers=headers)
+                assert (response.status_code, token in response.text) == (200, False)

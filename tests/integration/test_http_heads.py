@@ -125,6 +125,6 @@ async def test_every_service_limits_heads(stack: Stack, name: str, settings: dic
     service = await stack.start(ServiceSpec(name, NO_KAFKA | own | settings, module=module))
     await answering(service)
     async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
-        answers = [await client.get(f"{service.url}/no-such", headers={"X": "a" * n}) for n in (79_000, 81_000)]
-    assert answers[0].status_code != 431
-    assert (answers[1].status_code, "80000 bytes" in answers[1].json()["detail"]) == (431, True)
+        responses = [await client.get(f"{service.url}/no-such", headers={"X": "a" * n}) for n in (79_000, 81_000)]
+    assert responses[0].status_code != 431
+    assert (responses[1].status_code, "80000 bytes" in responses[1].json()["detail"]) == (431, True)

@@ -1,4 +1,4 @@
-"""The producer service on a real broker: a record is in the topic if and only if the answer reports it as stored."""
+"""The producer service on a real broker: a record is in the topic if and only if the response reports it as stored."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def read_all(bootstrap_servers: str, topic: str, partitions: int) -> list[
 
 
 async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Records have the lines' bytes as values, their keys and event times, and the offsets that the answer reports."""
+    """Records have the lines' bytes as values, their keys and event times, and the offsets of the response."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 4))
     topics = {topic_name: {"key": ["/carrier", "/origin"], "time": "/at"}}
     lines = [
@@ -83,13 +83,13 @@ async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name
         for i in range(10_000)
     ]
     async with serving(kafka.bootstrap_servers, ingest={"topics": topics}) as (_, client):
-        answer = await client.post(
+        response = await client.post(
             f"/v1/topics/{topic_name}/events?offsets=true", content=b"\n".join(lines), headers=NDJSON
         )
         exposed = (await client.get("/metrics")).text
-    assert answer.status_code == 200
-    assert answer.json()["stored"] == 10_000
-    line_by_offset = {(row["partition"], row["offset"]): row["line"] for row in answer.json()["offsets"]}
+    assert response.status_code == 200
+    assert response.json()["stored"] == 10_000
+    line_by_offset = {(row["partition"], row["offset"]): row["line"] for row in response.json()["offsets"]}
     records = await read_all(kafka.bootstrap_servers, topic_name, 4)
     assert len(records) == len(line_by_offset) == 10_000
     for record in records:
@@ -107,11 +107,11 @@ async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> No
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
     async with serving(kafka.bootstrap_servers, ingest={"max_line_bytes": 100}) as (_, client):
         url = f"/v1/topics/{topic_name}/events"
-        answer = await client.post(url, content=b"1\noops\n" + b"x" * 200 + b"\n2\n", headers=NDJSON)
+        response = await client.post(url, content=b"1\noops\n" + b"x" * 200 + b"\n2\n", headers=NDJSON)
         nothing = await client.post(url, content=b"oops", headers=NDJSON)
         missing = await client.post("/v1/topics/no-such-topic/events", content=b"1", headers=NDJSON)
-    assert answer.status_code == 207
-    assert (answer.json()["stored"], [e["line"] for e in answer.json()["errors"]]) == (2, [2, 3])
+    assert response.status_code == 207
+    assert (response.json()["stored"], [e["line"] for e in response.json()["errors"]]) == (2, [2, 3])
     assert (nothing.status_code, missing.status_code) == (400, 404)
     assert [r.value for r in await read_all(kafka.bootstrap_servers, topic_name, 1)] == [b"1", b"2"]
 
@@ -120,10 +120,10 @@ async def test_a_record_over_the_topics_limit_is_reported(kafka: EmbeddedKafka, 
     """A record over the topic's max.message.bytes is reported as that record's error with status 413."""
     await create(kafka.bootstrap_servers, NewTopic(topic_name, 1, configs={"max.message.bytes": "1000"}))
     async with serving(kafka.bootstrap_servers) as (_, client):
-        answer = await client.post(
+        response = await client.post(
             f"/v1/topics/{topic_name}/events", content=b'"' + b"x" * 5_000 + b'"', headers=NDJSON
         )
-    assert (answer.status_code, answer.json()["errors"][0]["error_code"]) == (413, "MESSAGE_TOO_LARGE")
+    assert (response.status_code, response.json()["errors"][0]["error_code"]) == (413, "MESSAGE_TOO_LARGE")
 
 
 @pytest.mark.parametrize("way", ["kill", "pause"])
@@ -163,7 +163,7 @@ async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKaf
 
 
 async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka: EmbeddedKafka) -> None:
-    """If Kafka hangs while a batch is in flight, the answer is 504 with all outcomes unknown, and the records are
+    """If Kafka hangs while a batch is in flight, the response is 504 with all outcomes unknown, and the records are
     stored later.
     """
     await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
@@ -174,14 +174,14 @@ async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka
         own_kafka.pause()
         try:
             async with asyncio.timeout(20):
-                answer = await client.post(url, content=body, headers=NDJSON)
+                response = await client.post(url, content=body, headers=NDJSON)
             await healthy(client, 503)
         finally:
             own_kafka.resume()
         await healthy(client, 200)
         assert (await client.post(url, content=b"2\n", headers=NDJSON)).status_code == 200
-    response_body = answer.json()
-    assert (answer.status_code, response_body["title"]) == (504, "Events may or may not be stored")
+    response_body = response.json()
+    assert (response.status_code, response_body["title"]) == (504, "Events may or may not be stored")
     assert (response_body["stored"], response_body["not_stored"], response_body["unknown"]) == (0, 0, 200)
     assert {e["outcome"] for e in response_body["errors"]} == {"unknown"}
     values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
@@ -198,10 +198,10 @@ async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
     try:
         async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as client:
             health = await client.get("/health")
-            answer = await client.post("/v1/topics/t/events", content=b"1", headers=NDJSON)
+            response = await client.post("/v1/topics/t/events", content=b"1", headers=NDJSON)
         assert health.status_code == 503
         assert health.json()["checks"]["kafka"]["status"] == "failing"
-        assert answer.status_code == 503
+        assert response.status_code == 503
         assert not working.done()
     finally:
         working.cancel()
@@ -260,26 +260,26 @@ async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: 
     """Post from several clients until the service has stopped; SIGTERM is sent after twenty answers."""
     acknowledged: set[int] = set()
     statuses: dict[int, int] = {}
-    answers = 0
+    responses = 0
 
     async def one_client(number: int) -> None:
-        nonlocal answers
+        nonlocal responses
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
             await healthy(client, 200)
             for request in range(100_000):
                 ids = range((number * 100_000 + request) * 500, (number * 100_000 + request) * 500 + 500)
                 body = b"".join(b'{"id":%d}\n' % i for i in ids)
                 try:
-                    answer = await client.post(f"/v1/topics/{topic}/events", content=body, headers=NDJSON)
+                    response = await client.post(f"/v1/topics/{topic}/events", content=body, headers=NDJSON)
                 except httpx.TransportError:
                     return
-                statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-                if answer.status_code in (200, 207):
-                    failed = {e["line"] for e in answer.json().get("errors", [])}
-                    end = answer.json().get("stopped_at_line", 501)
+                statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+                if response.status_code in (200, 207):
+                    failed = {e["line"] for e in response.json().get("errors", [])}
+                    end = response.json().get("stopped_at_line", 501)
                     acknowledged.update(i for line, i in enumerate(ids, 1) if line < end and line not in failed)
-                answers += 1
-                if answers == 20:
+                responses += 1
+                if responses == 20:
                     process.send_signal(signal.SIGTERM)
 
     async with asyncio.timeout(60):
@@ -300,10 +300,10 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedK
 
         async def post(number: int) -> None:
             async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=120) as own:
-                answer = await own.post(url, content=lines, headers=NDJSON)
-            assert answer.json()["stored"] == 10_000
+                response = await own.post(url, content=lines, headers=NDJSON)
+            assert response.json()["stored"] == 10_000
             completed.append(number)
-            in_log.append(sum(offset + 1 for offset in answer.json()["last_offsets"].values()))
+            in_log.append(sum(offset + 1 for offset in response.json()["last_offsets"].values()))
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(bulk):

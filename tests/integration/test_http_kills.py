@@ -1,6 +1,6 @@
 """The service and the broker are killed with SIGKILL under load: records acknowledged with a 2xx are in the topic.
 
-Each client posts its own ids and repeats a request until the answer is 200. With an Idempotency-Key each id is stored
+Each client posts its own ids and repeats a request until the response is 200. With an Idempotency-Key each id is stored
 exactly once, without one at least once.
 """
 
@@ -26,7 +26,7 @@ LOAD_BEFORE_A_KILL = 100
 
 
 class Load:
-    """Clients that repeat each request until the answer is 200; `done` counts the ids known to be stored."""
+    """Clients that repeat each request until the response is 200; `done` counts the ids known to be stored."""
 
     def __init__(self, topic: str, keyed: bool) -> None:
         self._topic, self._keyed = topic, keyed
@@ -51,11 +51,11 @@ class Load:
         headers = NDJSON | ({"Idempotency-Key": key} if self._keyed else {})
         body = b"".join(b'{"id":%d}\n' % i for i in ids)
         try:
-            answer = await client.post(f"{self.url}/v1/topics/{self._topic}/events", content=body, headers=headers)
+            response = await client.post(f"{self.url}/v1/topics/{self._topic}/events", content=body, headers=headers)
         except httpx.TransportError:
             return False
-        assert answer.status_code in (200, 207, 429, 503, 504), answer.text
-        return answer.status_code == 200
+        assert response.status_code in (200, 207, 429, 503, 504), response.text
+        return response.status_code == 200
 
     async def run(self, kills: int, kill: Callable[[], Awaitable[None]]) -> None:
         """Kill `kills` times, each under load."""
@@ -74,7 +74,7 @@ class Load:
             await asyncio.gather(*clients, return_exceptions=True)
 
     async def check(self, bootstrap_servers: str) -> None:
-        """Compare the topic with the answers."""
+        """Compare the topic with the responses."""
         assert self.retried > 0
         found = Counter(value["id"] for value in await committed(bootstrap_servers, self._topic, 2))
         assert set(self.done) <= set(found)

@@ -90,7 +90,7 @@ def call_operations(
 
 
 def call_operation(url: str, operation: Any, examples: int) -> Counter[int]:
-    """Call one operation `examples` times, and count the statuses. An answer that violates the schema fails."""
+    """Call one operation `examples` times, and count the statuses. A response that violates the schema fails."""
     came = Counter[int]()
 
     @settings(
@@ -102,11 +102,11 @@ def call_operation(url: str, operation: Any, examples: int) -> Counter[int]:
     )
     @given(case=operation.as_strategy())
     def call(case: Any) -> None:
-        answer = case.call(base_url=url, timeout=30)
-        came[answer.status_code] += 1
-        assert answer.status_code != 500, f"{case.method} {case.path}: {answer.text}"
-        if answer.content:
-            operation.validate_response(answer)
+        response = case.call(base_url=url, timeout=30)
+        came[response.status_code] += 1
+        assert response.status_code != 500, f"{case.method} {case.path}: {response.text}"
+        if response.content:
+            operation.validate_response(response)
 
     call()
     return came
@@ -163,9 +163,9 @@ async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: Embedd
     topic = await make_topic(kafka, f"sdk-{uuid.uuid4().hex[:8]}")
     async with httpx.AsyncClient(base_url=gateway, trust_env=False) as client:
         for headers, body in sent:
-            answer = await client.post(f"/v1/topics/{topic}/events", content=body, headers=headers)
-            assert answer.status_code == 200, answer.text
-        assert answer.json()["stored"] == 2
+            response = await client.post(f"/v1/topics/{topic}/events", content=body, headers=headers)
+            assert response.status_code == 200, response.text
+        assert response.json()["stored"] == 2
     structured, binary, *batch = await read_all(kafka.bootstrap_servers, topic, 1)
     for record in (structured, binary, *batch):
         assert (record.key, record.timestamp) == (b"ann", int(moment.timestamp() * 1000))

@@ -52,7 +52,7 @@ async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -
 
 
 async def test_a_request_with_a_key_is_stored_once_by_any_service(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A repeated request with an Idempotency-Key gets the same answer from the same service and from another one, and
+    """A repeated request with an Idempotency-Key gets the same response from the same service and from another one, and
     is stored once.
     """
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
@@ -78,9 +78,9 @@ async def test_a_request_with_a_key_is_stored_once_by_any_service(kafka: Embedde
     assert len(produced.content) > 1_048_576  # more than fits in one record
     assert (produced_again.headers.get("idempotency-replayed"), produced_again.content) == ("true", produced.content)
     assert "idempotency-replayed" not in first.headers
-    for answer in (again, elsewhere):
-        assert (answer.status_code, answer.json()) == (207, first.json())
-        assert answer.headers["idempotency-replayed"] == "true"
+    for response in (again, elsewhere):
+        assert (response.status_code, response.json()) == (207, first.json())
+        assert response.headers["idempotency-replayed"] == "true"
     assert (other.status_code, other.json()["error_code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
     assert (taken.status_code, back.status_code) == (200, 200)
     assert known.headers["idempotency-replayed"] == "true"

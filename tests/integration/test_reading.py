@@ -232,7 +232,7 @@ async def test_a_broker_reports_where_its_log_diverges(kafka: EmbeddedKafka, top
         node = connection.any_node()
         for offset, epoch, expected in ((7, 0, None), (9, 0, 7), (3, 0, None)):
             request = FetchRequest(0, 1, 1 << 20, False, [(topic_name, [(0, offset, epoch, 1 << 20)])])
-            answer = (await connection.fetch(node, request, "fetch")).partitions[topic_name, 0]
-            assert (answer.error_code, answer.diverged_at, answer.high_watermark) == (0, expected, 7)
+            response = (await connection.fetch(node, request, "fetch")).partitions[topic_name, 0]
+            assert (response.error_code, response.diverged_at, response.high_watermark) == (0, expected, 7)
     finally:
         await connection.close()

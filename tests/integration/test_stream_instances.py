@@ -89,22 +89,24 @@ async def test_any_instance_answers_for_all_and_reports_missing_partitions(
                 return httpx.Response(599)
 
         async def are_shared() -> bool:
-            answers = [await get(each, "/v1/streams?local=true") for each in (a, b)]
-            by_instance = [answer.json()["tasks"] if answer.status_code == 200 else [] for answer in answers]
+            responses = [await get(each, "/v1/streams?local=true") for each in (a, b)]
+            by_instance = [response.json()["tasks"] if response.status_code == 200 else [] for response in responses]
             return [[task["state"] for task in tasks] for tasks in by_instance] == [["running"], ["running"]]
 
         async def have_all() -> bool:
-            answers = [await get(each, "/v1/streams/stores/sessions") for each in (a, b)]
+            responses = [await get(each, "/v1/streams/stores/sessions") for each in (a, b)]
             positions = {"0": {topic_name: 3}, "1": {topic_name: 3}}
-            return all(answer.status_code == 200 and answer.json()["position"] == positions for answer in answers)
+            return all(
+                response.status_code == 200 and response.json()["position"] == positions for response in responses
+            )
 
         await until(are_shared)
         await until(have_all)
         for service in (a, b):
             for p in range(PARTITIONS):
-                answer = (await get(service, f"/v1/streams/stores/sessions?key=k{p}")).json()
-                assert [(row["partition"], row["key"], row["events"]) for row in answer["rows"]] == [(p, f"k{p}", 3)]
-                assert (answer["position"], answer["missing"]) == ({"0": {topic_name: 3}, "1": {topic_name: 3}}, [])
+                response = (await get(service, f"/v1/streams/stores/sessions?key=k{p}")).json()
+                assert [(row["partition"], row["key"], row["events"]) for row in response["rows"]] == [(p, f"k{p}", 3)]
+                assert (response["position"], response["missing"]) == ({"0": {topic_name: 3}, "1": {topic_name: 3}}, [])
             state = (await get(service, "/v1/streams")).json()
             assert [task["partition"] for task in state["tasks"]] == [0, 1]
             assert len({task["instance"] for task in state["tasks"]}) == len(state["instances"]) == 2
@@ -128,9 +130,9 @@ async def test_any_instance_answers_for_all_and_reports_missing_partitions(
         assert [row["partition"] for row in part["missing"]] == [lost]
 
         async def is_whole() -> Any:
-            answer = await get(a, "/v1/streams/stores/sessions")
-            assert answer.status_code in (200, 503)
-            return answer.status_code == 200 and answer.json()
+            response = await get(a, "/v1/streams/stores/sessions")
+            assert response.status_code in (200, 503)
+            return response.status_code == 200 and response.json()
 
         whole = await until(is_whole)
         assert sorted((row["key"], row["events"]) for row in whole["rows"]) == [("k0", 3), ("k1", 3)]
@@ -165,15 +167,15 @@ async def test_two_workers_share_the_partitions_and_one_is_killed(
 
         async def checks() -> dict[str, Any]:
             try:
-                answer = await http.get(f"{service.url}/health")
+                response = await http.get(f"{service.url}/health")
             except httpx.ConnectError:
                 return {}
-            return dict(answer.json()["checks"]) if answer.status_code == 200 else {}
+            return dict(response.json()["checks"]) if response.status_code == 200 else {}
 
         async def positions(wanted: int) -> Any:
-            answer = await http.get(f"{service.url}/v1/streams/stores/sessions")
+            response = await http.get(f"{service.url}/v1/streams/stores/sessions")
             at = {str(p): {topic_name: wanted} for p in range(PARTITIONS)}
-            return answer.status_code == 200 and answer.json()["position"] == at and answer.json()
+            return response.status_code == 200 and response.json()["position"] == at and response.json()
 
         async def are_shared() -> bool:
             state = (await http.get(f"{service.url}/v1/streams")).json()
@@ -201,8 +203,8 @@ async def test_two_workers_share_the_partitions_and_one_is_killed(
         assert sorted((one["key"], one["events"]) for one in results) == [("k0", 3), ("k1", 3)]
 
         async def page(question: str) -> dict[str, Any] | None:
-            answer = await http.get(f"{service.url}{question}")
-            return answer.json() if answer.status_code == httpx.codes.OK else None
+            response = await http.get(f"{service.url}{question}")
+            return response.json() if response.status_code == httpx.codes.OK else None
 
         found = await until(partial(page, "/v1/streams/stores/sessions/windows?key=k0"))
         windows = [(one["status"], one["results"]["events"]) for one in found["windows"]]

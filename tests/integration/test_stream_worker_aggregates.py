@@ -104,10 +104,10 @@ async def test_rows_are_read_over_http(kafka: EmbeddedKafka, topic_name: str, st
                     return httpx.Response(599)
 
             async def has_all() -> Any:
-                answer = await get("")
-                if answer.status_code != 200:
+                response = await get("")
+                if response.status_code != 200:
                     return None
-                found = answer.json()
+                found = response.json()
                 return found if sum(row["n"] for row in found["rows"]) == len(chain.sent) else None
 
             whole = await until(has_all)

@@ -130,7 +130,7 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
         topics = {one.topic for bulk in bulks for one in (bulk if isinstance(bulk, list) else [bulk])}
         if (own := f"{topic_name}-by-user-repartition") in topics and len(torn) < 2:
             torn.append(own)
-            raise KafkaTimeout("the answer was lost")
+            raise KafkaTimeout("the response was lost")
         return last
 
     monkeypatch.setattr(ChangelogPartition, "_write_records", tearing)

@@ -15,7 +15,7 @@ from penstock.shared.common.errors import ConfigError, KafkaTimeout
         (SystemExit(2), 2, ""),
         (SystemExit(), 0, ""),
         (ConfigError("topics: empty"), 2, "topics: empty\n"),
-        (KafkaTimeout("no answer"), 1, "penstock dlq: KafkaTimeout: no answer\n"),
+        (KafkaTimeout("no response"), 1, "penstock dlq: KafkaTimeout: no response\n"),
     ],
     ids=repr,
 )

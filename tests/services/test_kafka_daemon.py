@@ -45,8 +45,8 @@ async def test_http_answers_while_kafka_does_not() -> None:
     try:
         async with httpx.AsyncClient(base_url=service.server.url, trust_env=False) as http:
             await service.tried.wait()
-            answer = await http.get("/health")
-        assert (answer.status_code, answer.json()["checks"]["kafka"]["status"]) == (503, "failing")
+            response = await http.get("/health")
+        assert (response.status_code, response.json()["checks"]["kafka"]["status"]) == (503, "failing")
         assert not working.done()
     finally:
         working.cancel()

@@ -20,7 +20,7 @@ NOTHING_STORED = (429, 503)
 
 
 class IngestRejected(PenstockError):
-    """The endpoint rejected a whole batch. The message has its answer."""
+    """The endpoint rejected a whole batch. The message has its response."""
 
 
 @dataclass(slots=True)
@@ -69,34 +69,34 @@ class EventReplay:
         counts.sent += len(batch)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                answer = await self._client.post(
+                response = await self._client.post(
                     self._url, content=body, headers={"Content-Type": "application/x-ndjson"}
                 )
             except httpx.HTTPError as e:
-                # A batch whose answer was lost may be stored, and sending it again could store it twice. The same is
+                # A batch whose response was lost may be stored, and sending it again could store it twice. The same is
                 # true after a 504, which is why NOTHING_STORED does not have it.
                 raise BrokerNotAvailable(f"{self._url}: {type(e).__name__}: {e}") from e
-            if answer.status_code not in NOTHING_STORED or attempt == ATTEMPTS_MAX:
+            if response.status_code not in NOTHING_STORED or attempt == ATTEMPTS_MAX:
                 break
-            await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
-        self._count_answer(answer, before, len(batch))
+            await asyncio.sleep(float(response.headers.get("Retry-After", "1")))
+        self._count_response(response, before, len(batch))
 
-    def _count_answer(self, answer: httpx.Response, before: int, lines: int) -> None:
+    def _count_response(self, response: httpx.Response, before: int, lines: int) -> None:
         counts = self.counts
         try:
-            body = answer.json()
+            body = response.json()
             stored = int(body["stored"])
             errors = list(body.get("errors", ()))
         except (ValueError, KeyError, TypeError):
-            raise IngestRejected(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from None
+            raise IngestRejected(f"{self._url} answered {response.status_code}: {response.text[:500]}") from None
         if unknown := int(body.get("unknown", 0)):
             reason = errors[0]["message"] if errors else ""
             raise IngestRejected(
-                f"{self._url} answered {answer.status_code}: of {lines} events {unknown} may or may not be stored, "
+                f"{self._url} answered {response.status_code}: of {lines} events {unknown} may or may not be stored, "
                 f"so they are not sent again: {reason}"
             )
         if "stopped_at_line" in body:
-            raise IngestRejected(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
+            raise IngestRejected(f"{self._url} answered {response.status_code}: {body.get('stop_reason')}")
         counts.acknowledged += stored
         counts.rejected += lines - stored
         for error in errors[: ERRORS_KEPT - len(counts.errors)]:

@@ -113,9 +113,9 @@ def fields(store: StoreSchema) -> list[MeasuredField]:
 
 
 def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
-    """Return the store without the distinct counts of fields that hold values other than text.
+    """Return the store with `verbatim` False for the distinct counts of fields that hold values other than text.
 
-    Spark cannot hash such values as the engine does in Python.
+    The audit does not compare these counts, because Spark cannot hash such values as the engine does in Python.
     """
     if not (names := _distinct_fields(store)):
         return store

@@ -186,7 +186,7 @@ class Admin:
                     raise error
             return errors
 
-        # Outside of `_retry_request`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the answer.
+        # Outside of `_retry_request`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the response.
         for error in await self._retry_request(delete, "delete topics", timeout_ms):
             raise error
 

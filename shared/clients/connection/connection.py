@@ -114,7 +114,7 @@ async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_aft
                 "no Kafka broker reached yet, trying on",
                 bootstrap_servers=servers,
                 **times,
-                reason=reason or "no answer",
+                reason=reason or "no response",
                 request_timeout_ms=kafka_settings.request_timeout_ms,
             )
 
@@ -137,7 +137,7 @@ async def bootstrap(client: SocketClient, kafka_settings: KafkaSettings, log_aft
         logging.cancel()
     raise BrokerNotAvailable(
         f"kafka.bootstrap_servers={servers}: no broker reached within {kafka_settings.request_timeout_ms} ms: "
-        f"{reason or 'no answer'}"
+        f"{reason or 'no response'}"
     )
 
 

@@ -486,8 +486,8 @@ class Frames(asyncio.BufferedProtocol):
     # The original protocol handles the rest.
 
     def eof_received(self) -> bool | None:
-        answer: bool | None = self._below.eof_received()
-        return answer
+        response: bool | None = self._below.eof_received()
+        return response
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._below.connection_lost(exc)

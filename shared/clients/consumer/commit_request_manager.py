@@ -128,7 +128,7 @@ class CommitRequestManager:
             self._waiting.append(WaitingCommit(dict(offsets), numbers, callback))
             if len(self._waiting) > WAITING_MAX:
                 where = self._describe_member()
-                error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
+                error = CoordinatorNotAvailable(f"{where}: no response yet, and {WAITING_MAX} later commits wait")
                 # The event loop calls it, because the user's code must not run inside `commit_async`.
                 asyncio.get_running_loop().call_soon(self._call_commit_callback, self._waiting.pop(0), error)
         self._start_sending_commits()

@@ -154,9 +154,9 @@ class CommitSequence:
                 partition.wanted = partition.committed
 
     def read_back_at_ms(self) -> float | None:
-        """Return the time at which to read back once more if nothing is committed before.
+        """Return the earliest time at which to read committed offsets from the coordinator once more.
 
-        Returns None if every commit was answered.
+        From then on a commit without a response can no longer be applied. Returns None if no commit is in doubt.
         """
         return min(self._unsure.values(), default=None)
 
@@ -183,5 +183,5 @@ class CommitSequence:
         return dropped
 
     def _close_open_commit(self, commit: Commit) -> None:
-        assert self._out is commit, "an answer to a commit that is not out"
+        assert self._out is commit, "a response to a commit that is not out"
         self._out = None

@@ -51,8 +51,8 @@ class RebalanceListener:
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Called with partitions that the member owns until this method returns. Finish their records and commit.
 
-        For an eager member these are all its partitions, before it joins the group again. For a cooperative member they
-        are those that move to other members.
+        When the consumer closes, these are all its partitions. In a rebalance, an eager member gives up all its
+        partitions before it joins again. A cooperative member gives up those that its new assignment lacks.
         """
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:

@@ -149,7 +149,7 @@ class GroupRequests:
             async with asyncio.timeout(FIRST_RESPONSE_MS / 1000):
                 return (await joining).member_id
         except (TimeoutError, PenstockError) as e:
-            log.info("LeaveGroup was not sent", **self.fields(), reason=str(e) or "no answer to the join")
+            log.info("LeaveGroup was not sent", **self.fields(), reason=str(e) or "no response to the join")
             return ""
 
     async def heartbeats(self) -> None:
@@ -176,7 +176,7 @@ class GroupRequests:
         except (TimeoutError, RetriableError) as e:
             now_ms = self._clock.monotonic_ms()
             if (times := self._unanswered.failed(now_ms)) is not None:
-                log.warning("heartbeat without answer", **self.fields(), **times, reason=str(e) or "session timeout")
+                log.warning("heartbeat without response", **self.fields(), **times, reason=str(e) or "session timeout")
             self._member.on_heartbeat_lost(now_ms)
         except PenstockError as e:
             self._member.fail(e)
@@ -184,7 +184,7 @@ class GroupRequests:
             if (times := self._unanswered.succeeded(self._clock.monotonic_ms())) is not None:
                 log.info("heartbeats are answered again", **self.fields(), **times)
             if code != NO_ERROR:
-                log.info("heartbeat", **self.fields(), answer=name_of(code))
+                log.info("heartbeat", **self.fields(), response=name_of(code))
             self._member.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.follow_up()
         self._on_heartbeat(code == NO_ERROR)

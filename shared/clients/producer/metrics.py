@@ -68,7 +68,9 @@ class ProducerMetrics:
         self._queued = histogram(
             registry, "producer_record_queue_seconds", "From the first record of a batch to its first request."
         )
-        self._request = histogram(registry, "producer_request_latency_seconds", "From a produce request to its answer.")
+        self._request = histogram(
+            registry, "producer_request_latency_seconds", "From a produce request to its response."
+        )
         self._ack = histogram(
             registry, "producer_ack_latency_seconds", "From the first record of a batch to its acknowledgement."
         )

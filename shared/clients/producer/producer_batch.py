@@ -86,7 +86,8 @@ class ProducerBatch:
     """Records of one partition on their way to the broker.
 
     `append(index, timestamp, key, value, headers)` is the builder's own method. It returns None if the record does not
-    fit; the first record always fits. The caller increments `count`.
+    fit. The first record always fits, except in a batch for columns, which takes no single records. The caller
+    increments `count`.
     """
 
     __slots__ = (

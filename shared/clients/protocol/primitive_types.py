@@ -37,7 +37,7 @@ def encode_array(items: Iterable[bytes]) -> bytes:
 
 
 class PrimitiveReader:
-    """Reads one field after another. Raises SerializationError with the position if a field is invalid."""
+    """Reads one field after another. Raises SerializationError if a field is invalid."""
 
     def __init__(self, data: bytes, description: str) -> None:
         """`description` names the message in errors."""

@@ -88,7 +88,7 @@ def parse_version(output: str) -> int | None:
 def read_version(executable: Path) -> int | None:
     """The major version of a `java` launcher; None if it does not run or its output is not understood."""
     try:
-        answer = subprocess.run(
+        response = subprocess.run(
             [executable, "-version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -99,7 +99,7 @@ def read_version(executable: Path) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_version(answer.stderr + answer.stdout) if answer.returncode == 0 else None
+    return parse_version(response.stderr + response.stdout) if response.returncode == 0 else None
 
 
 def install_command(platform: str = sys.platform, version: int = VERSION_MIN) -> str:
@@ -127,9 +127,9 @@ def _java_candidates(environ: Mapping[str, str], platform: str) -> Iterator[tupl
 def _mac_candidates() -> Iterator[tuple[str, Path]]:
     if _MAC_JAVA_HOME.exists():
         command = [str(_MAC_JAVA_HOME), "-v", str(VERSION_MIN)]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)
-        if answer.returncode == 0:
-            yield str(_MAC_JAVA_HOME), Path(answer.stdout.strip()) / "bin" / "java"
+        response = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)
+        if response.returncode == 0:
+            yield str(_MAC_JAVA_HOME), Path(response.stdout.strip()) / "bin" / "java"
 
 
 def _brew_candidates() -> Iterator[tuple[str, Path]]:

@@ -231,22 +231,22 @@ async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartialJar) -
 
     headers = {"range": f"bytes={part.size}-"} if part.size else {}
     try:
-        async with client.stream("GET", url, headers=headers) as answer:
-            status = f"{answer.status_code} {answer.reason_phrase}"
+        async with client.stream("GET", url, headers=headers) as response:
+            status = f"{response.status_code} {response.reason_phrase}"
             # There are three cases:
-            # 1. Another attempt may get another answer. A range that the server rejects (416) fails only this attempt.
-            if answer.status_code == 416:
+            # 1. Another attempt may get another response. A range that the server rejects (416) fails this attempt.
+            if response.status_code == 416:
                 part.delete()
-            if answer.status_code in (*_RETRIED, 416):
+            if response.status_code in (*_RETRIED, 416):
                 raise _AttemptFailed(f"it answers {status}")
             # 2. The repository does not have the jar, or does not allow access.
-            if answer.status_code not in (200, 206):
+            if response.status_code not in (200, 206):
                 hint = {401: ", so it wants other credentials", 403: ", so it wants other credentials"}
-                raise _WrongContent(f"it answers {status}{hint.get(answer.status_code, '')}")
+                raise _WrongContent(f"it answers {status}{hint.get(response.status_code, '')}")
             # 3. The jar, or the rest of it. A repository that does not support ranges sends all of it.
-            if answer.status_code == 200:
+            if response.status_code == 200:
                 part.restart()
-            async for chunk in answer.aiter_bytes():
+            async for chunk in response.aiter_bytes():
                 part.write(chunk)
     except (httpx.TransportError, httpx.TooManyRedirects) as e:
         raise _AttemptFailed(f"it cannot be reached ({e or type(e).__name__})") from None

@@ -50,9 +50,9 @@ def open_table(
 def query(table: DeltaTable, sql: str) -> pa.Table:
     """The rows that a query over the table `t` returns. Raises LakeUnavailable."""
     try:
-        answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql)).read_all()
+        response = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql)).read_all()
         # The engine returns views of strings and bytes, which the other code (and older pyarrow) cannot compute with.
-        return answer.cast(pa.schema([pa.field(f.name, _plain_arrow_type(f.type)) for f in answer.schema]))
+        return response.cast(pa.schema([pa.field(f.name, _plain_arrow_type(f.type)) for f in response.schema]))
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {one_line(e)}") from e
 

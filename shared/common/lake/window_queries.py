@@ -108,9 +108,9 @@ def find_closed_windows(
     columns = [*names, "changelog_offset", "topic_id", *map(quote_column_name, results)]
     limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
     sql = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
-    answer = query(table, sql)
-    starts, ends = (_timestamps_in_ms(answer.column(at)) for at in (0, 1))
-    rest = (column.to_pylist() for column in answer.columns[2:])
+    response = query(table, sql)
+    starts, ends = (_timestamps_in_ms(response.column(at)) for at in (0, 1))
+    rest = (column.to_pylist() for column in response.columns[2:])
     return [
         ClosedWindow(partition, start, end, key, offset, topic_id, dict(zip(results, values, strict=True)))
         for start, end, partition, key, offset, topic_id, *values in zip(starts, ends, *rest, strict=True)

@@ -99,13 +99,13 @@ class RegistryClient:
                 await asyncio.sleep(BACKOFF.wait_ms(attempt) / 1000)
             for url in self._access.urls:
                 try:
-                    answer = await self._send_to_registry(method, url + path, body)
+                    response = await self._send_to_registry(method, url + path, body)
                 except httpx.HTTPError as e:
                     message = f"{type(e).__name__}: {e}"
                     continue
-                if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and answer.status_code != 429:
-                    return _accepted_registry_body(answer, f"{method} {path}")
-                message = f"{answer.status_code}: {answer.text[:500]}"
+                if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR and response.status_code != 429:
+                    return _accepted_registry_body(response, f"{method} {path}")
+                message = f"{response.status_code}: {response.text[:500]}"
         raise RetriableError(f"the schema registry did not answer {method} {path}: {message}")
 
     async def _send_to_registry(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
@@ -124,14 +124,14 @@ class RegistryClient:
             return await client.request(method, url, content=content, headers=headers)
 
 
-def _accepted_registry_body(answer: httpx.Response, request: str) -> dict[str, Any]:
+def _accepted_registry_body(response: httpx.Response, request: str) -> dict[str, Any]:
     try:
-        body = answer.json()
+        body = response.json()
     except ValueError:
         body = None
-    if answer.is_success and isinstance(body, dict):
+    if response.is_success and isinstance(body, dict):
         return body
     if isinstance(body, dict) and "message" in body:
-        code = body.get("error_code", answer.status_code)
+        code = body.get("error_code", response.status_code)
         raise DataError(f"the schema registry rejected {request}: {body['message']}; error code: {code}")
-    raise DataError(f"the schema registry rejected {request}: {answer.status_code} {answer.text[:500]}")
+    raise DataError(f"the schema registry rejected {request}: {response.status_code} {response.text[:500]}")

@@ -230,7 +230,7 @@ class BaseHerder(ABC):
         for row in infos.configs:
             value = row["value"]
             name = value["name"]
-            # The answer has the variable and not its value, which may be a secret.
+            # The response has the variable and not its value, which may be a secret.
             if "${" in config.get(name, ""):
                 value["value"] = config[name]
             value["errors"] = [mask(error, name) for error in value["errors"]]

@@ -56,11 +56,11 @@ class LeaderClient:
         data = b"" if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json", **({} if key is None else sign(key, data))}
         try:
-            answer = await self._client.request(method, url, content=data, headers=headers)
+            response = await self._client.request(method, url, content=data, headers=headers)
         except httpx.HTTPError as e:
             raise LeaderNotReached(f"{method} {url}: {type(e).__name__}: {e}") from None
         # 409 is a rebalance in progress, a server error may pass. Any other status rejects the request itself.
-        if answer.status_code == httpx.codes.CONFLICT or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise LeaderNotReached(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
-        if answer.is_error:
-            raise LeaderRejected(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
+        if response.status_code == httpx.codes.CONFLICT or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            raise LeaderNotReached(f"{method} {url}: {response.status_code}: {response.text:.500}")
+        if response.is_error:
+            raise LeaderRejected(f"{method} {url}: {response.status_code}: {response.text:.500}")

@@ -70,7 +70,7 @@ class ConnectorProcess:
         return None if self._process is None else self._process.pid
 
     def send(self, command: Mapping[str, Any]) -> None:
-        """Send a command without a wait for its answer."""
+        """Send a command without a wait for its response."""
         if self._writer is None:  # the process is still starting
             self._unsent.append(dict(command))
         elif not self._writer.is_closing():
@@ -82,11 +82,11 @@ class ConnectorProcess:
             raise self._error
         self._number += 1
         number = self._number
-        answer = asyncio.get_running_loop().create_future()
-        self._pending[number] = answer
+        response = asyncio.get_running_loop().create_future()
+        self._pending[number] = response
         try:
             self.send({"ask": number, **command})
-            return await answer
+            return await response
         finally:
             del self._pending[number]
 
@@ -162,20 +162,20 @@ class ConnectorProcess:
                 message = unpack(line)
                 if "answer" not in message:
                     self._on_event(message)
-                elif (answer := self._pending.get(message["answer"])) is not None and not answer.done():
+                elif (response := self._pending.get(message["answer"])) is not None and not response.done():
                     if "error" in message:
-                        answer.set_exception(error_of(message))
+                        response.set_exception(error_of(message))
                     else:
-                        answer.set_result(message["value"])
+                        response.set_result(message["value"])
         except (ConnectionError, ValueError, DataError) as e:
             log.warning("messages of a process cannot be read", connector=self._connector, pid=self.pid, reason=str(e))
 
     def _end_pending(self, error: ConnectorProcessEnded) -> None:
         """Fail all pending requests, and later ones, with the error."""
         self._error = self._error or error
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(self._error)
+        for response in self._pending.values():
+            if not response.done():
+                response.set_exception(self._error)
 
     def _kill_process(self) -> None:
         if self._process is not None:

@@ -162,7 +162,7 @@ class IsolatingWorker(Worker):
             self._restarts.forget(name)
 
     async def _request_once(self, command: Message) -> Any:
-        """Return the answer of a process that ends after it."""
+        """Return the response of a process that ends after it."""
         name = command["config"].get("name", "")
         process = ConnectorProcess(name, self._first_message_to_child(name), self.graceful_timeout_ms)
         try:

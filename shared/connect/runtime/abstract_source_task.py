@@ -46,10 +46,10 @@ HELD_UP_CHECK_MS = 100
 BLOCKED_LOG_MS = 10_000
 """The delay before the log reports that a record cannot be handed to the producer, and the interval of reports."""
 TOPIC_LOOKUP_MS = 2_000
-"""How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and must end within
+"""How long Kafka may take to describe a topic. A task that is to stop waits for the response, and must end within
 `task.shutdown.graceful.timeout.ms` (five seconds)."""
 TOPIC_LOOKUP_AGAIN_MS = 10_000
-"""The delay before the topic is looked up again, if there was no answer or the topic exists."""
+"""The delay before the topic is looked up again, if there was no response or the topic exists."""
 TOPIC_WATCH_MS = 100
 """The minimum interval between checks for topics to look up."""
 CLOSE_TIMEOUT_MS = 30_000
@@ -334,7 +334,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         If no broker answers, that is not known, and the task continues to wait.
         """
         topic, partition = destination
-        # Four cases: 1. no answer, 2. all exists, 3. the partition is missing, 4. the topic is missing.
+        # Four cases: 1. no response, 2. all exists, 3. the partition is missing, 4. the topic is missing.
         try:
             async with asyncio.timeout(TOPIC_LOOKUP_MS / 1000):
                 await self._open_admin()

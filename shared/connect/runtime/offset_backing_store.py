@@ -75,7 +75,10 @@ def offset_key(connector: str, partition: Partition) -> bytes:
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
-    """Return the value of a source offset in an OffsetBackingStore. Raises DataError if it is not JSON."""
+    """Encode a source offset as the value that an OffsetBackingStore stores.
+
+    Raises DataError if the offset cannot be written as JSON, or is too large.
+    """
     return (
         None if offset is None else _encode_offset_json(_sort_partition_fields(offset), f"{connector}: source offset")
     )

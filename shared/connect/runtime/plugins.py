@@ -98,7 +98,7 @@ class Plugins:
                 self._by_name[kind].setdefault(known, plugin)
 
     def listed(self, *, connectors_only: bool = True) -> list[dict[str, str]]:
-        """Return the answer to `GET /connector-plugins`: by kind, then by name."""
+        """Return the response to `GET /connector-plugins`: by kind, then by name."""
         order = list(KINDS)
         shown = [desc for desc in self._descs if not connectors_only or desc.kind in CONNECTOR_KINDS]
         return [desc.listed() for desc in sorted(shown, key=lambda desc: (order.index(desc.kind), desc.name))]

@@ -2,7 +2,7 @@
 
 The offsets after a batch are *pending* while the batch is delivered, *current* when `put` has returned, and *committed*
 when the commit has succeeded. Only offsets that the task's `pre_commit` returns are committed, and never beyond the
-current ones. Each commit has a sequence number. An answer to any but the newest commit is ignored.
+current ones. Each commit has a sequence number. A response to any but the newest commit is ignored.
 
 >>> state = SinkTaskState(offset_flush_interval_ms=60_000, offset_flush_timeout_ms=5_000, now_ms=0)
 >>> tp = TopicPartition("t", 0)
@@ -82,7 +82,7 @@ class SinkTaskState:
     def commit_expired(self, now_ms: int) -> bool:
         """Return whether the commit in progress has timed out. It then counts as failed, and another commit may begin.
 
-        A late answer to the newest commit is still applied.
+        A late response to the newest commit is still applied.
         """
         if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
             return False
@@ -132,9 +132,9 @@ class SinkTaskState:
         return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
-        """Apply the answer to a commit. Returns the duration of the commit in ms, or None if a newer commit has
+        """Apply the response to a commit. Returns the duration of the commit in ms, or None if a newer commit has
         begun since."""
-        # A late answer to an earlier commit. Its offsets may be behind those of the newest one.
+        # A late response to an earlier commit. Its offsets may be behind those of the newest one.
         if seqno != self.commit_seqno:
             return None
         if error is not None:
@@ -167,8 +167,8 @@ class SinkTaskState:
     def poll_timeout_ms(self, now_ms: int) -> int:
         """Return the poll timeout in ms: until the next commit, the current one's timeout, or the redelivery of a
         batch."""
-        answer_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
-        timeout_ms = answer_in_ms if self.committing else self.next_commit_in_ms(now_ms)
+        response_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
+        timeout_ms = response_in_ms if self.committing else self.next_commit_in_ms(now_ms)
         if self.retry_timeout_ms is not None and self.retry_timeout_ms > 0:
             timeout_ms = min(timeout_ms, self.retry_timeout_ms)
         elif self.paused_for_redelivery:

@@ -32,8 +32,9 @@ class TransactionBoundary(Protocol):
         ...
 
     def at_end(self, *, is_whole: bool) -> Ending:
-        """Return how the transaction ends at a pause or stop. `is_whole` is True if all records of the last poll
-        were sent."""
+        """Return the ending at a pause or stop; `Ending.NOT` leaves the transaction open.
+
+        `is_whole` is True if all records of the last poll were sent."""
         ...
 
 

@@ -177,7 +177,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
             if not poll.done() and not changed.done():
-                # The poll timeout covered the wait for the commit's answer. The next commit may be due before.
+                # The poll timeout covered the wait for the commit's response. The next commit may be due before.
                 due_ms = self.sink_state.next_commit_in_ms(self._clock.monotonic_ms())
                 await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
@@ -298,10 +298,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
         took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
-        if not self.sink_state.committing:  # not a late answer to an earlier commit
+        if not self.sink_state.committing:  # not a late response to an earlier commit
             self._commit_answered.set()
         self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
-        if took_ms is None:  # the answer came after a newer commit had begun
+        if took_ms is None:  # the response came after a newer commit had begun
             self.metrics.add("offset_commit_skip_total")
         elif error is not None:
             self.metrics.add("offset_commit_failure_total")

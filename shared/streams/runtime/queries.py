@@ -1,13 +1,13 @@
 """Queries of the stores of running tasks: by key, by key range, by time.
 
-An answer has the rows of the tasks that run on this instance, or of the instance's copy of a global table. The answer
-lists its partitions, each with a position: source offsets before which all records are reflected in the rows. A query
-of one key is answered at once, while the tasks process no record. A larger query is read in slices, and the tasks
-process records between the slices. So a row may also reflect records after the position. An answer may include changes
-that are not committed yet.
+A response has the rows of the tasks that run on this instance, or of the instance's copy of a global table. The
+response lists its partitions, each with a position: source offsets before which all records are reflected in the rows.
+A query of one key is answered at once, while the tasks process no record. A larger query is read in slices, and the
+tasks process records between the slices. So a row may also reflect records after the position. A response may include
+changes that are not committed yet.
 
 Rows are ordered by partition, then by hash of the key, key and start. All kinds of stores, on disk and in memory, use
-this order. So a query whose answer was cut can continue after its last row, even on another instance that has taken
+this order. So a query whose response was cut can continue after its last row, even on another instance that has taken
 over the partition. A row that exists during the whole query is returned once.
 
 A query's key is text or bytes. For a store with bytes as keys, text is encoded as UTF-8. For a store with text as keys,
@@ -35,7 +35,7 @@ from penstock.shared.streams.state_store import StateStoreRow
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import KeyType, Topology
 
-QUERY_ROWS_MAX = 10_000  # of one answer; narrower queries return the rest
+QUERY_ROWS_MAX = 10_000  # of one response; narrower queries return the rest
 SLICE_ROWS = 2_000
 """Rows that are read at once: this takes some milliseconds, in which no record is processed."""
 
@@ -56,7 +56,7 @@ class StoreQuery(NamedTuple):
     after: RowPosition | None = None
 
 
-class StoreAnswer(msgspec.Struct, frozen=True):
+class StoreResponse(msgspec.Struct, frozen=True):
     """Rows in order; `position` has by partition the next offset to read of each source topic.
 
     `last` is the position of the last row, if there are more rows than requested.
@@ -94,10 +94,10 @@ def read_in_slices(
     query: StoreQuery,
     topology: Topology | None = None,
     tables: Mapping[str, GlobalTableRows] | None = None,
-) -> Generator[None, None, StoreAnswer]:
+) -> Generator[None, None, StoreResponse]:
     """Read live windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
 
-    The generator yields after every slice. A task that leaves `tasks` meanwhile is left out of the answer. `topology`
+    The generator yields after every slice. A task that leaves `tasks` meanwhile is left out of the response. `topology`
     lists the stores if no task runs here; the default is the tasks' topology. `tables` are the instance's global
     tables.
 
@@ -141,15 +141,15 @@ def read_in_slices(
     last = query_position(found[-1]) if any(page.has_more for page in pages.values()) else None
     rows = [row for row in found if row["partition"] in tasks]
     at = {partition: offsets for partition, offsets in position.items() if partition in tasks}
-    return StoreAnswer(store, kind, key_type, rows, at, last)
+    return StoreResponse(store, kind, key_type, rows, at, last)
 
 
-def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, None, StoreAnswer]:
+def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, None, StoreResponse]:
     position = {partition: {table.topic: at} for partition, at in sorted(table.position.items())}
     page = _StoreQueryPage(None, None, query, query.rows_max)
     yield from page.read(table, _Range.of(query, table.key_type))
     last = query_position(page.rows[-1]) if page.has_more else None
-    return StoreAnswer(table.name, "global table", table.key_type, page.rows, position, last)
+    return StoreResponse(table.name, "global table", table.key_type, page.rows, position, last)
 
 
 class _StoreQueryPage:
@@ -185,7 +185,7 @@ class _StoreQueryPage:
             for slice_ in _slice_rows(on_disk):
                 self._add_matching_rows(row for row in slice_ if wanted.has(row.key))
                 self._trim_rows()
-                # Rows on disk come in the order of the answer, so all later ones are beyond its end.
+                # Rows on disk come in the order of the response, so all later ones are beyond its end.
                 if self._bound is not None and _row_order_of(slice_[-1]) > self._bound:
                     break
                 yield
@@ -245,7 +245,7 @@ def _row_order_of(row: StateStoreRow) -> RowOrder:
 
 
 def query_position(row: Mapping[str, Any]) -> RowPosition:
-    """Return the position of a row in a query's answer, after which the query continues."""
+    """Return the position of a row in a query's response, after which the query continues."""
     return RowPosition(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 

@@ -386,7 +386,10 @@ class StreamTask:
             self.advance_time(0)
 
     def punctuate_wall_clock(self, now_ms: int) -> None:
-        """Call the WALL_CLOCK_TIME schedules that are due. If any was due, a commit is needed to keep the grids."""
+        """Call the WALL_CLOCK_TIME schedules that are due.
+
+        If one was called, `needs_commit` is set: the commit stores the next due times of the named schedules.
+        """
         self.now_ms = now_ms
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)

@@ -6,19 +6,19 @@ import re
 from collections.abc import Callable, Mapping
 
 from penstock.shared.testing.fake_broker import handle_groups, handle_logs, handle_topics, handle_transactions
-from penstock.shared.testing.fake_broker.answers import Answer
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import Response
 
 SOFTWARE_NAMED_SINCE = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
-Handler = Callable[[ClusterState, Request], Answer]
+Handler = Callable[[ClusterState, Request], Response]
 
 
-def api_versions(_: ClusterState, request: Request) -> Answer:
+def api_versions(_: ClusterState, request: Request) -> Response:
     """The supported APIs. A client that names itself must use a valid name."""
     named = (request.body.client_software_name, request.body.client_software_version)
     if request.version >= SOFTWARE_NAMED_SINCE and not all(map(_SOFTWARE.fullmatch, named)):

@@ -1,11 +1,11 @@
-"""Faults on demand: a test defines what the broker does with a request, in place of or before its normal answer.
+"""Faults on demand: a test defines what the broker does with a request, in place of or before its normal response.
 
 A hook sees a request before the broker does and returns an action. If it returns None, the request goes to the next
 hook or to the broker. `times` counts a hook's actions, not its calls. Several hooks are called in the order in which
 they were added.
 
-A Kafka broker processes one request of a connection at a time. So a request without an answer blocks its connection:
-later requests on that connection get no answer either, until the client closes the connection.
+A Kafka broker processes one request of a connection at a time. So a request without a response blocks its connection:
+later requests on that connection get no response either, until the client closes the connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.shared.testing.fake_broker.request import Request, partition_numbe
 
 @dataclass(frozen=True)
 class Drop:
-    """Never answer. With `handled` the broker carries out the request, and only the answer is lost."""
+    """Never response. With `handled` the broker carries out the request, and only the response is lost."""
 
     handled: bool = False
 
@@ -117,24 +117,24 @@ def failed_response(request: Request, code: int, partitions: Collection[TopicPar
     It has the error `code` for all of the request, or for those partitions only.
     """
     body = request.body
-    answer = Message()
+    response = Message()
     fields = {one.name: one for one in SUPPORTED_APIS[request.api].response.fields}
     if "topics" in fields:
         named = {one.name for one in fields["topics"].children}
         if "partitions" in named and request.api is not Api.METADATA:
-            answer.topics = list(_failed_topics(request, code, partitions))
+            response.topics = list(_failed_topics(request, code, partitions))
         else:
             names = getattr(body, "topic_names", None) or [one.name for one in body.topics or ()]
-            answer.topics = [Message(name=name, error_code=code) for name in names]
+            response.topics = [Message(name=name, error_code=code) for name in names]
     for rows, key in (("groups", "group_id"), ("resources", "resource_name")):
         if rows in fields and hasattr(body, rows):
             requested = [one if isinstance(one, str) else one.resource_name for one in getattr(body, rows)]
-            setattr(answer, rows, [Message(**{key: name, "error_code": code}) for name in requested])
+            setattr(response, rows, [Message(**{key: name, "error_code": code}) for name in requested])
     if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
-        answer.error_code = code
+        response.error_code = code
     if request.api is Api.JOIN_GROUP:
-        answer.protocol_name = ""  # only newer versions allow null
-    return answer
+        response.protocol_name = ""  # only newer versions allow null
+    return response
 
 
 def _failed_topics(request: Request, code: int, partitions: Collection[TopicPartition] | None) -> Iterator[Message]:
@@ -166,15 +166,15 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
     )
 
 
-def merge_failures(answer: Message, failures: Message) -> Message:
+def merge_failures(response: Message, failures: Message) -> Message:
     """The broker's response in which the partitions that fail are replaced.
 
     If the batch is already in the log (DUPLICATE_SEQUENCE_NUMBER), the response still contains its offset.
     """
-    by_name = {topic.name: topic for topic in answer.topics}
+    by_name = {topic.name: topic for topic in response.topics}
     for topic in failures.topics:
         if topic.name not in by_name:
-            answer.topics.append(topic)
+            response.topics.append(topic)
             continue
         known = {row.partition: row for row in by_name[topic.name].partitions}
         for row in topic.partitions:
@@ -182,4 +182,4 @@ def merge_failures(answer: Message, failures: Message) -> Message:
                 row = Message(**{**vars(known[row.partition]), "error_code": row.error_code})
             known[row.partition] = row
         by_name[topic.name].partitions = list(known.values())
-    return answer
+    return response

@@ -16,9 +16,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from penstock.shared.testing.fake_broker.answers import DelayedAnswer
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.responses import DelayedResponse
 from penstock.shared.testing.fake_broker.timers import Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4
@@ -54,8 +54,8 @@ class BrokerGroupMember:
     protocols: list[tuple[str, bytes]]
     seen_ms: int
     assignment: bytes = b""
-    joining: DelayedAnswer | None = None
-    syncing: DelayedAnswer | None = None
+    joining: DelayedResponse | None = None
+    syncing: DelayedResponse | None = None
 
     def metadata(self, protocol: str) -> bytes:
         return next((data for name, data in self.protocols if name == protocol), b"")
@@ -78,7 +78,7 @@ class BrokerGroup:
     _deadline: Timer | None = field(default=None, repr=False)
     _is_delayed: bool = field(default=False, repr=False)
 
-    def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedAnswer:
+    def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedResponse:
         """Take part in the next generation. The response is sent when all members have joined."""
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (
@@ -118,7 +118,7 @@ class BrokerGroup:
         body: Message,
         protocols: list[tuple[str, bytes]],
         now_ms: int,
-    ) -> Message | DelayedAnswer:
+    ) -> Message | DelayedResponse:
         self.pending.discard(member_id)
         member = self.members.get(member_id)
         rebalance_ms = body.rebalance_timeout_ms if body.rebalance_timeout_ms >= 0 else body.session_timeout_ms
@@ -142,12 +142,12 @@ class BrokerGroup:
         )
         if not news and unchanged:
             return self._join_response(member)
-        member.joining = member.joining or DelayedAnswer()
-        answer = member.joining
+        member.joining = member.joining or DelayedResponse()
+        response = member.joining
         self._prepare_rebalance(now_ms)
-        return answer
+        return response
 
-    def sync(self, version: int, body: Message, now_ms: int) -> Message | DelayedAnswer:
+    def sync(self, version: int, body: Message, now_ms: int) -> Message | DelayedResponse:
         """The member's assignment, as soon as the leader has sent it."""
         if version >= PROTOCOL_NAMED_SINCE and None in (body.protocol_type, body.protocol_name):
             return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -162,8 +162,8 @@ class BrokerGroup:
             return Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
         if self.state is BrokerGroupState.STABLE:
             return self._sync_response(member)
-        member.syncing = member.syncing or DelayedAnswer()
-        answer = member.syncing
+        member.syncing = member.syncing or DelayedResponse()
+        response = member.syncing
         if member.member_id == self.leader:
             self._cancel_deadline()
             given = {one.member_id: one.assignment for one in body.assignments}
@@ -175,7 +175,7 @@ class BrokerGroup:
                 one.syncing = None
                 if syncing is not None:
                     syncing.complete(self._sync_response(one))
-        return answer
+        return response
 
     def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
         """Record that the member is alive. Returns REBALANCE_IN_PROGRESS if the member must join again."""
@@ -246,14 +246,14 @@ class BrokerGroup:
         member.seen_ms = now_ms
         member.session_timeout_ms = body.session_timeout_ms
         self._watch_session_timeout(member, now_ms)
-        answer = self._join_response(member)
+        response = self._join_response(member)
         if self.leader == member.member_id:
             if version >= SKIP_REPORTED_SINCE:
-                answer.skip_assignment = True
+                response.skip_assignment = True
             else:
-                answer.leader = old_id
-                answer.members = []
-        return answer
+                response.leader = old_id
+                response.members = []
+        return response
 
     def _expect_rejoin(self, member_id: str, within_ms: int, now_ms: int) -> None:
         self.pending.add(member_id)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.answers import Answer
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import BrokerGroupState
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
-from penstock.shared.testing.fake_broker.handle_logs import answer_partitions
+from penstock.shared.testing.fake_broker.handle_logs import respond_for_partitions
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import Response
 
 MEMBERS_LISTED_SINCE = 3
 OFFSET_METADATA_TOO_LARGE = 12
 
 
-def find_coordinator(state: ClusterState, request: Request) -> Answer:
+def find_coordinator(state: ClusterState, request: Request) -> Response:
     """The node that coordinates a group or a transactional id."""
     node = state.nodes.get(state.coordinator(request.body.key))
     if node is None:
@@ -32,7 +32,7 @@ def _group_error(state: ClusterState, request: Request) -> ErrorCode:
     return state.coordinator_error(request.node, request.body.group_id)
 
 
-def join_group(state: ClusterState, request: Request) -> Answer:
+def join_group(state: ClusterState, request: Request) -> Response:
     """Join a group. The response is sent when the next generation starts."""
     body = request.body
     code = _group_error(state, request)
@@ -47,7 +47,7 @@ def join_group(state: ClusterState, request: Request) -> Answer:
     return group.join(request.version, (request.client_id, request.client_host), body, request.now_ms)
 
 
-def sync_group(state: ClusterState, request: Request) -> Answer:
+def sync_group(state: ClusterState, request: Request) -> Response:
     """Receive the leader's assignment, and return the member's part."""
     code = _group_error(state, request)
     group = state.groups.known.get(request.body.group_id)
@@ -58,7 +58,7 @@ def sync_group(state: ClusterState, request: Request) -> Answer:
     return group.sync(request.version, request.body, request.now_ms)
 
 
-def heartbeat(state: ClusterState, request: Request) -> Answer:
+def heartbeat(state: ClusterState, request: Request) -> Response:
     """Record that a member is alive."""
     code = _group_error(state, request)
     group = state.groups.known.get(request.body.group_id)
@@ -67,7 +67,7 @@ def heartbeat(state: ClusterState, request: Request) -> Answer:
     return Message(error_code=code)
 
 
-def leave_group(state: ClusterState, request: Request) -> Answer:
+def leave_group(state: ClusterState, request: Request) -> Response:
     """Leave a group."""
     body = request.body
     code = _group_error(state, request)
@@ -99,7 +99,7 @@ def commit_one(
     return Message(partition=tp.partition, error_code=code)
 
 
-def offset_commit(state: ClusterState, request: Request) -> Answer:
+def offset_commit(state: ClusterState, request: Request) -> Response:
     """Commit offsets, as a member or for a group without members."""
     body = request.body
     code = _group_error(state, request)
@@ -112,10 +112,10 @@ def offset_commit(state: ClusterState, request: Request) -> Answer:
         else:
             state.groups.get(body.group_id)
     into = state.groups.offsets[body.group_id].committed if code is ErrorCode.NONE else {}
-    return Message(topics=answer_partitions(request, lambda tp, row: commit_one(state, code, into, tp, row)))
+    return Message(topics=respond_for_partitions(request, lambda tp, row: commit_one(state, code, into, tp, row)))
 
 
-def offset_fetch(state: ClusterState, request: Request) -> Answer:
+def offset_fetch(state: ClusterState, request: Request) -> Response:
     """The committed offsets of a group.
 
     With `require_stable`, a partition with an offset in an open transaction gets an error.
@@ -161,7 +161,7 @@ def _no_committed_offset(partition: int, code: ErrorCode) -> Message:
     return Message(partition=partition, offset=-1, leader_epoch=-1, metadata="", error_code=code)
 
 
-def list_groups(state: ClusterState, request: Request) -> Answer:
+def list_groups(state: ClusterState, request: Request) -> Response:
     """The groups that this node coordinates."""
     wanted = set(request.body.states_filter)
     rows = [
@@ -172,7 +172,7 @@ def list_groups(state: ClusterState, request: Request) -> Answer:
     return Message(error_code=ErrorCode.NONE, groups=rows)
 
 
-def describe_groups(state: ClusterState, request: Request) -> Answer:
+def describe_groups(state: ClusterState, request: Request) -> Response:
     """State and members of groups. A group that does not exist is Dead."""
     return Message(groups=[_describe_group(state, request, group_id) for group_id in request.body.groups])
 
@@ -203,7 +203,7 @@ def _describe_group(state: ClusterState, request: Request, group_id: str) -> Mes
     return found
 
 
-def delete_groups(state: ClusterState, request: Request) -> Answer:
+def delete_groups(state: ClusterState, request: Request) -> Response:
     """Delete groups that have no members, with their offsets."""
 
     def delete_group(group_id: str) -> ErrorCode:

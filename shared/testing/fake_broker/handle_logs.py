@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.answers import Answer, CloseConnection, DelayedAnswer
 from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, InvalidBatch, parse
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.partition_log import TimedOffset
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import CloseConnection, DelayedResponse, Response
 from penstock.shared.testing.fake_broker.topics import BrokerTopic, Partition
 
 ACKS_NONE = 0
@@ -28,11 +28,11 @@ CURRENT_LEADER_SINCE = {0: 10, 1: 12}
 """From this version on, a Produce (0) or Fetch (1) response names the leader if the node is not the leader."""
 
 
-def answer_partitions(request: Request, answer: Callable[[TopicPartition, Any], Message]) -> list[Message]:
-    """The topics of a response from logs: one answer for each partition of the request."""
+def respond_for_partitions(request: Request, response: Callable[[TopicPartition, Any], Message]) -> list[Message]:
+    """The topics of a response from logs: one response for each partition of the request."""
     return [
         Message(
-            name=topic.name, partitions=[answer(TopicPartition(topic.name, p.partition), p) for p in topic.partitions]
+            name=topic.name, partitions=[response(TopicPartition(topic.name, p.partition), p) for p in topic.partitions]
         )
         for topic in request.body.topics
     ]
@@ -51,7 +51,7 @@ def _node_endpoints(state: ClusterState, topics: list[Message]) -> list[Message]
     return [Message(node_id=node.node_id, host=node.host, port=node.port, rack=None) for node in nodes]
 
 
-def produce(state: ClusterState, request: Request) -> Answer:
+def produce(state: ClusterState, request: Request) -> Response:
     """Append the batch of each partition, and return positions and errors.
 
     With acks=0 there is no response; an error closes the connection.
@@ -67,7 +67,7 @@ def produce(state: ClusterState, request: Request) -> Answer:
             return Message(partition=tp.partition, error_code=partition, current_leader=leader)
         return _append_to_log(state, partition, row.records, request)
 
-    topics = answer_partitions(request, append_batch)
+    topics = respond_for_partitions(request, append_batch)
     if acks == ACKS_NONE:
         failed = any(partition.error_code for topic in topics for partition in topic.partitions)
         return CloseConnection() if failed else None
@@ -132,12 +132,12 @@ def _check_transaction(state: ClusterState, partition: Partition, batch: BrokerB
         raise InvalidBatch(verdict, "the partition is not in the producer's transaction")
 
 
-def fetch(state: ClusterState, request: Request) -> Answer:
+def fetch(state: ClusterState, request: Request) -> Response:
     """The available records: after `min_bytes`, an error of a partition, or `max_wait_ms`, whichever comes first."""
     body = request.body
     if body.max_wait_ms <= 0 or _has_min_bytes(state, request):
         return _fetch_response(state, request)
-    later = DelayedAnswer()
+    later = DelayedResponse()
     watched = [p for p in (state.partition(tp) for tp in request.partitions()) if p is not None]
 
     def finish_fetch(_: int) -> None:
@@ -205,11 +205,11 @@ def _fetch_response(state: ClusterState, request: Request) -> Message:
             records=found.data,
         )
 
-    return Message(topics=answer_partitions(request, fetch_partition))
+    return Message(topics=respond_for_partitions(request, fetch_partition))
 
 
 def _diverging_epoch_response(partition: Partition, row: Message) -> Message | None:
-    """The answer to a client that has read records which this log does not contain, or None."""
+    """The response to a client that has read records which this log does not contain, or None."""
     if row.last_fetched_epoch < 0:
         return None
     log = partition.log
@@ -237,7 +237,7 @@ def epoch_error(known: int, current: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if known < current else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def list_offsets(state: ClusterState, request: Request) -> Answer:
+def list_offsets(state: ClusterState, request: Request) -> Response:
     """The first offset, the end offset under the isolation level, or the first record at or after a time."""
     committed = request.body.isolation_level == READ_COMMITTED
 
@@ -261,10 +261,10 @@ def list_offsets(state: ClusterState, request: Request) -> Answer:
             partition=tp.partition, error_code=0, timestamp=found.timestamp, offset=found.offset, leader_epoch=epoch
         )
 
-    return Message(topics=answer_partitions(request, find_offset))
+    return Message(topics=respond_for_partitions(request, find_offset))
 
 
-def delete_records(state: ClusterState, request: Request) -> Answer:
+def delete_records(state: ClusterState, request: Request) -> Response:
     """Move the start offsets of logs forward; -1 stands for the high watermark."""
 
     def delete_records_of_partition(tp: TopicPartition, row: Message) -> Message:
@@ -277,4 +277,4 @@ def delete_records(state: ClusterState, request: Request) -> Answer:
         log.delete_records(log.high_watermark if row.offset == DELETE_TO_END else row.offset)
         return Message(partition=tp.partition, error_code=ErrorCode.NONE, low_watermark=log.start_offset)
 
-    return Message(topics=answer_partitions(request, delete_records_of_partition))
+    return Message(topics=respond_for_partitions(request, delete_records_of_partition))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.shared.common.topic_names import is_topic_name
-from penstock.shared.testing.fake_broker.answers import Answer
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import NO_UUID, Message
 from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import Response
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 
 TOPIC_RESOURCE = 2
@@ -22,7 +22,7 @@ ALL_TOPICS_WHEN_EMPTY_BEFORE = 1
 ALLOW_AUTO_CREATE_SINCE = 4
 
 
-def metadata(state: ClusterState, request: Request) -> Answer:
+def metadata(state: ClusterState, request: Request) -> Response:
     """The running nodes, and the requested topics (all topics if the request names none)."""
     requested = request.body.topics
     if requested is None or (not requested and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
@@ -84,7 +84,7 @@ ErrorAndMessage = tuple[ErrorCode, str]
 """The error of one row of a request, and its message: NONE and "" if there is none."""
 
 
-def create_topics(state: ClusterState, request: Request) -> Answer:
+def create_topics(state: ClusterState, request: Request) -> Response:
     """Create each valid topic."""
     if request.node != state.controller:
         rows = [Message(name=row.name, error_code=ErrorCode.NOT_CONTROLLER) for row in request.body.topics]
@@ -138,7 +138,7 @@ def _error_of_new_topic(state: ClusterState, row: Message) -> ErrorAndMessage | 
     return None
 
 
-def delete_topics(state: ClusterState, request: Request) -> Answer:
+def delete_topics(state: ClusterState, request: Request) -> Response:
     """Delete each existing topic."""
 
     def delete_topic(name: str) -> ErrorCode:
@@ -152,7 +152,7 @@ def delete_topics(state: ClusterState, request: Request) -> Answer:
     return Message(topics=[Message(name=name, error_code=delete_topic(name)) for name in request.body.topic_names])
 
 
-def create_partitions(state: ClusterState, request: Request) -> Answer:
+def create_partitions(state: ClusterState, request: Request) -> Response:
     """Add partitions to topics."""
 
     def create_partitions_of_topic(row: Message) -> ErrorAndMessage:
@@ -177,7 +177,7 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
     return [Message(name=name, error_code=code, error_message=why or None) for name, code, why in found]
 
 
-def describe_configs(state: ClusterState, request: Request) -> Answer:
+def describe_configs(state: ClusterState, request: Request) -> Response:
     """Return all configs of topics, with the values in force. For a broker, return no configs."""
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
@@ -211,7 +211,7 @@ def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> M
     return found
 
 
-def incremental_alter_configs(state: ClusterState, request: Request) -> Answer:
+def incremental_alter_configs(state: ClusterState, request: Request) -> Response:
     """Set and unset configs of topics."""
 
     def alter_topic_configs(row: Message) -> ErrorAndMessage:

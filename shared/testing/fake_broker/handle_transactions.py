@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.answers import Answer
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_groups import commit_one
-from penstock.shared.testing.fake_broker.handle_logs import answer_partitions
+from penstock.shared.testing.fake_broker.handle_logs import respond_for_partitions
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import Response
 from penstock.shared.testing.fake_broker.transaction_coordinator import BrokerTransaction
 
 OPERATION_NOT_ATTEMPTED = 55
@@ -31,7 +31,7 @@ def _error_code_of_version(request: Request, code: ErrorCode) -> ErrorCode:
     return code
 
 
-def init_producer_id(state: ClusterState, request: Request) -> Answer:
+def init_producer_id(state: ClusterState, request: Request) -> Response:
     """A new producer id, or the next epoch of a transactional id."""
     body = request.body
     if body.transactional_id is None:
@@ -57,7 +57,7 @@ def _transaction_of_request(state: ClusterState, request: Request) -> BrokerTran
     return _error_code_of_version(request, known) if isinstance(known, ErrorCode) else known
 
 
-def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
+def add_partitions_to_txn(state: ClusterState, request: Request) -> Response:
     """Add partitions to the transaction: all of them or none."""
     known = _transaction_of_request(state, request)
     requested = [TopicPartition(topic.name, number) for topic, number in request.rows()]
@@ -89,7 +89,7 @@ def _error_codes_by_partition(request: Request, code_of: Callable[[TopicPartitio
     ]
 
 
-def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
+def add_offsets_to_txn(state: ClusterState, request: Request) -> Response:
     """Add a group's offsets to the transaction."""
     known = _transaction_of_request(state, request)
     if isinstance(known, ErrorCode):
@@ -98,7 +98,7 @@ def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
     return Message(error_code=code)
 
 
-def end_txn(state: ClusterState, request: Request) -> Answer:
+def end_txn(state: ClusterState, request: Request) -> Response:
     """Commit or abort the transaction."""
     known = _transaction_of_request(state, request)
     if isinstance(known, ErrorCode):
@@ -106,7 +106,7 @@ def end_txn(state: ClusterState, request: Request) -> Answer:
     return Message(error_code=state.transactions.end(known, request.now_ms, committed=request.body.committed))
 
 
-def txn_offset_commit(state: ClusterState, request: Request) -> Answer:
+def txn_offset_commit(state: ClusterState, request: Request) -> Response:
     """Commit offsets with the transaction. A member of an older generation gets an error."""
     body = request.body
     code = state.coordinator_error(request.node, body.group_id)
@@ -124,7 +124,7 @@ def txn_offset_commit(state: ClusterState, request: Request) -> Answer:
         else:
             state.groups.get(body.group_id)
     into: dict[TopicPartition, Committed] = {}
-    topics = answer_partitions(request, lambda tp, row: commit_one(state, code, into, tp, row))
+    topics = respond_for_partitions(request, lambda tp, row: commit_one(state, code, into, tp, row))
     if into:
         state.groups.offsets[body.group_id].pending.setdefault(body.producer_id, {}).update(into)
     return Message(topics=topics)

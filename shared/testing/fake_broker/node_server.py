@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
 
-from penstock.shared.testing.fake_broker.answers import Answer, CloseConnection, DelayedAnswer
 from penstock.shared.testing.fake_broker.api_handlers import HANDLERS, supported_versions
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
@@ -36,6 +35,7 @@ from penstock.shared.testing.fake_broker.protocol import (
     encode_response,
 )
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import CloseConnection, DelayedResponse, Response
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""
@@ -94,7 +94,7 @@ class NodeServer:
         self.node.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the port and every connection, without another answer."""
+        """Close the port and every connection, without another response."""
         server = self._server
         self._server = None
         if server is not None:
@@ -153,7 +153,7 @@ class NodeServer:
                 return action
         return None
 
-    async def answer(self, request: Request, action: Action | None) -> Message | None:
+    async def respond(self, request: Request, action: Action | None) -> Message | None:
         """The response to a request after a hook's action; None if the client expects none."""
         while isinstance(action, Delay):
             await asyncio.sleep(action.ms / 1000)
@@ -164,36 +164,36 @@ class NodeServer:
         if isinstance(action, Fail):
             return await self._fail_request(request, action)
         if action is None or action.handled:
-            answer = await self._handle_request(request)
+            response = await self._handle_request(request)
         if isinstance(action, Drop):
             raise Silence
         if isinstance(action, Close):
             raise HangUp
-        return answer
+        return response
 
     async def _fail_request(self, request: Request, action: Fail) -> Message | None:
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
-            answer = None
+            response = None
         else:
             handled_request = request if action.handled else without_partitions(request, action.partitions or ())
-            answer = await self._handle_request(handled_request)
+            response = await self._handle_request(handled_request)
         if request.api is Api.PRODUCE and request.body.acks == 0:
             if action.partitions is None:
                 raise HangUp
             return None
-        return failures if answer is None or not hasattr(answer, "topics") else merge_failures(answer, failures)
+        return failures if response is None or not hasattr(response, "topics") else merge_failures(response, failures)
 
     async def _handle_request(self, request: Request) -> Message | None:
-        answer: Answer = HANDLERS[request.api](self._state, request)
+        response: Response = HANDLERS[request.api](self._state, request)
         self._after(None)
-        if isinstance(answer, DelayedAnswer):
+        if isinstance(response, DelayedResponse):
             waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-            answer.then(lambda body: None if waiting.done() else waiting.set_result(body))
-            answer = await waiting
-        if isinstance(answer, CloseConnection):
+            response.then(lambda body: None if waiting.done() else waiting.set_result(body))
+            response = await waiting
+        if isinstance(response, CloseConnection):
             raise HangUp
-        return answer
+        return response
 
     def request(self, header: Header, body: Message, client_host: str) -> Request:
         """A request in the form for handlers and hooks."""
@@ -239,12 +239,12 @@ class _Connection:
             await self._server.running()
             header = decode_header(frame)
             try:
-                answer = await self._answer_frame(frame, header)
+                response = await self._respond_to_frame(frame, header)
             except Silence:
                 await self._read_until_disconnect()
             await self._server.running()
-            if answer is not None:
-                self._writer.write(_SIZE.pack(len(answer)) + answer)
+            if response is not None:
+                self._writer.write(_SIZE.pack(len(response)) + response)
                 await self._writer.drain()
 
     async def _read_until_disconnect(self) -> None:
@@ -252,7 +252,7 @@ class _Connection:
             pass
         raise HangUp
 
-    async def _answer_frame(self, frame: bytes, header: Header) -> bytes | None:
+    async def _respond_to_frame(self, frame: bytes, header: Header) -> bytes | None:
         supported = header.supported_api
         if supported is None:
             if header.api_key != Api.API_VERSIONS:
@@ -267,12 +267,12 @@ class _Connection:
         if self._writer.is_closing():
             raise HangUp
         if supported.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
-            answer: Message | None = self._authenticate(request)
+            response: Message | None = self._authenticate(request)
         else:
-            answer = await self._server.answer(request, action)
-        if answer is None:
+            response = await self._server.respond(request, action)
+        if response is None:
             return None
-        return encode_response(supported, header.version, header.correlation_id, answer)
+        return encode_response(supported, header.version, header.correlation_id, response)
 
     def _authenticate(self, request: Request) -> Message:
         if request.api is Api.SASL_HANDSHAKE:

@@ -5,7 +5,7 @@ first offset of the first open transaction. `read_committed` reads up to there, 
 transactions in the returned range.
 
 An idempotent producer numbers its records. The partition appends a batch whose sequence number follows the last one. If
-the batch is one of the producer's last five, the partition repeats its earlier answer. It rejects any other sequence
+the batch is one of the producer's last five, the partition repeats its earlier response. It rejects any other sequence
 number. With a newer epoch the numbers start at zero; an older epoch is fenced. If the partition does not know the
 producer (its records may be deleted), it accepts any number. An example, with batches of ten:
 

@@ -14,7 +14,7 @@ CONCURRENT_TRANSACTIONS.
 A producer that was fenced only by the timeout may request the new epoch, and continue (KIP-588). A producer that was
 fenced by another producer may not.
 
-If a producer repeats EndTxn with the same result, it gets the same answer as the first time.
+If a producer repeats EndTxn with the same result, it gets the same response as the first time.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Transactions:
         """Handle InitProducerId: return the producer id and the new epoch. Producers with an earlier epoch are fenced.
 
         `expected` are the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. If a
-        transaction is open, it is aborted and the answer is CONCURRENT_TRANSACTIONS, so that the producer tries again.
+        transaction is open, it is aborted. The response is CONCURRENT_TRANSACTIONS, so that the producer tries again.
         """
         if not 0 < timeout_ms <= int(self._configs["transaction.max.timeout.ms"]):
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT

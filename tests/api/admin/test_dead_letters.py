@@ -40,8 +40,8 @@ async def test_dead_letters_are_listed_scanned_and_replayed() -> None:
             assert (await client.get(f"/v1/dead-letters/t-dlq?{query}")).status_code == 400
         await client.post("/v1/dead-letters/t-late/replay", json={"to": "corrections"})
         assert dead_letters.request["to"] == "corrections"
-        answer = await client.post("/v1/dead-letters/t-dlq/replay", json={"stage": "process", "limit": 5})
-        assert answer.json() == {"topic": "t-dlq", "dry_run": False, "sent": 2, "failed": 0}
+        response = await client.post("/v1/dead-letters/t-dlq/replay", json={"stage": "process", "limit": 5})
+        assert response.json() == {"topic": "t-dlq", "dry_run": False, "sent": 2, "failed": 0}
         request = dead_letters.request
         assert (request["stage"], request["limit"], request["include_replayed"]) == ("process", 5, False)
         assert (await client.post("/v1/dead-letters/t-dlq/replay", json={"stages": 1})).status_code == 400

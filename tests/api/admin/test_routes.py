@@ -170,9 +170,9 @@ async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
 )
 async def test_offsets_are_reset(admin: MemoryAdmin, to: Any, after: int) -> None:
     """Each kind of reset is applied and returns the offsets before and after."""
-    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": to})
-    assert answer.status_code == 200
-    assert answer.json() == {
+    response = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": to})
+    assert response.status_code == 200
+    assert response.json() == {
         "group": "banks",
         "dry_run": False,
         "partitions": [
@@ -185,8 +185,8 @@ async def test_offsets_are_reset(admin: MemoryAdmin, to: Any, after: int) -> Non
 
 async def test_a_dry_run_changes_nothing(admin: MemoryAdmin) -> None:
     """A dry run returns the changes and applies none."""
-    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": "latest", "dry_run": True})
-    assert [p["after"] for p in answer.json()["partitions"]] == [10, 10]
+    response = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": "latest", "dry_run": True})
+    assert [p["after"] for p in response.json()["partitions"]] == [10, 10]
     assert admin.groups["banks"] == {F0: 4, F1: 4}
 
 
@@ -196,19 +196,19 @@ async def test_topics_and_partitions_can_be_chosen(admin: MemoryAdmin) -> None:
     assert admin.groups["banks"] == {F0: 4, F1: 9}
     await send_request(admin, "POST", "/v1/groups/new/offsets", {"to": "earliest", "topics": ["flights", "other"]})
     assert admin.groups["new"] == {F0: 0, F1: 0, OTHER: 0}
-    answer = await send_request(
+    response = await send_request(
         admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest", "topics": {"flights": [2]}}
     )
-    assert answer.status_code == 404
-    assert "flights-2" in answer.json()["detail"]
+    assert response.status_code == 404
+    assert "flights-2" in response.json()["detail"]
 
 
 async def test_resetting_an_active_group_is_a_409(admin: MemoryAdmin) -> None:
     """Resetting a group with members is a 409 that names them, and changes nothing."""
     admin.members = [MemberDescription("m-1", "client", "/10.0.0.1", None, frozenset([F0]))]
-    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest"})
-    assert (answer.status_code, answer.json()["error_code"]) == (409, "NON_EMPTY_GROUP")
-    assert "m-1" in answer.json()["detail"]
+    response = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest"})
+    assert (response.status_code, response.json()["error_code"]) == (409, "NON_EMPTY_GROUP")
+    assert "m-1" in response.json()["detail"]
     assert admin.groups["banks"] == {F0: 4, F1: 4}
 
 
@@ -231,8 +231,8 @@ async def test_resetting_an_active_group_is_a_409(admin: MemoryAdmin) -> None:
 )
 async def test_an_invalid_reset_is_a_400(admin: MemoryAdmin, body: Any) -> None:
     """An invalid reset, also one with a misspelt dry_run, is a 400 and changes nothing."""
-    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", body)
-    assert answer.status_code == 400, answer.text
+    response = await send_request(admin, "POST", "/v1/groups/banks/offsets", body)
+    assert response.status_code == 400, response.text
     assert admin.groups["banks"] == {F0: 4, F1: 4}
 
 

@@ -1,4 +1,4 @@
-"""HTTP statuses of errors, and the answers to them."""
+"""HTTP statuses of errors, and the responses to them."""
 
 from __future__ import annotations
 
@@ -70,20 +70,20 @@ async def test_every_error_has_the_same_body() -> None:
         ("/connectors/a", "PUT", 405, "HTTP 405 Method Not Allowed"),
         ("/connectors/broken", "GET", 500, "RuntimeError: the request failed; the worker's log has the reason"),
     ):
-        answer = await send_request(path, method)
-        assert (answer.status_code, answer.json()) == (status, {"error_code": status, "message": message})
+        response = await send_request(path, method)
+        assert (response.status_code, response.json()) == (status, {"error_code": status, "message": message})
 
 
 async def test_a_request_without_a_known_owner_is_a_conflict() -> None:
     """If no worker is known that can answer, the status is 409."""
-    answer = await send_request("/connectors/elsewhere")
-    assert (answer.status_code, answer.json()["error_code"]) == (409, 409)
+    response = await send_request("/connectors/elsewhere")
+    assert (response.status_code, response.json()["error_code"]) == (409, 409)
 
 
 async def test_a_worker_that_is_starting_answers_503() -> None:
     """Until a worker is ready, every request except `/health` is a 503."""
-    answer = await send_request("/connectors/a", is_ready=False)
-    assert (answer.status_code, answer.json()["error_code"]) == (503, 503)
+    response = await send_request("/connectors/a", is_ready=False)
+    assert (response.status_code, response.json()["error_code"]) == (503, 503)
     assert (
         await send_request("/health", is_ready=False)
     ).status_code == 404  # this app has no such route: the request passed

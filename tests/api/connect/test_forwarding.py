@@ -60,14 +60,14 @@ async def put(app: FastAPI, path: str) -> httpx.Response:
 
 
 async def test_the_other_workers_answer_is_returned() -> None:
-    """The answer has the other worker's status, body and location; the request keeps its raw
+    """The response has the other worker's status, body and location; the request keeps its raw
     path and query and is marked as forwarded.
     """
     async with listening(owner()) as url:
-        answer = await put(worker(url), "/connectors/a%2Fb/config?x=1")
-    assert answer.status_code == 201
-    assert answer.headers["location"] == "http://owner/connectors/a"
-    assert answer.json() == {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}"}
+        response = await put(worker(url), "/connectors/a%2Fb/config?x=1")
+    assert response.status_code == 201
+    assert response.headers["location"] == "http://owner/connectors/a"
+    assert response.json() == {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}"}
 
 
 async def test_a_request_is_forwarded_at_most_twice() -> None:
@@ -85,6 +85,6 @@ async def test_an_unreachable_worker_is_a_500() -> None:
     port = closed.sockets[0].getsockname()[1]
     closed.close()
     await closed.wait_closed()
-    answer = await put(worker(f"http://127.0.0.1:{port}/"), "/connectors/a")
-    assert answer.status_code == 500
-    assert "forward" in answer.json()["message"]
+    response = await put(worker(f"http://127.0.0.1:{port}/"), "/connectors/a")
+    assert response.status_code == 500
+    assert "forward" in response.json()["message"]

@@ -31,9 +31,9 @@ async def test_a_new_connectors_location_can_be_followed(name: str, written: str
     """
     transport = httpx.ASGITransport(create_connect_app(cast(Any, CreatingHerder())), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://me:8083") as client:
-        for answer in (
+        for response in (
             await client.post("/connectors", json={"name": name, "config": {"connector.class": "X"}}),
             await client.put(f"/connectors/{written}/config", json={"connector.class": "X"}),
         ):
-            assert (answer.status_code, answer.json()["name"]) == (201, name)
-            assert answer.headers["location"] == f"http://me:8083/connectors/{written}"
+            assert (response.status_code, response.json()["name"]) == (201, name)
+            assert response.headers["location"] == f"http://me:8083/connectors/{written}"

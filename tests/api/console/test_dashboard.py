@@ -32,22 +32,22 @@ async def test_the_page_is_self_contained() -> None:
     """The page loads no external asset, builds no markup from data, and its policy allows only
     its own script and style.
     """
-    answer = await get("/")
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    page = answer.text
+    response = await get("/")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    page = response.text
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page)
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b| style=| on\w+=", page)
-    policy = answer.headers["content-security-policy"]
+    policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
-    assert policy == content_security_policy(answer.content)
+    assert policy == content_security_policy(response.content)
     assert len(re.findall("'sha256-", policy)) == 2
 
 
 async def test_the_overview_is_json() -> None:
     """The overview is the provider's, as JSON."""
-    answer = await get("/v1/overview")
-    assert answer.status_code == 200
-    assert answer.json()["kafka"] == {"cluster_id": None, "brokers": None, "error": "no broker"}
+    response = await get("/v1/overview")
+    assert response.status_code == 200
+    assert response.json()["kafka"] == {"cluster_id": None, "brokers": None, "error": "no broker"}
 
 
 async def test_every_value_the_page_reads_is_in_the_overview() -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from penstock.api.http.app import create_app
-from penstock.api.http.reverse_proxy import Answer, forward_router
+from penstock.api.http.reverse_proxy import UpstreamResponse, forward_router
 from penstock.api.rest_proxy.routes import metadata_routers
 from tests.api.admin.test_routes import MemoryAdmin
 from tests.api.ingest.test_routes import URL, Service
@@ -25,10 +25,10 @@ from tests.api.ingest.test_routes import URL, Service
 )
 async def test_an_unknown_parameter_is_a_400_that_names_the_nearest(producer: Any, query: str, message: str) -> None:
     """An unknown query parameter is a 400 that names the nearest one, and nothing is stored."""
-    answer = await Service(producer).post(b"1\n", url=f"{URL}?{query}")
-    assert (answer.status_code, answer.json()["error_code"]) == (400, "UNKNOWN_PARAMETER")
-    assert message in answer.json()["detail"]
-    assert len(answer.json()["detail"]) < 200
+    response = await Service(producer).post(b"1\n", url=f"{URL}?{query}")
+    assert (response.status_code, response.json()["error_code"]) == (400, "UNKNOWN_PARAMETER")
+    assert message in response.json()["detail"]
+    assert len(response.json()["detail"]) < 200
     assert producer.batches == []
 
 
@@ -43,8 +43,8 @@ async def test_rest_proxy_and_other_services_routes_are_left_alone() -> None:
     class Other:
         name = "aggregator"
 
-        async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-            return Answer(200, "text/plain", query.encode())
+        async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
+            return UpstreamResponse(200, "text/plain", query.encode())
 
     admin: Any = MemoryAdmin()
     app = create_app(rest_proxy=metadata_routers(admin), more=[forward_router({"/v1/streams": Other()})])

@@ -28,18 +28,18 @@ async def send_request(path: str, headers: dict[str, str] | None = None, **optio
 async def test_without_the_token_requests_are_a_401(authorization: str | None) -> None:
     """A missing or wrong token is a 401 that names the scheme and never contains the token."""
     headers = {} if authorization is None else {b"Authorization": authorization.encode()}
-    answer = await send_request("/v1/topics", headers, auth_token=SecretStr(TOKEN))  # type: ignore[arg-type]
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert answer.json()["error_code"] == "UNAUTHORIZED"
-    assert TOKEN not in answer.text
+    response = await send_request("/v1/topics", headers, auth_token=SecretStr(TOKEN))  # type: ignore[arg-type]
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error_code"] == "UNAUTHORIZED"
+    assert TOKEN not in response.text
 
 
 async def test_the_token_is_accepted() -> None:
     """The token is accepted with the scheme in any case."""
     for scheme in ("Bearer", "bearer"):
-        answer = await send_request("/v1/topics", {"Authorization": f"{scheme} {TOKEN}"}, auth_token=SecretStr(TOKEN))
-        assert answer.status_code == 200
+        response = await send_request("/v1/topics", {"Authorization": f"{scheme} {TOKEN}"}, auth_token=SecretStr(TOKEN))
+        assert response.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/"])
@@ -72,10 +72,10 @@ async def test_a_local_service_answers_to_local_names_only(host: str, status: in
 async def test_every_answer_has_security_headers() -> None:
     """Every answer has security headers, also errors."""
     for path in ("/v1/topics", "/nowhere"):
-        answer = await send_request(path)
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["x-frame-options"] == "DENY"
-        assert "access-control-allow-origin" not in answer.headers
+        response = await send_request(path)
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["x-frame-options"] == "DENY"
+        assert "access-control-allow-origin" not in response.headers
 
 
 async def write(headers: dict[str, str], **options: object) -> httpx.Response:
@@ -90,9 +90,9 @@ async def write(headers: dict[str, str], **options: object) -> httpx.Response:
 async def test_cross_site_changes_are_a_403(secret: SecretStr | None) -> None:
     """A change from another site's page is a 403 that names the page, with and without credentials."""
     own = {} if secret is None else {"Authorization": f"Bearer {TOKEN}"}
-    answer = await write(own | {"Origin": "https://evil.example", "Content-Type": "text/plain"}, auth_token=secret)
-    assert (answer.status_code, answer.json()["error_code"]) == (403, "CROSS_SITE_REQUEST")
-    assert "https://evil.example" in answer.json()["detail"]
+    response = await write(own | {"Origin": "https://evil.example", "Content-Type": "text/plain"}, auth_token=secret)
+    assert (response.status_code, response.json()["error_code"]) == (403, "CROSS_SITE_REQUEST")
+    assert "https://evil.example" in response.json()["detail"]
     assert (await write(own, auth_token=secret)).status_code == 200
     assert (await write(own | {"Origin": "http://localhost"}, auth_token=secret)).status_code == 200
 
@@ -108,10 +108,10 @@ async def test_cors_origins_may_make_changes() -> None:
         "Access-Control-Request-Headers": "ce-id, x-customer",
     }
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        answer = await client.options("/connectors/a/config", headers=preflight)
-    assert answer.status_code == 200
-    assert "PUT" in answer.headers["access-control-allow-methods"]
-    assert "ce-id" in answer.headers["access-control-allow-headers"]
+        response = await client.options("/connectors/a/config", headers=preflight)
+    assert response.status_code == 200
+    assert "PUT" in response.headers["access-control-allow-methods"]
+    assert "ce-id" in response.headers["access-control-allow-headers"]
 
 
 async def test_an_internal_error_is_guarded_and_audited() -> None:
@@ -125,8 +125,8 @@ async def test_an_internal_error_is_guarded_and_audited() -> None:
     app = create_app(admin=router)
     with structlog.testing.capture_logs() as logs:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            answer = await client.delete("/v1/groups/g")
-    assert (answer.status_code, answer.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
-    assert answer.headers["x-content-type-options"] == "nosniff"
+            response = await client.delete("/v1/groups/g")
+    assert (response.status_code, response.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
+    assert response.headers["x-content-type-options"] == "nosniff"
     (audit,) = [line for line in logs if line["event"] == "audit"]
     assert (audit["method"], audit["path"], audit["status"]) == ("DELETE", "/v1/groups/g", 500)

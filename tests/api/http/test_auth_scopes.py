@@ -69,9 +69,9 @@ async def test_scopes_grant_their_requests(name: str, statuses: list[int]) -> No
 )
 async def test_invalid_credentials_are_a_401(authorization: str) -> None:
     """A wrong name, secret or header is a 401."""
-    answer = await send_request("GET", "/v1/groups", authorization)
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == 'Bearer, Basic realm="penstock"'
+    response = await send_request("GET", "/v1/groups", authorization)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == 'Bearer, Basic realm="penstock"'
 
 
 def test_changes_need_the_admin_scope() -> None:
@@ -110,10 +110,10 @@ async def test_other_bodies_are_bounded() -> None:
 
 @pytest.mark.parametrize(("origins", "allowed"), [((), None), (("https://ops.example",), "https://ops.example")])
 async def test_cors_is_off_by_default(origins: tuple[str, ...], allowed: str | None) -> None:
-    """CORS is off by default, and every answer has security headers."""
+    """CORS is off by default, and every response has security headers."""
     served = create_app(admin=APIRouter(), cors_origins=origins)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://x") as client:
-        answer = await client.get("/none", headers={"Origin": "https://ops.example"})
-    assert answer.headers.get("access-control-allow-origin") == allowed
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["x-frame-options"] == "DENY"
+        response = await client.get("/none", headers={"Origin": "https://ops.example"})
+    assert response.headers.get("access-control-allow-origin") == allowed
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["x-frame-options"] == "DENY"

@@ -93,8 +93,8 @@ class Client:
             for _ in range(3):
                 await asyncio.sleep(0)
 
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer's status, headers and body."""
+    async def response(self) -> tuple[int, dict[str, str], bytes]:
+        """The next response's status, headers and body."""
         async with asyncio.timeout(10):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
@@ -150,13 +150,13 @@ async def test_the_limit_on_a_head_is_exact_however_it_is_cut(cut: int, later: b
     async with serving(Site()) as site, Client.to(site) as client:
         if later:
             await client.send(OK)
-            assert (await client.answer())[0] == 200
+            assert (await client.response())[0] == 200
         whole = head_of(HEAD_BYTES_MIN)
         await client.send(*(whole[i : i + cut] for i in range(0, len(whole), cut)))
-        assert (await client.answer())[0] == 200
+        assert (await client.response())[0] == 200
         longer = head_of(HEAD_BYTES_MIN + 1)
         await client.send(*(longer[i : i + cut] for i in range(0, len(longer), cut)))
-        status, headers, body = await client.answer()
+        status, headers, body = await client.response()
         assert await client.ended() == b""
     assert (status, headers["content-type"], headers["connection"]) == (431, "application/problem+json", "close")
     problem = json.loads(body)
@@ -169,9 +169,9 @@ async def test_the_limit_on_a_head_precedes_authentication() -> None:
     """A head over the limit is a 431 without a token, and a shorter one a 401."""
     async with serving(Site(SecretStr("at least sixteen characters"))) as site, Client.to(site) as client:
         await client.send(OK)
-        assert (await client.answer())[0] == 401
+        assert (await client.response())[0] == 401
         await client.send(START + b"X: " + b"a" * 100_000)
-        assert (await client.answer())[0] == 431
+        assert (await client.response())[0] == 431
     assert not site.headers
 
 
@@ -182,16 +182,16 @@ async def test_a_request_line_over_the_limit_is_a_414(cut: int) -> None:
         line = b"GET /ok?" + b"q" * HEAD_BYTES_MIN
         async with Client.to(site) as client:
             await client.send(*(line[i : i + cut] for i in range(0, len(line), cut)))
-            status, _, body = await client.answer()
+            status, _, body = await client.response()
             assert (status, json.loads(body)["error_code"]) == (414, "URI_TOO_LONG")
         async with Client.to(site) as client:
             await client.send(b"a" * HEAD_BYTES_MIN * 2)
-            assert (await client.answer())[0] == 414
+            assert (await client.response())[0] == 414
         for path in (b"/v3/clusters", b"/topics?a=b", b"/topics"):
             async with Client.to(site) as client:
                 whole = head_of(HEAD_BYTES_MIN + 1, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n")
                 await client.send(*(whole[i : i + cut] for i in range(0, len(whole), cut)))
-                status, _, body = await client.answer()
+                status, _, body = await client.response()
                 assert (status, json.loads(body)["error_code"]) == (431, 431)
 
 
@@ -200,9 +200,9 @@ async def test_header_fields_are_counted() -> None:
     async with serving(Site()) as site, Client.to(site) as client:
         fields = b"".join(b"a:%d\r\n" % i for i in range(HEADERS_MAX - 1))
         await client.send(START + fields + b"\r\n")
-        assert (await client.answer())[0] == 200
+        assert (await client.response())[0] == 200
         await client.send(START + fields + b"a:b\r\n\r\n")
-        status, _, body = await client.answer()
+        status, _, body = await client.response()
     assert (status, f"more than {HEADERS_MAX} header fields" in json.loads(body)["detail"]) == (431, True)
     assert len(site.headers) == 1
 
@@ -213,7 +213,7 @@ async def test_trailers_have_the_limits_of_a_head(trailers: bytes) -> None:
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
         await client.send(trailers, b"b" * 1_000)
-        status, _, body = await client.answer()
+        status, _, body = await client.response()
     assert (status, json.loads(body)["error_code"]) == (431, "HEAD_TOO_LARGE")
     assert site.bodies == []
 
@@ -223,7 +223,7 @@ async def test_trailers_are_no_headers() -> None:
     async with serving(Site()) as site, Client.to(site) as client:
         head = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-Late\r\n\r\n"
         await client.send(head + b"3\r\nabc\r\n0\r\nX-Late: 1\r\n\r\n" + OK)
-        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
+        assert [(await client.response())[0] for _ in range(2)] == [200, 200]
     assert site.bodies == [b"abc", b""]
     assert "x-late" not in site.headers[0]
 
@@ -233,7 +233,7 @@ async def test_a_chunked_body_of_many_chunks_has_no_limit() -> None:
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         await client.send(*[b"4\r\n\r\n\r\n\r\n" * 500] * 10, b"0\r\n\r\n")
-        assert (await client.answer())[0] == 200
+        assert (await client.response())[0] == 200
     assert site.bodies == [b"\r\n" * 2 * 5_000]
 
 
@@ -252,9 +252,9 @@ async def test_pipelined_requests_wait_unparsed() -> None:
         assert 0 < len(connection._unread) <= 262_144
         assert not connection.transport.is_reading()
         site.gate.set()
-        assert (await client.answer())[2] == b'"through"'
+        assert (await client.response())[2] == b'"through"'
         for _ in range(1_000):
-            assert (await client.answer())[0] == 200
+            assert (await client.response())[0] == 200
             assert len(connection.pipeline) == 0
             assert len(connection._unread) <= 2 * 262_144
         client.writer.transport.abort()
@@ -268,7 +268,7 @@ async def test_pipelined_requests_are_served_in_order(cut: int) -> None:
     sent = (posted + OK + chunked + b"\r\n" + OK) * 3
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(*(sent[i : i + cut] for i in range(0, len(sent), cut)))
-        assert [(await client.answer())[0] for _ in range(12)] == [200] * 12
+        assert [(await client.response())[0] for _ in range(12)] == [200] * 12
     assert site.bodies == [b"\r\n\r\nab", b"", b"abc", b""] * 3
 
 
@@ -284,7 +284,7 @@ async def test_the_body_of_a_request_with_an_upgrade_is_read(framing: bytes, bod
     sent = head + b"\r\n\r\n" + body + OK
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(*(sent[i : i + cut] for i in range(0, len(sent), cut)))
-        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
+        assert [(await client.response())[0] for _ in range(2)] == [200, 200]
     assert site.bodies == [b"a\r\nbc", b""]
 
 
@@ -292,7 +292,7 @@ async def test_a_malformed_request_is_a_400() -> None:
     """A malformed request is a 400 problem, and the connection is closed."""
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"GET / SPDY\r\n\r\n")
-        status, _, body = await client.answer()
+        status, _, body = await client.response()
         assert await client.ended() == b""
     assert (status, json.loads(body)["error_code"]) == (400, "MALFORMED_REQUEST")
 
@@ -302,7 +302,7 @@ async def test_a_rejected_client_that_keeps_sending_is_disconnected(monkeypatch:
     monkeypatch.setattr(connection_guard, "DISCARDED_BYTES_MAX", 300_000)
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(START + b"X: " + b"a" * HEAD_BYTES_MIN)
-        assert (await client.answer())[0] == 431
+        assert (await client.response())[0] == 431
         connection = site.connection
         with pytest.raises(ConnectionError):
             await client.send(*[b"a" * 10_000] * 10_000)

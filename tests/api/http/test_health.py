@@ -24,9 +24,9 @@ async def healthy() -> CheckResult:
 
 async def test_all_healthy_is_200() -> None:
     """Health is 200 if all checks, plain or asynchronous, are healthy, and shows their facts."""
-    answer = await send_request("/health", {"kafka": healthy, "tasks": lambda: CheckResult(True)})
-    assert answer.status_code == 200
-    assert answer.json() == {
+    response = await send_request("/health", {"kafka": healthy, "tasks": lambda: CheckResult(True)})
+    assert response.status_code == 200
+    assert response.json() == {
         "status": "ok",
         "service": "aggregator",
         "checks": {
@@ -42,10 +42,10 @@ async def test_one_failing_check_is_503() -> None:
     async def broken() -> CheckResult:
         raise ConnectionError("refused")
 
-    answer = await send_request("/health", {"kafka": healthy, "store": broken})
-    assert answer.status_code == 503
-    assert answer.json()["status"] == "failing"
-    assert answer.json()["checks"]["store"] == {"status": "failing", "detail": "ConnectionError: refused"}
+    response = await send_request("/health", {"kafka": healthy, "store": broken})
+    assert response.status_code == 503
+    assert response.json()["status"] == "failing"
+    assert response.json()["checks"]["store"] == {"status": "failing", "detail": "ConnectionError: refused"}
 
 
 async def test_a_check_that_hangs_fails_alone() -> None:
@@ -56,7 +56,7 @@ async def test_a_check_that_hangs_fails_alone() -> None:
         return CheckResult(True)
 
     results = await run_checks({"slow": hanging, "kafka": healthy}, timeout_ms=10)
-    assert results["slow"] == CheckResult(False, "no answer within 10 ms")
+    assert results["slow"] == CheckResult(False, "no response within 10 ms")
     assert results["kafka"].ok
 
 
@@ -64,6 +64,6 @@ async def test_metrics_are_in_prometheus_format() -> None:
     """/metrics serves the registry in Prometheus' format."""
     registry = CollectorRegistry()
     metrics.counter(registry, "test_things", "Things.").inc(7)
-    answer = await send_request("/metrics", {}, registry)
-    assert answer.headers["content-type"] == metrics.CONTENT_TYPE
-    assert "penstock_test_things_total 7.0" in answer.text
+    response = await send_request("/metrics", {}, registry)
+    assert response.headers["content-type"] == metrics.CONTENT_TYPE
+    assert "penstock_test_things_total 7.0" in response.text

@@ -26,7 +26,7 @@ class Client:
 
 
 def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
-    """Silence beyond the limit is unhealthy with its duration and the setting, until the next answer."""
+    """Silence beyond the limit is unhealthy with its duration and the setting, until the next response."""
     client = Client()
     liveness = KafkaLiveness(lambda: client, LIMIT_MS)
     assert liveness().ok
@@ -35,7 +35,7 @@ def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
     client.silent = LIMIT_MS + 1
     assert (liveness().ok, liveness().detail) == (
         False,
-        "no answer from any broker for 1001 ms (kafka_silence_max_ms=1000)",
+        "no response from any broker for 1001 ms (kafka_silence_max_ms=1000)",
     )
     client.silent = 0
     assert liveness().ok
@@ -74,7 +74,7 @@ def test_the_newest_client_counts() -> None:
 
 
 async def test_it_fails_until_the_first_answer() -> None:
-    """A probe fails until its first successful answer."""
+    """A probe fails until its first successful response."""
 
     async def request() -> None:
         return None
@@ -87,10 +87,10 @@ async def test_it_fails_until_the_first_answer() -> None:
 
 async def test_errors_and_silence_are_failures_with_their_reason() -> None:
     """An error and a timeout fail the probe with the reason, and a later success clears it."""
-    answers = ["error", "silence", "ok"]
+    responses = ["error", "silence", "ok"]
 
     async def request() -> None:
-        match answers.pop(0):
+        match responses.pop(0):
             case "error":
                 raise ConnectionError("refused")
             case "silence":

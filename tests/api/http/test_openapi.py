@@ -90,9 +90,9 @@ def test_every_operation_has_complete_schemas(app: FastAPI) -> None:
         for content in contents.values():
             example(content["schema"], document, where)
         assert "default" in operation["responses"], where
-        for status, answer in operation["responses"].items():
-            assert answer.get("content") or status in WITHOUT_BODY, f"{where}: {status}"
-            for content in answer.get("content", {}).values():
+        for status, response in operation["responses"].items():
+            assert response.get("content") or status in WITHOUT_BODY, f"{where}: {status}"
+            for content in response.get("content", {}).values():
                 if content:
                     example(content["schema"], document, f"{where}: {status}")
     assert "HTTPValidationError" not in str(document)
@@ -109,17 +109,17 @@ def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
 
 
 async def test_answers_match_their_schemas(app: FastAPI) -> None:
-    """No answer has an undescribed member or a value of another type."""
+    """No response has an undescribed member or a value of another type."""
     document, requests = closed(app.openapi()), 0
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for path, method, operation in operations_of(document):
             if method != "get" or path.startswith(("/connect", "/metrics", "/v1/streams/stores/")):
                 continue
-            answer = await client.get(path.format(**NAMES))
-            assert answer.status_code == 200, path
+            response = await client.get(path.format(**NAMES))
+            assert response.status_code == 200, path
             ((media_type, content),) = operation["responses"]["200"]["content"].items()
-            assert answer.headers["content-type"] == media_type, path
-            assert list(errors_of(answer.json(), content["schema"], document)) == [], path
+            assert response.headers["content-type"] == media_type, path
+            assert list(errors_of(response.json(), content["schema"], document)) == [], path
             requests += 1
     assert requests > 25
 

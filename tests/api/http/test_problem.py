@@ -42,10 +42,10 @@ def test_codes_are_unique() -> None:
 
 async def test_a_penstock_error_is_a_problem() -> None:
     """A PenstockError is a problem with RFC 9457's members, error_code and message."""
-    answer = await send_request(errors.GroupNotEmpty("group g has 1 members: m-1"))
-    assert answer.status_code == 409
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json() == {
+    response = await send_request(errors.GroupNotEmpty("group g has 1 members: m-1"))
+    assert response.status_code == 409
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json() == {
         "type": "about:blank",
         "title": "The group is active",
         "status": 409,
@@ -57,13 +57,13 @@ async def test_a_penstock_error_is_a_problem() -> None:
 
 async def test_an_unexpected_error_hides_its_message() -> None:
     """An unexpected error is a 500 without its message."""
-    answer = await send_request(ZeroDivisionError("secret"))
-    assert (answer.status_code, answer.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
-    assert "secret" not in answer.text
+    response = await send_request(ZeroDivisionError("secret"))
+    assert (response.status_code, response.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
+    assert "secret" not in response.text
 
 
 async def test_unknown_paths_and_methods_are_problems_too() -> None:
     """404 and 405 are problems, and 405 has the Allow header."""
     assert (await send_request(Problem.of(errors.IllegalState()), "/nowhere")).json()["error_code"] == "HTTP_404"
-    answer = await send_request(errors.IllegalState(), method="POST")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    response = await send_request(errors.IllegalState(), method="POST")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET")

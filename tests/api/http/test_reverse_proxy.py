@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from penstock.api.http.app import create_app
-from penstock.api.http.reverse_proxy import Answer, forward_router
+from penstock.api.http.reverse_proxy import UpstreamResponse, forward_router
 
 
 class Echo:
@@ -16,9 +16,9 @@ class Echo:
 
     name = "connect"
 
-    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
         text = f"{method} {path}?{query} {media_type} {body.decode()}".encode()
-        return Answer(201, "text/plain", text, location="/connectors/new" if method == "POST" else "")
+        return UpstreamResponse(201, "text/plain", text, location="/connectors/new" if method == "POST" else "")
 
 
 async def send_request(method: str, path: str, **options: Any) -> httpx.Response:
@@ -28,11 +28,11 @@ async def send_request(method: str, path: str, **options: Any) -> httpx.Response
 
 
 async def test_requests_and_answers_are_forwarded() -> None:
-    """The request keeps method, raw path, query, body and type, and the answer status, type, body and location."""
-    answer = await send_request("PUT", "/connectors/a%20b/config?x=1", json={"a": 1})
-    assert (answer.status_code, answer.headers["content-type"]) == (201, "text/plain")
-    assert answer.text == 'PUT /connectors/a%20b/config?x=1 application/json {"a":1}'
-    assert "location" not in answer.headers
+    """The request keeps method, raw path, query, body and type, and the response status, type, body and location."""
+    response = await send_request("PUT", "/connectors/a%20b/config?x=1", json={"a": 1})
+    assert (response.status_code, response.headers["content-type"]) == (201, "text/plain")
+    assert response.text == 'PUT /connectors/a%20b/config?x=1 application/json {"a":1}'
+    assert "location" not in response.headers
     assert (await send_request("POST", "/connectors")).headers["location"] == "http://x/connectors/new"
 
 

@@ -162,7 +162,7 @@ async def test_a_clients_address_is_its_own_unless_a_proxy_is_trusted(trusted: t
     await server.start()
     try:
         async with httpx.AsyncClient(trust_env=False) as http:
-            answer = await http.get(f"{server.url}/client", headers={"X-Forwarded-For": "192.0.2.7"})
-        assert answer.json() == client
+            response = await http.get(f"{server.url}/client", headers={"X-Forwarded-For": "192.0.2.7"})
+        assert response.json() == client
     finally:
         await server.stop(1_000)

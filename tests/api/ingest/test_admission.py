@@ -32,7 +32,7 @@ async def test_the_concurrent_requests_of_a_client_are_limited(producer: Any) ->
     async with httpx.AsyncClient(transport=other, base_url="http://localhost") as client:
         assert (await client.post(URL, content=b"1\n", headers=NDJSON)).status_code == 200
     release.set()
-    assert [answer.status_code for answer in await asyncio.gather(*open_requests)] == [200, 200]
+    assert [response.status_code for response in await asyncio.gather(*open_requests)] == [200, 200]
     assert (await service.post(b"1\n")).status_code == 200
     assert service.ingest.active == 0
 

@@ -68,10 +68,10 @@ async def test_without_a_transactor_atomic_requests_are_rejected(producer: Any) 
     """Without a transactor an atomic request is a 400 and nothing is sent; ack=none cannot be atomic."""
     service = Service(producer)
     for url, headers in ((URL + "?atomic=true", NDJSON), (URL, NDJSON | {"Idempotency-Key": "k"})):
-        answer = await service.post(b"1", headers, url)
-        assert (answer.status_code, producer.batches) == (400, [])
-    answer = await service.post(b"1", NDJSON, URL + "?atomic=true&ack=none")
-    assert "promises nothing" in answer.json()["detail"]
+        response = await service.post(b"1", headers, url)
+        assert (response.status_code, producer.batches) == (400, [])
+    response = await service.post(b"1", NDJSON, URL + "?atomic=true&ack=none")
+    assert "promises nothing" in response.json()["detail"]
 
 
 class Transactor:
@@ -101,15 +101,15 @@ class Transactional(Service):
 
 @pytest.mark.parametrize(("url", "headers"), [(URL + "?atomic=true", NDJSON), (URL, NDJSON | {"Idempotency-Key": "k"})])
 async def test_the_errors_of_an_atomic_request_are_bounded(producer: Any, url: str, headers: dict[str, str]) -> None:
-    """Reading stops after max_errors, and the answer lists no more."""
+    """Reading stops after max_errors, and the response lists no more."""
     service = Transactional(producer, max_errors=5)
-    answer = await service.post(b"1\n" + b"x\n" * 200_000, headers, url)
-    assert len(answer.json()["errors"]) == 5
-    assert answer.json()["stopped_at_line"] == 7
+    response = await service.post(b"1\n" + b"x\n" * 200_000, headers, url)
+    assert len(response.json()["errors"]) == 5
+    assert response.json()["stopped_at_line"] == 7
     if "atomic" in url:
-        assert (answer.status_code, service.transactor.sent) == (400, [])
+        assert (response.status_code, service.transactor.sent) == (400, [])
     else:
-        assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+        assert (response.status_code, response.json()["stored"]) == (207, 1)
         assert [[r.value for r in sent] for sent in service.transactor.sent] == [[b"1"]]
 
 
@@ -126,10 +126,10 @@ async def test_other_tasks_run_while_a_long_body_is_parsed(producer: Any) -> Non
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    answer = await service.post(b"1\n" * 60_000, NDJSON, URL + "?atomic=true")
+    response = await service.post(b"1\n" * 60_000, NDJSON, URL + "?atomic=true")
     is_answered = True
     await counting
-    assert answer.json()["stored"] == 60_000
+    assert response.json()["stored"] == 60_000
     assert iterations >= 10
 
 
@@ -147,8 +147,8 @@ async def test_the_events_of_a_buffered_body_are_limited(
     stored; exactly the limit is accepted.
     """
     service = Transactional(producer, max_body_events=10)
-    answer = await service.post(content, headers, url)
-    assert (answer.status_code, answer.json()["error_code"]) == (413, "TOO_MANY_EVENTS")
-    assert "max_body_events=10" in answer.json()["detail"]
+    response = await service.post(content, headers, url)
+    assert (response.status_code, response.json()["error_code"]) == (413, "TOO_MANY_EVENTS")
+    assert "max_body_events=10" in response.json()["detail"]
     assert (producer.batches, service.transactor.sent) == ([], [])
     assert (await service.post(content.replace(b"1\n", b"", 1).replace(b"1,", b"", 1), headers, url)).status_code == 200

@@ -67,8 +67,8 @@ def modes(event: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
 async def test_an_event_is_stored_as_its_data_with_attributes_as_headers(producer: Any, mode: int) -> None:
     """By default an event is stored as its data with attributes as headers, in the same way in every mode."""
     body, headers = modes(EVENT)[mode]
-    answer = await Service(producer).post(body, headers)
-    assert (answer.status_code, answer.json()["stored"]) == (200, 1)
+    response = await Service(producer).post(body, headers)
+    assert (response.status_code, response.json()["stored"]) == (200, 1)
     record = only(producer)
     assert msgspec.json.decode(record.value, type=Click) == Click("bob", 1)
     assert (record.value, record.key, record.timestamp) == (json.dumps(EVENT["data"]).encode(), b"ann", AT_MS)
@@ -151,10 +151,10 @@ async def test_an_event_without_data_is_rejected(producer: Any, mode: str) -> No
     value would delete its key.
     """
     body, headers = (as_event(data=None), STRUCTURED) if mode == "structured" else (b"", BINARY)
-    answer = await Service(producer).post(body, headers)
-    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
-    assert "has no data" in answer.json()["detail"]
-    assert 'cloudevents = "envelope"' in answer.json()["detail"]
+    response = await Service(producer).post(body, headers)
+    assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
+    assert "has no data" in response.json()["detail"]
+    assert 'cloudevents = "envelope"' in response.json()["detail"]
     assert producer.batches == []
     kept = Service(producer, topics={"t": {"cloudevents": "envelope"}})
     assert (await kept.post(body, headers)).status_code == 200
@@ -179,9 +179,9 @@ async def test_an_invalid_member_of_a_structured_event_is_named(
     producer: Any, members: dict[str, Any], what: str
 ) -> None:
     """A structured event with an invalid member is a 400 that names it, and nothing is stored."""
-    answer = await Service(producer).post(as_event(**members), STRUCTURED)
-    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
-    assert what in answer.json()["detail"]
+    response = await Service(producer).post(as_event(**members), STRUCTURED)
+    assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
+    assert what in response.json()["detail"]
     assert producer.batches == []
 
 
@@ -205,15 +205,15 @@ async def test_pointers_and_schema_read_data_in_base64(producer: Any) -> None:
         assert (await service.post(body, STRUCTURED)).status_code == 200
     assert [record.key for log in producer.logs["t"] for record in log] == [b"bob"] * 2
     for members in ({"data": None, "data_base64": encoded}, {"data": "a"}):
-        answer = await service.post(as_event(datacontenttype="text/plain", **members), STRUCTURED)
-        assert answer.status_code == 400
-        assert "'text/plain'" in answer.json()["detail"]
+        response = await service.post(as_event(datacontenttype="text/plain", **members), STRUCTURED)
+        assert response.status_code == 400
+        assert "'text/plain'" in response.json()["detail"]
 
 
 async def test_a_binary_event_is_its_data_with_attributes_as_headers(producer: Any) -> None:
     """A binary event is stored by Kafka's protocol binding: ce_ headers, percent-decoded, and the body as value."""
-    answer = await Service(producer).post(b'{"n":1}', BINARY)
-    assert answer.status_code == 200
+    response = await Service(producer).post(b'{"n":1}', BINARY)
+    assert response.status_code == 200
     record = only(producer)
     headers = dict(record.headers)
     assert (record.value, record.key, record.timestamp) == (b'{"n":1}', b"ann", AT_MS)
@@ -237,9 +237,9 @@ async def test_binary_data_may_be_anything_unless_the_topic_reads_it(producer: A
 async def test_a_batch_fails_by_element(producer: Any) -> None:
     """Invalid events of a batch are reported by their index, and the others are stored."""
     bad = {name: value for name, value in EVENT.items() if name != "source"}
-    answer = await Service(producer).post(json.dumps([EVENT, bad, 7, EVENT]).encode(), BATCH)
-    assert (answer.status_code, answer.json()["stored"]) == (207, 2)
-    assert [(e["index"], e["error_code"]) for e in answer.json()["errors"]] == [
+    response = await Service(producer).post(json.dumps([EVENT, bad, 7, EVENT]).encode(), BATCH)
+    assert (response.status_code, response.json()["stored"]) == (207, 2)
+    assert [(e["index"], e["error_code"]) for e in response.json()["errors"]] == [
         (1, "INVALID_CLOUDEVENT"),
         (2, "INVALID_CLOUDEVENT"),
     ]

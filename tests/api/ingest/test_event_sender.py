@@ -48,7 +48,7 @@ async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None
 
 
 async def test_a_record_without_acknowledgement_in_time_is_unknown(held_producer: Any) -> None:
-    """After ack_timeout_ms the outcome is unknown, and the answer says that the records may still be stored."""
+    """After ack_timeout_ms the outcome is unknown, and the response says that the records may still be stored."""
     sender = request(held_producer, ack_timeout_ms=1)
     await sender.send(parsed([1, 2]), FREE)
     await sender.finish()

@@ -21,14 +21,14 @@ NDJSON, TEXT = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "text/
 @pytest.mark.parametrize(("content", "headers"), [(b"1\noops\n", NDJSON), (b"oops", NDJSON), (b"1", TEXT)])
 async def test_both_paths_have_the_same_answer(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
     """Both paths return the same status, headers and body, for accepted and rejected requests."""
-    answers: list[Any] = []
+    responses: list[Any] = []
     for fast_path in (True, False):
         ingest = Ingest(MemoryProducer(), IngestSettings(), CollectorRegistry())
         app = create_app(ingest=ingest.router, fast_path=ingest.fast_path if fast_path else None)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-            answer = await client.post(f"/v1/topics/{topic}/events{query}", content=content, headers=headers)
-            answers.append((answer.status_code, dict(answer.headers), answer.json()))
-    assert answers[0] == answers[1]
+            response = await client.post(f"/v1/topics/{topic}/events{query}", content=content, headers=headers)
+            responses.append((response.status_code, dict(response.headers), response.json()))
+    assert responses[0] == responses[1]
 
 
 def test_only_plain_queries_take_the_fast_path() -> None:

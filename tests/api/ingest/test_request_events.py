@@ -15,22 +15,22 @@ from tests.api.ingest.test_routes import NDJSON, URL, Service
 async def test_key_and_time_come_from_headers_where_the_event_has_none(producer: Any) -> None:
     """The topic's settings name the headers. A key or time in the event takes precedence."""
     service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time"}})
-    answer = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
-    assert answer.status_code == 200
+    response = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
+    assert response.status_code == 200
     assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 1_717_408_800_000)}
 
 
 async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any) -> None:
-    """Seconds are accepted only for a topic in seconds. Otherwise the answer names the likely unit."""
+    """Seconds are accepted only for a topic in seconds. Otherwise the response names the likely unit."""
     service = Service(
         producer, topics={"t": {"time_header": "X-Time"}, "u": {"time_header": "X-Time", "time_unit": "s"}}
     )
     producer.logs["u"] = [[], []]
     seconds = NDJSON | {"X-Time": "1717408800"}
-    answer = await service.post(b"1\n", seconds)
-    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
-    assert "the header X-Time" in answer.json()["detail"]
-    assert "looks like seconds" in answer.json()["detail"]
+    response = await service.post(b"1\n", seconds)
+    assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert "the header X-Time" in response.json()["detail"]
+    assert "looks like seconds" in response.json()["detail"]
     assert (await service.client.post("/v1/topics/u/events", content=b"1\n", headers=seconds)).status_code == 200
     assert [r.timestamp for log in producer.logs["u"] for r in log] == [1_717_408_800_000]
 
@@ -48,8 +48,8 @@ async def test_an_invalid_time_header_rejects_the_request(producer: Any) -> None
     """A time header that is no time or too far ahead is a 400."""
     service = Service(producer, topics={"t": {"time_header": "X-Time"}})
     for text in ("soon", str(2**62)):
-        answer = await service.post(b"1\n", NDJSON | {"X-Time": text})
-        assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+        response = await service.post(b"1\n", NDJSON | {"X-Time": text})
+        assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
     assert producer.batches == []
 
 
@@ -57,19 +57,19 @@ async def test_a_schema_rejects_single_events(producer: Any, tmp_path: Path) -> 
     """An event that violates the topic's JSON Schema is rejected, and the others are stored."""
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"required": ["id"]}))
-    answer = await Service(producer, topics={"t": {"json_schema": str(path)}}).post(b'{"id":1}\n{}\n')
-    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
-    assert answer.json()["errors"][0]["error_code"] == "SCHEMA_VIOLATED"
+    response = await Service(producer, topics={"t": {"json_schema": str(path)}}).post(b'{"id":1}\n{}\n')
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    assert response.json()["errors"][0]["error_code"] == "SCHEMA_VIOLATED"
 
 
 async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_producer: Any) -> None:
-    """With ack=none the answer is a 202 that lists the invalid events, or a 429 if the producer has no room."""
+    """With ack=none the response is a 202 that lists the invalid events, or a 429 if the producer has no room."""
     service = Service(held_producer)
-    answer = await service.post(b"1\noops\n2\n", url=URL + "?ack=none")
-    assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
-    assert "nothing was acknowledged" in answer.json()["promise"]
-    assert "stored" not in answer.json()
-    assert [e["line"] for e in answer.json()["errors"]] == [2]
+    response = await service.post(b"1\noops\n2\n", url=URL + "?ack=none")
+    assert (response.status_code, response.json()["accepted"]) == (202, 2)
+    assert "nothing was acknowledged" in response.json()["promise"]
+    assert "stored" not in response.json()
+    assert [e["line"] for e in response.json()["errors"]] == [2]
     held_producer.release.set()
     producer.is_full = True
     full = await Service(producer).post(b"1\n", url=URL + "?ack=none")

@@ -1,4 +1,4 @@
-"""The outcomes of a request's events, and the answer."""
+"""The outcomes of a request's events, and the response."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
 
 
 def test_an_unexpected_error_does_not_show_its_text() -> None:
-    """A foreign exception may contain anything, so the answer has only its title."""
+    """A foreign exception may contain anything, so the response has only its title."""
     result = IngestResult("line", 10)
     result.add_outcomes([1], [ValueError("secret")])
     assert "secret" not in str(result.body())
@@ -154,7 +154,7 @@ def test_discarded_acknowledgements_are_not_stored() -> None:
 
 
 def test_details_are_popped_once() -> None:
-    """Popped errors and offsets are not in the answer any more, but in the totals."""
+    """Popped errors and offsets are not in the response any more, but in the totals."""
     result, seen = IngestResult("index", 3, max_offsets=2), list[RecordError]()
     result.on_error = seen.append
     assert (result.pop_details(), result.totals()) == ({}, {"stored": 0, "not_stored": 0, "unknown": 0})
@@ -194,7 +194,7 @@ def test_popped_errors_decide_the_status_too() -> None:
 
 
 def test_too_many_errors_stop_a_request() -> None:
-    """max_errors errors stop a request; then, and after a bad request, the answer has no Retry-After."""
+    """max_errors errors stop a request; then, and after a bad request, the response has no Retry-After."""
     result = IngestResult("line", 2)
     result.add_errors([BAD_LINE])
     assert not result.must_stop

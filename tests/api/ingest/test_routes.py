@@ -45,11 +45,11 @@ class Service:
 
 
 async def test_good_lines_are_stored_and_counted(producer: Any) -> None:
-    """Valid lines are stored, and the answer has their number and the last offset of each partition."""
+    """Valid lines are stored, and the response has their number and the last offset of each partition."""
     service = Service(producer)
-    answer = await service.post(b'{"a":1}\r\n\n{"a":22}')
-    assert answer.status_code == 200
-    assert answer.json() == {"stored": 2, "last_offsets": {"0": 0, "1": 0}}
+    response = await service.post(b'{"a":1}\r\n\n{"a":22}')
+    assert response.status_code == 200
+    assert response.json() == {"stored": 2, "last_offsets": {"0": 0, "1": 0}}
     assert sorted(producer.values()) == [b'{"a":1}', b'{"a":22}']
     assert service.metric("stored_records") == 2
     assert service.metric("requests", status="200") == 1
@@ -57,8 +57,8 @@ async def test_good_lines_are_stored_and_counted(producer: Any) -> None:
 
 async def test_offsets_are_returned_on_request(producer: Any) -> None:
     """`?offsets=true` returns every record's partition and offset."""
-    answer = await Service(producer).post(b"1\n22\n333\n", url=URL + "?offsets=true")
-    assert answer.json()["offsets"] == [
+    response = await Service(producer).post(b"1\n22\n333\n", url=URL + "?offsets=true")
+    assert response.json()["offsets"] == [
         {"line": 1, "partition": 1, "offset": 0},
         {"line": 2, "partition": 0, "offset": 0},
         {"line": 3, "partition": 1, "offset": 1},
@@ -68,10 +68,10 @@ async def test_offsets_are_returned_on_request(producer: Any) -> None:
 async def test_a_bad_line_fails_alone(producer: Any) -> None:
     """An invalid line is reported with line and column in a 207, and the others are stored."""
     service = Service(producer)
-    answer = await service.post(b'{"a":1}\n{"a":oops}\n{"a":3}\n')
-    assert answer.status_code == 207
-    assert answer.json()["stored"] == 2
-    assert answer.json()["errors"] == [
+    response = await service.post(b'{"a":1}\n{"a":oops}\n{"a":3}\n')
+    assert response.status_code == 207
+    assert response.json()["stored"] == 2
+    assert response.json()["errors"] == [
         {
             "line": 2,
             "column": 6,
@@ -85,10 +85,10 @@ async def test_a_bad_line_fails_alone(producer: Any) -> None:
 
 async def test_no_good_line_is_a_problem(producer: Any) -> None:
     """A body without a valid line is a 400 problem with the errors, and nothing is sent."""
-    answer = await Service(producer).post(b"oops\n{\n")
-    assert answer.status_code == 400
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = answer.json()
+    response = await Service(producer).post(b"oops\n{\n")
+    assert response.status_code == 400
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
     assert (body["status"], body["error_code"], body["stored"]) == (400, "MALFORMED_JSON", 0)
     assert body["detail"].startswith("line 1, column 1: not JSON")
     assert [e["line"] for e in body["errors"]] == [1, 2]
@@ -99,20 +99,20 @@ async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None
     """Records have the key and time that the topic's pointers address; a missing one is an error with the pointer."""
     service = Service(producer, topics={"t": {"key": ["/c", "/o"], "time": "/at"}})
     at = 1_717_408_800_000
-    answer = await service.post(b'{"c":"UA","o":"EWR","at":%d}\n{"c":"UA","at":%d}\n' % (at, at))
-    assert answer.status_code == 207
+    response = await service.post(b'{"c":"UA","o":"EWR","at":%d}\n{"c":"UA","at":%d}\n' % (at, at))
+    assert response.status_code == 207
     (record,) = [record for log in producer.logs["t"] for record in log]
     assert (record.key, record.timestamp) == (b"UA-EWR", at)
-    assert answer.json()["errors"][0]["message"] == "key: nothing at /o"
+    assert response.json()["errors"][0]["message"] == "key: nothing at /o"
 
 
 async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
     """The elements' original bytes are the values, and errors have the index."""
     service = Service(producer, topics={"t": {"key": ["/k"]}})
-    answer = await service.post(b'[ {"k": 1}, {"x":2} , {"k":3}]', JSON)
-    assert answer.status_code == 207
+    response = await service.post(b'[ {"k": 1}, {"x":2} , {"k":3}]', JSON)
+    assert response.status_code == 207
     assert sorted(producer.values()) == [b'{"k": 1}', b'{"k":3}']
-    (error,) = answer.json()["errors"]
+    (error,) = response.json()["errors"]
     assert (error["index"], error["error_code"], error["message"]) == (1, "INVALID_KEY", "key: nothing at /k")
 
 
@@ -120,8 +120,8 @@ async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
 async def test_a_json_object_is_one_event(producer: Any, body: bytes) -> None:
     """A JSON object is one event, stored without surrounding whitespace; errors are as for an array of one."""
     service = Service(producer, topics={"t": {"key": ["/k"]}})
-    answer = await service.post(body, JSON)
-    assert (answer.status_code, answer.json()["stored"]) == (200, 1)
+    response = await service.post(body, JSON)
+    assert (response.status_code, response.json()["stored"]) == (200, 1)
     ((key, value),) = [(r.key, r.value) for log in producer.logs["t"] for r in log]
     assert (key, value) == (b"1", b'{"k": 1}')
     wrong = await service.post(b'{"x": 1}', JSON)
@@ -137,8 +137,8 @@ async def test_an_invalid_json_body_is_rejected(producer: Any) -> None:
     assert (malformed.json()["line"], malformed.json()["column"]) == (2, 6)
     assert (await service.post(b'{"a":"%s"}' % (b"x" * 20), JSON)).status_code == 413
     for body in (b"17", b'"text"', b"null"):
-        answer = await service.post(body, JSON)
-        assert (answer.status_code, answer.json()["error_code"]) == (400, "NOT_AN_OBJECT_OR_ARRAY")
+        response = await service.post(body, JSON)
+        assert (response.status_code, response.json()["error_code"]) == (400, "NOT_AN_OBJECT_OR_ARRAY")
     assert producer.batches == []
 
 
@@ -153,8 +153,8 @@ async def test_a_compressed_body_is_stored_as_its_data(producer: Any, encoding: 
         (b'{"a":2}', JSON | {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}, [b'{"a":2}']),
     ):
         producer.logs["t"] = [[], []]
-        answer = await service.post(COMPRESS[encoding](content), headers | named)
-        assert answer.status_code == 200, answer.text
+        response = await service.post(COMPRESS[encoding](content), headers | named)
+        assert response.status_code == 200, response.text
         assert sorted(producer.values()) == stored
 
 
@@ -185,14 +185,14 @@ async def test_limits_apply_to_decompressed_data(producer: Any, encoding: str) -
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 async def test_a_corrupt_compressed_body_is_a_400(producer: Any, encoding: str) -> None:
     """A corrupt body is a 400 and nothing is stored; of lines those before the damage are
-    stored, and the answer says where reading stopped.
+    stored, and the response says where reading stopped.
     """
     service, named = Service(producer), {"Content-Encoding": encoding}
     for content in (b"{}", COMPRESS[encoding](b"[1,2,3]")[:-4]):
-        answer = await service.post(content, JSON | named)
-        assert (answer.status_code, answer.json()["error_code"]) == (400, "CORRUPT_BODY")
-        assert "Content-Encoding" in answer.json()["detail"]
-        assert "retry-after" not in answer.headers
+        response = await service.post(content, JSON | named)
+        assert (response.status_code, response.json()["error_code"]) == (400, "CORRUPT_BODY")
+        assert "Content-Encoding" in response.json()["detail"]
+        assert "retry-after" not in response.headers
     none = await service.post(b"1\n", NDJSON | named)
     assert (none.status_code, none.json()["error_code"], none.json()["stored"]) == (400, "CORRUPT_BODY", 0)
     assert "retry-after" not in none.headers
@@ -206,8 +206,8 @@ async def test_a_corrupt_compressed_body_is_a_400(producer: Any, encoding: str) 
 
 async def test_an_unknown_encoding_is_a_415(producer: Any) -> None:
     """An unknown encoding is a 415 with Accept-Encoding, as in RFC 9110."""
-    answer = await Service(producer).post(b"1\n", NDJSON | {"Content-Encoding": "br"})
-    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip, zstd")
+    response = await Service(producer).post(b"1\n", NDJSON | {"Content-Encoding": "br"})
+    assert (response.status_code, response.headers["accept-encoding"]) == (415, "gzip, zstd")
 
 
 async def test_bulk_requests_are_served_first_come_first_served(producer: Any) -> None:
@@ -242,9 +242,9 @@ async def test_bulk_requests_are_served_first_come_first_served(producer: Any) -
 
 async def test_a_malformed_array_is_located(producer: Any) -> None:
     """A malformed array is a 400 with line and column, and nothing is sent."""
-    answer = await Service(producer).post(b'[{"a":1},\n {"a":,}]', JSON)
-    assert answer.status_code == 400
-    assert (answer.json()["line"], answer.json()["column"]) == (2, 7)
+    response = await Service(producer).post(b'[{"a":1},\n {"a":,}]', JSON)
+    assert response.status_code == 400
+    assert (response.json()["line"], response.json()["column"]) == (2, 7)
     assert producer.batches == []
 
 
@@ -257,9 +257,9 @@ async def test_an_array_over_the_limit_is_413(producer: Any) -> None:
 
     service = Service(producer, max_body_bytes=50)
     for content in (b"[" + b"1," * 50 + b"1]", chunks()):
-        answer = await service.post(content, JSON)
-        assert answer.status_code == 413
-        assert "max_body_bytes=50" in answer.json()["detail"]
+        response = await service.post(content, JSON)
+        assert response.status_code == 413
+        assert "max_body_bytes=50" in response.json()["detail"]
 
 
 async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
@@ -291,8 +291,8 @@ async def test_an_invalid_request_is_a_4xx(
     """Unknown and forbidden topics and unsupported bodies are rejected before the body is read."""
     producer.logs["__consumer_offsets"] = [[]]
     producer.logs["app-changelog"] = [[]]
-    answer = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
-    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+    response = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
+    assert (response.status_code, response.json()["error_code"]) == (status, code)
     assert producer.batches == []
 
 
@@ -301,7 +301,7 @@ async def test_an_invalid_request_is_a_4xx(
     [
         (errors.BrokerNotAvailable("no broker"), 503),
         (errors.NotEnoughReplicas("1 of 2"), 503),
-        (errors.KafkaTimeout("no answer"), 504),
+        (errors.KafkaTimeout("no response"), 504),
         (errors.DeliveryTimeout("25 s"), 504),
         (errors.BufferExhausted("full"), 429),
     ],
@@ -309,17 +309,17 @@ async def test_an_invalid_request_is_a_4xx(
 async def test_kafka_errors_are_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
     """A Kafka error has its status with Retry-After and is never a 2xx."""
     producer.errors_by_value = {b"1": error}
-    answer = await Service(producer).post(b"1\n")
-    assert answer.status_code == status
-    assert int(answer.headers["retry-after"]) >= 1
-    assert answer.json()["stored"] == 0
+    response = await Service(producer).post(b"1\n")
+    assert response.status_code == status
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["stored"] == 0
 
 
 async def test_during_an_outage_requests_are_a_503_immediately(producer: Any) -> None:
     """During a known outage a request is a 503 immediately, and nothing reaches the producer."""
-    answer = await Service(producer, kafka=lambda: CheckResult(False, "no broker")).post(b"1\n")
-    assert (answer.status_code, answer.json()["error_code"]) == (503, "BROKER_NOT_AVAILABLE")
-    assert "retry-after" in answer.headers
+    response = await Service(producer, kafka=lambda: CheckResult(False, "no broker")).post(b"1\n")
+    assert (response.status_code, response.json()["error_code"]) == (503, "BROKER_NOT_AVAILABLE")
+    assert "retry-after" in response.headers
     assert producer.batches == []
 
 
@@ -327,9 +327,9 @@ async def test_unknown_outcomes_are_a_504_during_an_outage(held_producer: Any) -
     """Records that may be stored are a 504 even during an outage, since a 503 means that nothing is stored."""
     checks = [CheckResult(True), CheckResult(False, "no broker")]
     away = Service(held_producer, kafka=lambda: checks.pop(0) if checks else CheckResult(False), ack_timeout_ms=1)
-    answer = await away.post(b"1\noops\n")
-    body = answer.json()
-    assert (answer.status_code, body["error_code"]) == (504, "REQUEST_TIMED_OUT")
+    response = await away.post(b"1\noops\n")
+    body = response.json()
+    assert (response.status_code, body["error_code"]) == (504, "REQUEST_TIMED_OUT")
     assert body["title"] == "Events may or may not be stored"
     assert (body["stored"], body["not_stored"], body["unknown"]) == (0, 1, 1)
     assert [(e["line"], e["outcome"]) for e in body["errors"]] == [(1, "unknown"), (2, "not_stored")]
@@ -342,9 +342,9 @@ async def test_a_timeout_without_a_write_is_a_503(producer: Any) -> None:
     error = errors.DeliveryTimeout("t-0: it was not written")
     error.maybe_written = False
     producer.errors_by_value = {b"1": error}
-    answer = await Service(producer).post(b"1\n")
-    assert (answer.status_code, answer.json()["title"]) == (503, "No event was stored")
-    assert answer.json()["unknown"] == 0
+    response = await Service(producer).post(b"1\n")
+    assert (response.status_code, response.json()["title"]) == (503, "No event was stored")
+    assert response.json()["unknown"] == 0
 
 
 async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, mo
 
 
 async def test_a_lost_broker_stops_reading(producer: Any) -> None:
-    """After a broker error reading stops, and the answer names the first unread line."""
+    """After a broker error reading stops, and the response names the first unread line."""
     read = []
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -369,38 +369,38 @@ async def test_a_lost_broker_stops_reading(producer: Any) -> None:
             await asyncio.sleep(0)
 
     producer.errors_by_value = {b"10": errors.BrokerNotAvailable("no broker")}
-    answer = await Service(producer).post(chunks())
-    body = answer.json()
-    assert answer.status_code == 207
+    response = await Service(producer).post(chunks())
+    body = response.json()
+    assert response.status_code == 207
     assert body["stopped_at_line"] == body["stored"] + len(body["errors"]) + 1
     assert 11 <= body["stopped_at_line"] < 20
-    assert answer.headers["retry-after"] == "5"
+    assert response.headers["retry-after"] == "5"
     assert len(producer.values()) == body["stored"]
 
 
 async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
-    """max_errors invalid lines end the request, and the answer names the first unread line."""
-    answer = await Service(producer, max_errors=3).post(b"1\n" + b"x\n" * 10 + b"2\n")
-    assert answer.status_code == 207
-    assert len(answer.json()["errors"]) == 3
-    assert answer.json()["stopped_at_line"] == 5
+    """max_errors invalid lines end the request, and the response names the first unread line."""
+    response = await Service(producer, max_errors=3).post(b"1\n" + b"x\n" * 10 + b"2\n")
+    assert response.status_code == 207
+    assert len(response.json()["errors"]) == 3
+    assert response.json()["stopped_at_line"] == 5
     assert producer.values() == [b"1"]
 
 
 async def test_an_event_too_far_ahead_is_rejected_alone(producer: Any) -> None:
     """An event too far in the future is rejected alone, since the broker would reject its whole batch."""
     service = Service(producer, topics={"t": {"time": "/t"}})
-    answer = await service.post(b'{"t":1717408800000}\n{"t":99999999999999}\n')
-    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
-    assert "max_future_ms" in answer.json()["errors"][0]["message"]
+    response = await service.post(b'{"t":1717408800000}\n{"t":99999999999999}\n')
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    assert "max_future_ms" in response.json()["errors"][0]["message"]
 
 
 async def test_seconds_taken_for_ms_are_rejected_alone(producer: Any) -> None:
     """Seconds in a topic of ms are rejected with the likely unit; a topic with `time_unit = "s"` accepts them."""
     body = b'{"t":1717408800}\n{"t":0}\n{"t":"1970-01-20T21:03:28Z"}\n{"t":"2024-06-03T10:00:00Z"}\n'
-    answer = await Service(producer, topics={"t": {"time": "/t"}}).post(body)
-    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
-    errors = answer.json()["errors"]
+    response = await Service(producer, topics={"t": {"time": "/t"}}).post(body)
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    errors = response.json()["errors"]
     assert [(e["line"], e["error_code"], e["outcome"]) for e in errors] == [
         (line, "INVALID_TIMESTAMP", "not_stored") for line in (1, 2, 3)
     ]
@@ -440,9 +440,9 @@ async def test_a_stalled_body_is_answered(producer: Any) -> None:
         yield b"1\n2\n"
         await never.wait()
 
-    answer = await Service(producer, body_timeout_ms=20).post(chunks())
-    assert answer.status_code == 207
-    assert (answer.json()["stored"], answer.json()["stopped_at_line"]) == (2, 3)
+    response = await Service(producer, body_timeout_ms=20).post(chunks())
+    assert response.status_code == 207
+    assert (response.json()["stored"], response.json()["stopped_at_line"]) == (2, 3)
     stalled = await Service(producer, body_timeout_ms=20).post(chunks(), JSON)
     assert stalled.status_code == 408
 
@@ -455,8 +455,8 @@ async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: A
             yield b"x"
             await after(0.005)
 
-    answer = await Service(producer, body_timeout_ms=40).post(drip())
-    assert (answer.status_code, answer.json()["error_code"]) == (408, "BODY_STALLED")
+    response = await Service(producer, body_timeout_ms=40).post(drip())
+    assert (response.status_code, response.json()["error_code"]) == (408, "BODY_STALLED")
     whole = await Service(producer, whole_body_timeout_ms=40).post(drip(), JSON)
     assert (whole.status_code, whole.json()["error_code"]) == (408, "BODY_STALLED")
     assert producer.batches == []
@@ -495,14 +495,14 @@ async def test_draining_answers_open_bodies_and_rejects_new_requests(producer: A
     service.ingest.drain(grace_ms=20)
     rejected = await service.post(b"2\n")
     assert (rejected.status_code, rejected.json()["error_code"]) == (503, "SHUTTING_DOWN")
-    answer = await posting
-    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
-    assert "shutting down" in answer.json()["stop_reason"]
+    response = await posting
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    assert "shutting down" in response.json()["stop_reason"]
     assert service.ingest.active == 0
 
 
 async def test_an_empty_body_stores_nothing(producer: Any) -> None:
     """A body without events is a 200 with zero stored."""
     for content, headers in ((b"", NDJSON), (b"\n\r\n", NDJSON), (b"[]", JSON)):
-        answer = await Service(producer).post(content, headers)
-        assert (answer.status_code, answer.json()) == (200, {"stored": 0, "last_offsets": {}})
+        response = await Service(producer).post(content, headers)
+        assert (response.status_code, response.json()) == (200, {"stored": 0, "last_offsets": {}})

@@ -32,10 +32,10 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 
 async def test_the_last_line_has_the_totals(producer: Any) -> None:
-    """A streamed answer is a 207 that lists every invalid line, and its last line has the totals."""
-    answer = await Service(producer).post(b"1\noops\n3\n", STREAMED, URL + "?offsets=true")
-    assert (answer.status_code, answer.headers["content-type"]) == (207, "application/x-ndjson")
-    written = rows(answer.text)
+    """A streamed response is a 207 that lists every invalid line, and its last line has the totals."""
+    response = await Service(producer).post(b"1\noops\n3\n", STREAMED, URL + "?offsets=true")
+    assert (response.status_code, response.headers["content-type"]) == (207, "application/x-ndjson")
+    written = rows(response.text)
     last = written[-1]
     assert (last["status"], last["total"]) == (207, {"stored": 2, "not_stored": 1, "unknown": 0})
     assert [e["line"] for row in written for e in row.get("errors", [])] == [2]
@@ -60,8 +60,8 @@ async def test_errors_are_written_as_they_occur_and_dropped(producer: Any) -> No
 async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) -> None:
     """The events before the damage are stored. The last line names the first line that was not read."""
     body = COMPRESS["gzip"](b"1\n2\n") + b"damage"
-    answer = await Service(producer).post(body, STREAMED | {"Content-Encoding": "gzip"})
-    last = rows(answer.text)[-1]
+    response = await Service(producer).post(body, STREAMED | {"Content-Encoding": "gzip"})
+    last = rows(response.text)[-1]
     assert (last["status"], last["total"]["stored"], last["total"]["stopped_at_line"]) == (207, 2, 3)
     nothing = await Service(producer).post(b"damage", STREAMED | {"Content-Encoding": "gzip"})
     assert rows(nothing.text)[-1]["status"] == 400

@@ -61,10 +61,10 @@ def b64(data: bytes) -> str:
 async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any) -> None:
     """v2 JSON is stored as its original bytes with one row for each record, and null is a tombstone."""
     body = b'{"records":[{"key":"ann","value":{"a": 1}},{"value":null,"key":{"k":2}}]}'
-    answer = await client.post("/topics/t", content=body, headers=V2_JSON)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/vnd.kafka.v2+json"
-    response_body = answer.json()
+    response = await client.post("/topics/t", content=body, headers=V2_JSON)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/vnd.kafka.v2+json"
+    response_body = response.json()
     assert (response_body["key_schema_id"], response_body["value_schema_id"]) == (None, None)
     assert [set(row) for row in response_body["offsets"]] == [{"partition", "offset", "error_code", "error"}] * 2
     assert {(r.key, r.value) for log in producer.logs["t"] for r in log} == {
@@ -77,10 +77,10 @@ async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, prod
     """v2 answers 200 with error code 1 for permanent and 2 for retriable errors, and the other records are stored."""
     producer.errors_by_value[b"down"] = BrokerNotAvailable("no broker")
     rows = [{"value": b64(b"1")}, {"value": "%%"}, {"value": b64(b"down")}, {"value": b64(b"2"), "partition": 9}]
-    answer = await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)
-    assert answer.status_code == 200
-    assert [row["error_code"] for row in answer.json()["offsets"]] == [None, 1, 2, 1]
-    assert answer.json()["offsets"][1]["error"] == "value is not base64"
+    response = await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)
+    assert response.status_code == 200
+    assert [row["error_code"] for row in response.json()["offsets"]] == [None, 1, 2, 1]
+    assert response.json()["offsets"][1]["error"] == "value is not base64"
     assert producer.values() == [b"1"]
 
 
@@ -99,9 +99,9 @@ async def test_v2_errors_have_rest_proxys_codes(
     client: httpx.AsyncClient, path: str, headers: dict[str, str], content: bytes, status: int, code: int
 ) -> None:
     """v2 errors have REST Proxy's codes and form, and nothing is sent."""
-    answer = await client.post(path, content=content, headers=headers)
-    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
-    assert set(answer.json()) == {"error_code", "message"}
+    response = await client.post(path, content=content, headers=headers)
+    assert (response.status_code, response.json()["error_code"]) == (status, code)
+    assert set(response.json()) == {"error_code", "message"}
 
 
 async def test_v2_metadata(client: httpx.AsyncClient) -> None:
@@ -159,9 +159,9 @@ async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> 
         "headers": [{"name": "h", "value": b64(b"1")}],
         "timestamp": "2024-06-03T10:00:00Z",
     }
-    answer = await client.post(V3, json=record)
-    body = answer.json()
-    assert (answer.status_code, body["error_code"], body["cluster_id"], body["topic_name"]) == (200, 200, "c-1", "t")
+    response = await client.post(V3, json=record)
+    body = response.json()
+    assert (response.status_code, body["error_code"], body["cluster_id"], body["topic_name"]) == (200, 200, "c-1", "t")
     assert (body["key"], body["value"]) == ({"type": "STRING", "size": 3}, {"type": "BINARY", "size": 3})
     assert (body["partition_id"], body["offset"], body["timestamp"]) == (1, 0, "2024-06-03T10:00:00Z")
     (stored,) = [r for log in producer.logs["t"] for r in log]
@@ -189,18 +189,18 @@ async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:
         yield b'pe":"NO","data":2}}\n{"value":{"type":"STRING","data":"22"}}'
         yield b"oops"
 
-    answer = await client.post(V3, content=body(), headers={"Content-Type": "application/json"})
-    codes = [json.loads(line)["error_code"] for line in answer.text.splitlines()]
-    assert (answer.status_code, codes) == (200, [200, 422, 200, 400])
+    response = await client.post(V3, content=body(), headers={"Content-Type": "application/json"})
+    codes = [json.loads(line)["error_code"] for line in response.text.splitlines()]
+    assert (response.status_code, codes) == (200, [200, 422, 200, 400])
 
 
 async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncClient) -> None:
     """A v3 batch is a 207 with successes and failures by id."""
     entries = [{"id": "a", "value": {"type": "JSON", "data": 1}}, {"id": "b", "value": {"type": "?"}}]
-    answer = await client.post(V3 + ":batch", json={"entries": entries})
-    assert answer.status_code == 207
-    assert [row["id"] for row in answer.json()["successes"]] == ["a"]
-    assert [(row["id"], row["error_code"]) for row in answer.json()["failures"]] == [("b", 422)]
+    response = await client.post(V3 + ":batch", json={"entries": entries})
+    assert response.status_code == 207
+    assert [row["id"] for row in response.json()["successes"]] == ["a"]
+    assert [(row["id"], row["error_code"]) for row in response.json()["failures"]] == [("b", 422)]
     assert (await client.post(V3 + ":batch", json={"entries": []})).status_code == 400
 
 
@@ -218,8 +218,8 @@ async def test_v3_errors_of_a_single_record_have_their_status(
     client: httpx.AsyncClient, path: str, content: bytes, status: int, code: int
 ) -> None:
     """The error of a single record with a Content-Length is the response's status."""
-    answer = await client.post(path, content=content)
-    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+    response = await client.post(path, content=content)
+    assert (response.status_code, response.json()["error_code"]) == (status, code)
 
 
 async def test_v3_resources_have_kind_and_metadata(client: httpx.AsyncClient) -> None:
@@ -260,16 +260,16 @@ async def test_v3_kafka_errors_of_a_single_record(
 ) -> None:
     """A Kafka error of a single record is a 503 or 504 with Retry-After."""
     producer.fail_all = error
-    answer = await client.post(V3, json={"value": {"type": "JSON", "data": 1}})
-    assert answer.status_code == (504 if isinstance(error, KafkaTimeout) else 503)
-    assert int(answer.headers["retry-after"]) > 0
-    assert answer.json()["error_code"] == 50003
+    response = await client.post(V3, json={"value": {"type": "JSON", "data": 1}})
+    assert response.status_code == (504 if isinstance(error, KafkaTimeout) else 503)
+    assert int(response.headers["retry-after"]) > 0
+    assert response.json()["error_code"] == 50003
 
 
 async def test_v3_requires_a_record(client: httpx.AsyncClient) -> None:
     """An empty body is a 400, with and without a Content-Length."""
-    answer = await client.post(V3, content=b" ")
-    assert (answer.status_code, answer.json()["error_code"]) == (400, 400)
+    response = await client.post(V3, content=b" ")
+    assert (response.status_code, response.json()["error_code"]) == (400, 400)
 
     async def nothing() -> AsyncIterator[bytes]:
         yield b""
@@ -291,9 +291,9 @@ async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient
     posting = asyncio.ensure_future(client.post(path, content=endless(), headers=V2_JSON))
     await started.wait()
     ingest.drain(grace_ms=20)
-    answer = await posting
-    error_code = answer.json()["error_code"]
-    assert (answer.status_code, error_code) in ((503, 50003), (200, 503))
+    response = await posting
+    error_code = response.json()["error_code"]
+    assert (response.status_code, error_code) in ((503, 50003), (200, 503))
     assert ingest.active == 0
 
 
@@ -379,7 +379,7 @@ OPERATIONS: dict[str, tuple[str, Any]] = {
 
 
 def misfits(found: Any, wanted: Any, where: str) -> list[str]:
-    """The differences between an answer and a model."""
+    """The differences between a response and a model."""
     if isinstance(wanted, dict):
         if not isinstance(found, dict):
             return [f"{where}: {found!r}"]
@@ -396,13 +396,13 @@ def misfits(found: Any, wanted: Any, where: str) -> list[str]:
 async def test_v3_has_the_operations_of_the_go_client(client: httpx.AsyncClient, operation: str) -> None:
     """Each operation returns all members of the client's model, and its links can be fetched."""
     path, model = OPERATIONS[operation]
-    answer = await client.get(f"/v3/clusters{path}")
-    assert answer.status_code == 200, answer.text
-    body = answer.json()
+    response = await client.get(f"/v3/clusters{path}")
+    assert response.status_code == 200, response.text
+    body = response.json()
     assert misfits(body, model, operation) == []
     rows = body.get("data", [body])
     assert rows
-    assert body["metadata"]["self"] == str(answer.url)
+    assert body["metadata"]["self"] == str(response.url)
     for row in rows[:1]:
         assert (await client.get(row["metadata"]["self"])).status_code == 200
         for name, value in row.items():
@@ -440,9 +440,9 @@ async def test_v3_configs_have_their_source(client: httpx.AsyncClient) -> None:
 )
 async def test_errors_have_numbers(client: httpx.AsyncClient, path: str, status: int, code: int) -> None:
     """Errors below /v3 and /consumers have REST Proxy's form, also for unknown routes."""
-    answer = await client.get(path)
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
-    assert (answer.json()["error_code"], set(answer.json())) == (code, {"error_code", "message"})
+    response = await client.get(path)
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json")
+    assert (response.json()["error_code"], set(response.json())) == (code, {"error_code", "message"})
 
 
 async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
@@ -475,9 +475,9 @@ async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
     ]
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for method, path, headers, body, status, code in rejected:
-            answer = await client.request(method, path, headers=headers, content=body)
-            response_body = answer.json()
-            assert (answer.status_code, response_body["error_code"], set(response_body)) == (
+            response = await client.request(method, path, headers=headers, content=body)
+            response_body = response.json()
+            assert (response.status_code, response_body["error_code"], set(response_body)) == (
                 status,
                 code,
                 {"error_code", "message"},
@@ -505,8 +505,8 @@ async def test_an_explicit_key_needs_no_pointer(producer: Any, registry: Collect
 
         async def code_of(**record: Any) -> int | None:
             path, headers, body = post(**record)
-            answer = (await client.post(path, json=body, headers=headers)).json()
-            code: int | None = answer["offsets"][0]["error_code"] if "offsets" in answer else answer["error_code"]
+            response = (await client.post(path, json=body, headers=headers)).json()
+            code: int | None = response["offsets"][0]["error_code"] if "offsets" in response else response["error_code"]
             return code
 
         at, stored = 1_700_000_000_000, (None, 200)

@@ -35,8 +35,8 @@ async def test_the_views_state_is_served() -> None:
     """The view's state is served as JSON, with unknown values as null."""
     app = create_app(streams=streams_router(View()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-        answer = await client.get("/v1/streams")
-    assert answer.json() == {
+        response = await client.get("/v1/streams")
+    assert response.json() == {
         "application_id": "banks",
         "tasks": [{"partition": 0, "stream_time_ms": None}],
         "compactions": [],
@@ -59,8 +59,8 @@ async def test_windows_stores_and_compactions_have_routes() -> None:
         assert "'wrong'" in wrong.json()["detail"]
         assert (await client.get("/v1/streams/windows?limit=0")).status_code == 400
         assert (await client.get("/v1/compactions")).json() == {"compactions": [], "last": None}
-        answer = await client.post("/v1/compactions")
-    assert (answer.status_code, answer.json()["detail"]) == (409, "one is running")
+        response = await client.post("/v1/compactions")
+    assert (response.status_code, response.json()["detail"]) == (409, "one is running")
 
 
 class Instances:

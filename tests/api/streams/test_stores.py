@@ -41,17 +41,17 @@ async def get(path: str) -> httpx.Response:
 
 async def test_query_parameters_reach_the_view() -> None:
     """Query parameters are passed to the view, and missing ones are None."""
-    answer = await get("/v1/streams/stores/s?key=ann&from_ms=5&rows_max=7")
+    response = await get("/v1/streams/stores/s?key=ann&from_ms=5&rows_max=7")
     open_ = {"key_from": None, "key_to": None, "to_ms": None, "continuation": None}
-    assert answer.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
+    assert response.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
     assert (await get("/v1/streams/stores/s?continuation=abc")).json()["continuation"] == "abc"
     assert (await get("/v1/streams")).json() == {}
 
 
 async def test_keys_may_be_bytes() -> None:
     """`key_base64` is a key of bytes, and answers contain bytes as base64; invalid or duplicate keys are a 400."""
-    answer = await get("/v1/streams/stores/s?key_base64=_wE=&key_to_base64=YQ%3D%3D")
-    assert (answer.json()["key"], answer.json()["key_to"]) == ("/wE=", "YQ==")
+    response = await get("/v1/streams/stores/s?key_base64=_wE=&key_to_base64=YQ%3D%3D")
+    assert (response.json()["key"], response.json()["key_to"]) == ("/wE=", "YQ==")
     for wrong in ("key_base64=%25", "key=a&key_base64=YQ==", "key_from_base64=YQ"):
         rejected = await get(f"/v1/streams/stores/s?{wrong}")
         assert (rejected.status_code, rejected.json()["error_code"]) == (400, "INVALID_KEY")
@@ -59,9 +59,9 @@ async def test_keys_may_be_bytes() -> None:
 
 async def test_unknown_stores_and_invalid_bounds_are_errors() -> None:
     """An unknown store is a 404 with the reason, and invalid bounds are a 400 with the parameter."""
-    answer = await get("/v1/streams/stores/x")
-    assert (answer.status_code, answer.json()["error_code"]) == (404, "STORE_NOT_READABLE")
-    assert "store 'x'" in answer.json()["detail"]
+    response = await get("/v1/streams/stores/x")
+    assert (response.status_code, response.json()["error_code"]) == (404, "STORE_NOT_READABLE")
+    assert "store 'x'" in response.json()["detail"]
     for wrong in ("from_ms=soon", f"from_ms={-(2**63) - 1}", f"to_ms={2**63}", "rows_max=0", "rows_max=10001"):
         for path in ("s", "s/windows"):
             rejected = await get(f"/v1/streams/stores/{path}?{wrong}")

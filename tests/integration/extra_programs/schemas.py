@@ -20,7 +20,7 @@ async def create(servers: str, topic: str) -> None:
         await admin.create_topics([NewTopic(topic, 1)])
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", trust_env=False).is_success
     except httpx.TransportError:
@@ -39,13 +39,13 @@ def main(servers: str, topic: str, folder: Path) -> None:
     options = ("--config", "ingest.toml", "--http.port", str(port), "--kafka.bootstrap-servers", servers)
     with subprocess.Popen([penstock, "producer", *options], cwd=folder, stdout=sys.stderr) as ingest:
         deadline = time.monotonic() + TIMEOUT_S
-        while not answers(url):
+        while not is_answering(url):
             assert ingest.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
         for event in ({"id": 1}, {"no": 1}):
-            answer = httpx.post(f"{url}/v1/topics/{topic}/events", json=event, trust_env=False)
-            print(answer.status_code, answer.json().get("detail"))
+            response = httpx.post(f"{url}/v1/topics/{topic}/events", json=event, trust_env=False)
+            print(response.status_code, response.json().get("detail"))
         ingest.terminate()
 
 

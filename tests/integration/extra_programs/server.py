@@ -36,7 +36,7 @@ def running(url: str, *command: str) -> Iterator[None]:
     """Run a command of Penstock until it serves `url`; its output goes to standard error."""
     with subprocess.Popen([Path(sys.executable).with_name("penstock"), *command], stdout=sys.stderr) as process:
         deadline = time.monotonic() + TIMEOUT_S
-        while not answers(url):
+        while not is_answering(url):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -44,7 +44,7 @@ def running(url: str, *command: str) -> Iterator[None]:
         process.terminate()
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", trust_env=False).is_success
     except httpx.TransportError:
@@ -64,8 +64,8 @@ def main(servers: str, topic: str, folder: Path) -> None:
     sink.write_text(SINK.format(topic=topic, folder=folder))
     port = ingest.rpartition(":")[2]
     with running(ingest, "producer", "--http.port", port, "--kafka.bootstrap-servers", servers):
-        answer = httpx.post(f"{ingest}/v1/topics/{topic}/events", json={"id": 1}, trust_env=False)
-    print(answer.status_code, answer.json()["stored"])
+        response = httpx.post(f"{ingest}/v1/topics/{topic}/events", json={"id": 1}, trust_env=False)
+    print(response.status_code, response.json()["stored"])
     with running(connect, "connect", "standalone", str(worker), str(sink)):
         print(httpx.get(f"{connect}/connectors", trust_env=False).json() == [f"{topic}-sink"])
         written, deadline = folder / "orders.txt", time.monotonic() + TIMEOUT_S

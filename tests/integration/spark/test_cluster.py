@@ -132,8 +132,8 @@ def closed_rows(folder: Path, application: str) -> list[tuple[Any, ...]]:
 
 def state(port: int) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
-            return dict(json.loads(answer.read()))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as response:
+            return dict(json.loads(response.read()))
     except OSError:  # not there yet, or too busy to answer in time
         return {}
 

@@ -46,7 +46,7 @@ async def test_concurrent_requests_sample_the_sources_once() -> None:
     overview = CachedOverview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     first = await asyncio.gather(*(overview.overview() for _ in range(5)))
     assert source.requests == 1
-    assert all(answer == first[0] for answer in first)
+    assert all(response == first[0] for response in first)
     clock.ms = 799
     await overview.overview()
     assert source.requests == 1

@@ -69,8 +69,8 @@ async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) ->
     """The requested number is returned although the newest offsets are mostly markers and aborted records."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
         await write(producer, *[1] * 30, aborted=3)
-        answer = await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 20, None)
-    assert len(answer["records"]) == 20
+        response = await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 20, None)
+    assert len(response["records"]) == 20
 
 
 async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> None:

@@ -65,8 +65,8 @@ async def test_a_connect_worker_is_a_service_too() -> None:
     """A Connect worker's health is one check, with the reason if it fails."""
     for status, ok in (("healthy", True), ("starting", False)):
         body = {"status": status, "message": "as it is"}
-        answer = httpx.Response(200 if ok else 503, json=body)
-        worker = httpx.AsyncClient(transport=httpx.MockTransport(lambda _request, answer=answer: answer))
+        response = httpx.Response(200 if ok else 503, json=body)
+        worker = httpx.AsyncClient(transport=httpx.MockTransport(lambda _request, response=response: response))
         assert await HttpSource("connect", "http://c", worker).check() == CheckResult(
             ok, "" if ok else "worker: as it is"
         )
@@ -88,13 +88,13 @@ async def test_a_service_without_streams_has_none() -> None:
         httpx.Response(404, json={"detail": "no"}),
     ],
 )
-async def test_a_service_without_a_valid_response_is_unreachable(answer: httpx.Response | Exception) -> None:
+async def test_a_service_without_a_valid_response_is_unreachable(response: httpx.Response | Exception) -> None:
     """An invalid response or an error yields an unreachable sample."""
 
     def handle(request: httpx.Request) -> httpx.Response:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(response, Exception):
+            raise response
+        return response
 
     source = HttpSource("p", "http://p", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
     sample = await source.sample()
@@ -149,7 +149,7 @@ class Down:
 async def test_an_unreachable_kafka_is_an_error_of_the_sample() -> None:
     """The sample of an unreachable or silent Kafka has the error."""
     assert (await KafkaSource(Down(silent=False)).sample()).error == "no broker"  # type: ignore[arg-type]
-    assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no answer within 5 ms"  # type: ignore[arg-type]
+    assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no response within 5 ms"  # type: ignore[arg-type]
 
 
 class Busy(MemoryAdmin):

@@ -20,7 +20,7 @@ from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, ApplicationView, instance_tokens
+from penstock.services.aggregator.application_view import RESPONSE_BYTES_MAX, ApplicationView, instance_tokens
 from penstock.services.aggregator.continuations import live_pages, page_with_continuation, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
 from penstock.shared.common.continuation_codec import WrongContinuation
@@ -28,7 +28,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
-from penstock.shared.streams.runtime.queries import StoreAnswer, query_position
+from penstock.shared.streams.runtime.queries import StoreResponse, query_position
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"
@@ -70,7 +70,7 @@ class Instance:
         pages = row_pages(self.application, store, wanted)
         if store == "g":
             table = [{"key": "k", "value": self.name}]
-            return page_with_continuation(StoreAnswer("g", "global table", "string", table, {0: {"g": 3}}), pages)
+            return page_with_continuation(StoreResponse("g", "global table", "string", table, {0: {"g": 3}}), pages)
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
         rows: list[dict[str, Any]] = [
@@ -84,7 +84,7 @@ class Instance:
         rest = [row for row in rows if after is None or order(query_position(row)) > order(after)]
         cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
         last = query_position(cut[-1]) if len(cut) < len(rest) else None
-        return page_with_continuation(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
+        return page_with_continuation(StoreResponse("s", "session", self.key_type, cut, position, last), pages)
 
     def compact(self) -> str:
         self.compactions += 1
@@ -112,8 +112,8 @@ class Net(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
-        answer = await self._hook(request)
-        return await self._apps[request.url.host].handle_async_request(request) if answer is None else answer
+        response = await self._hook(request)
+        return await self._apps[request.url.host].handle_async_request(request) if response is None else response
 
 
 def app_of(instance: Instance, **guard: Any) -> Any:
@@ -142,10 +142,10 @@ async def test_each_partition_comes_from_its_owner() -> None:
     """
     own, other = Instance("a", {0: 2, 1: 1}), Instance("b", {1: 2, 2: 7})
     made = application_view(own, (B, other), net=Net(b=app_of(other)))
-    answer = await made.read_store("s", partial=False, **WANTED)
-    assert [(row["partition"], row["key"]) for row in answer["rows"]] == [(0, "a"), (1, "b"), (2, "b")]
-    assert answer["position"] == {"0": {"in": 2}, "1": {"in": 2}, "2": {"in": 7}}
-    assert (answer["missing"], answer["is_cut"], answer["kind"]) == ([], False, "session")
+    response = await made.read_store("s", partial=False, **WANTED)
+    assert [(row["partition"], row["key"]) for row in response["rows"]] == [(0, "a"), (1, "b"), (2, "b")]
+    assert response["position"] == {"0": {"in": 2}, "1": {"in": 2}, "2": {"in": 7}}
+    assert (response["missing"], response["is_cut"], response["kind"]) == ([], False, "session")
     assert (await made.stores())["stores"] == [{"store": "s", "rows": {"0": 1, "1": 2, "2": 3}, "total": 6}]
     assert [row["key"] for row in (await made.windows(None, "", 2, None))["windows"]] == ["b", "b"]
     state: Any = await made.describe()
@@ -162,8 +162,8 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     made = application_view(own, (B, other), net=net, tokens={"read": "x" * 16})
     table = await made.read_store("g", partial=False, **WANTED)  # A global table is complete on every instance.
     assert (table["rows"], table["missing"], net.requests) == ([{"key": "k", "value": "a"}], [], [])
-    answer = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
-    assert {row["key"] for row in answer["rows"]} == {"ann"}
+    response = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
+    assert {row["key"] for row in response["rows"]} == {"ann"}
     (request,) = net.requests
     assert dict(request.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
     assert request.headers["authorization"] == f"Bearer {'x' * 16}"
@@ -177,9 +177,9 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     ("fault", "reason"),
     [
         ("gone", "ConnectError: refused"),
-        ("silent", "no answer within 1 ms"),
+        ("silent", "no response within 1 ms"),
         ("no json", "DecodeError: "),
-        ("endless", f"an answer of more than {ANSWER_BYTES_MAX} bytes"),
+        ("endless", f"a response of more than {RESPONSE_BYTES_MAX} bytes"),
         ("500", "answers 500: it broke"),
     ],
 )
@@ -197,7 +197,7 @@ async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason:
             case "no json":
                 return httpx.Response(200, text="<html>")
             case "endless":
-                return httpx.Response(200, content=b"[" * (ANSWER_BYTES_MAX + 1))
+                return httpx.Response(200, content=b"[" * (RESPONSE_BYTES_MAX + 1))
         return httpx.Response(500, json={"detail": "it broke"})
 
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
@@ -206,10 +206,10 @@ async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason:
         await made.read_store("s", partial=False, **WANTED)
     assert (raised.value.kind.status, raised.value.kind.retry_after_s) == (503, 1)
     assert f"partition 1: {B}: " in raised.value.detail
-    answer = await made.read_store("s", partial=True, **WANTED)
-    assert [row["partition"] for row in answer["rows"]] == [0]
-    assert [row["partition"] for row in answer["missing"]] == [1, 2]
-    assert all(reason in row["reason"] for row in answer["missing"])
+    response = await made.read_store("s", partial=True, **WANTED)
+    assert [row["partition"] for row in response["rows"]] == [0]
+    assert [row["partition"] for row in response["missing"]] == [1, 2]
+    assert all(reason in row["reason"] for row in response["missing"])
     assert len((await made.describe())["missing"]) == 2
 
 
@@ -218,8 +218,8 @@ async def test_partitions_without_a_running_task_are_missing() -> None:
     own, other = Instance("a", {}, (0,)), Instance("b", {1: 1})
     net = Net(b=app_of(Instance("b", {})))
     made = application_view(own, (B, other), net=net)
-    answer = await made.read_store("s", partial=True, **WANTED)
-    assert {row["partition"]: row["reason"] for row in answer["missing"]} == {
+    response = await made.read_store("s", partial=True, **WANTED)
+    assert {row["partition"]: row["reason"] for row in response["missing"]} == {
         0: f"being restored by {A}",
         1: "its task has just gone",
         2: "no instance has it",
@@ -248,8 +248,8 @@ async def test_rows_are_cut_over_all_instances() -> None:
     """The limit applies to the rows of all instances together, and the result shows that there are more."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     made = application_view(own, (B, other), net=Net(b=app_of(other)))
-    answer = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
-    assert ([row["partition"] for row in answer["rows"]], answer["is_cut"]) == ([0, 1], True)
+    response = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
+    assert ([row["partition"] for row in response["rows"]], response["is_cut"]) == ([0, 1], True)
 
 
 @pytest.mark.parametrize("key_type", ["string", "bytes"])

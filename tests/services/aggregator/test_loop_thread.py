@@ -34,9 +34,9 @@ async def test_an_error_is_raised_to_the_caller() -> None:
     """An error is raised to the caller unchanged."""
 
     async def work() -> None:
-        raise KafkaTimeout("no answer")
+        raise KafkaTimeout("no response")
 
-    with pytest.raises(KafkaTimeout, match="no answer"):
+    with pytest.raises(KafkaTimeout, match="no response"):
         await run_search_in_thread(work)
 
 

@@ -109,9 +109,9 @@ async def test_a_request_is_forwarded_to_a_reachable_worker(tmp_path: Path) -> N
     """
     gone, there = (WorkerSlot(number, tmp_path, {"read": "secret"}) for number in (1, 2))
     async with serving(there, app_of("b")):
-        answer = await AnyWorker([gone, there]).forward("GET", "/v1/streams", "local=true", b"", "")
-        assert (answer.status, answer.retry_after) == (503, "3")
-        assert answer.body == b"b /v1/streams?local=true Bearer secret"
+        response = await AnyWorker([gone, there]).forward("GET", "/v1/streams", "local=true", b"", "")
+        assert (response.status, response.retry_after) == (503, "3")
+        assert response.body == b"b /v1/streams?local=true Bearer secret"
         own = await there.forward("POST", "/workers/2/v1/streams", "", b"", "")
         assert own.body == b"b /v1/streams? "
     with pytest.raises(Problem, match="worker-1: ConnectError"):

@@ -130,7 +130,7 @@ async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished
         raise DataError("no")
 
     bench = Bench(handle, [b"a"])
-    bench.failure = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no response")
     assert [(await bench.turn())[1].after_ms for _ in range(3)] == [100, 200, 400]
     assert bench.position == 0
     bench.failure = None
@@ -272,7 +272,7 @@ async def test_output_is_written_before_its_record_is_finished() -> None:
         return out
 
     bench = Bench(handle, [b"a"], max_attempts=2)
-    bench.failure = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no response")
     await bench.turn()
     assert (bench.position, bench.dead_letters) == (0, [])
     bench.failure = None
@@ -281,7 +281,7 @@ async def test_output_is_written_before_its_record_is_finished() -> None:
     assert (bench.count("produced_records"), bench.count("produce_failures")) == (2, 2)
 
     bench = Bench(handle, [b"a"], max_attempts=1)
-    bench.failure = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no response")
     await bench.turn()
     bench.failure = None
     await bench.turn()
@@ -364,7 +364,7 @@ async def test_a_handler_that_returns_no_record_writes_nothing() -> None:
         return []
 
     bench = Bench(handle, [b"a"])
-    bench.failure = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no response")
     await bench.turn()
     assert (bench.position, bench.count("handled_records"), bench.count("produced_records")) == (1, 1, None)
 
@@ -399,7 +399,7 @@ async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
         handled.extend(record.value for record in records)  # type: ignore[attr-defined]
 
     bench = Bench(handle, [b"{", b"2", b"3"], batch=True, decode=json_deserializer)
-    bench.failure = KafkaTimeout("no answer")
+    bench.failure = KafkaTimeout("no response")
     _, outcome = await bench.turn()
     assert ([work.offset for work in outcome.retry], outcome.after_ms) == ([0], 100)
     assert ([work.offset for work in outcome.finished], bench.position) == ([1, 2], 0)

@@ -1,4 +1,4 @@
-"""The probe for a broker, against servers with valid, invalid and no answers."""
+"""The probe for a broker, against servers with valid, invalid and no responses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def server(reply: bytes | None, received: list[bytes]) -> AsyncIterator[in
     ],
 )
 async def test_only_an_answer_without_error_counts(reply: bytes, expected: bool) -> None:
-    """Another correlation id, an error code, another protocol, and an incomplete answer are no valid answer."""
+    """Another correlation id, an error code, another protocol, and an incomplete answer are no valid response."""
     received: list[bytes] = []
     async with server(reply, received) as port:
         assert await broker_answers("127.0.0.1", port, LIMIT_MS) is expected
@@ -53,7 +53,7 @@ async def test_only_an_answer_without_error_counts(reply: bytes, expected: bool)
 
 
 async def test_a_silent_server_is_a_timeout() -> None:
-    """A server without an answer is no broker after the timeout."""
+    """A server without a response is no broker after the timeout."""
     async with server(None, []) as port:
         assert not await broker_answers("127.0.0.1", port, 20)
 

@@ -33,7 +33,7 @@ def test_a_position_round_trips(position: Any) -> None:
 
 
 def test_none_is_the_first_page_and_the_last_answer() -> None:
-    """None is the continuation of the first page and of the last answer."""
+    """None is the continuation of the first page and of the last response."""
     assert (PAGES.encode(None), PAGES.decode(None)) == (None, None)
 
 

@@ -100,8 +100,8 @@ def test_masking_hides_secrets_without_variables() -> None:
         {"u": "http://ann:pl41n@api/x?api_key=k3y0", "o.ssl.keystore.key": "-----BEGIN\nMII", "topics": "orders"}
     )
     assert (
-        mask("no answer of http://ann:pl41n@api/x?api_key=k3y0")
-        == "no answer of http://ann:[hidden]@api/x?api_key=[hidden]"
+        mask("no response of http://ann:pl41n@api/x?api_key=k3y0")
+        == "no response of http://ann:[hidden]@api/x?api_key=[hidden]"
     )
     assert mask("pl41n of orders, k3y0") == "[hidden] of orders, [hidden]"
     assert mask(f"input_value={'-----BEGIN' + chr(10) + 'MII'!r}") == "input_value='[hidden]'"

@@ -34,7 +34,7 @@ class Other:
     RESPONSE_TYPE = object
 
 
-class Answer:
+class Response:
     """A future that records its result."""
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class Recording:
     """Records calls of the parts of aiokafka's connection that are used."""
 
     def __init__(self, *requests: tuple[int, Any]) -> None:
-        self.answers = [Answer() for _ in requests]
+        self.responses = [Response() for _ in requests]
         self._requests = deque(
-            (number, request, answer) for (number, request), answer in zip(requests, self.answers, strict=True)
+            (number, request, response) for (number, request), response in zip(requests, self.responses, strict=True)
         )
         self._last_action = 0.0
         self.handed_on: list[bytes] = []
@@ -91,7 +91,7 @@ def test_frames_are_reassembled_from_any_chunks(bodies: list[tuple[bool, bytes]]
     feed(Frames(connection, None), b"".join(framed(i, body) for i, (_, body) in enumerate(bodies)), sizes)
     whole = [framed(i, body)[4:] for i, (_, body) in enumerate(bodies)]
     if not connection.closed:
-        assert [a.result for a, (ours, _) in zip(connection.answers, bodies, strict=True) if ours] == [
+        assert [a.result for a, (ours, _) in zip(connection.responses, bodies, strict=True) if ours] == [
             frame for frame, (ours, _) in zip(whole, bodies, strict=True) if ours
         ]
         assert connection.handed_on == [frame for frame, (ours, _) in zip(whole, bodies, strict=True) if not ours]
@@ -102,7 +102,7 @@ def test_an_unexpected_correlation_id_is_passed_to_aiokafka() -> None:
     """A response with an unexpected correlation id is passed to aiokafka."""
     connection = Recording((1, FetchLike()))
     feed(Frames(connection, None), framed(2, b"x"), [100])
-    assert (connection.handed_on, connection.answers[0].result) == ([framed(2, b"x")[4:]], None)
+    assert (connection.handed_on, connection.responses[0].result) == ([framed(2, b"x")[4:]], None)
 
 
 def test_a_response_that_cannot_be_read_closes_the_connection() -> None:

@@ -106,7 +106,7 @@ class Coordinator:
         if fate in ("timeout, applied", "closed, applied"):
             self.apply(generation, offsets)
         if fate.startswith("timeout"):
-            raise KafkaTimeout(f"{where}: no answer")
+            raise KafkaTimeout(f"{where}: no response")
         if fate.startswith("closed"):
             raise BrokerNotAvailable(f"{where}: closed")
         if fate.startswith("without t-1: "):

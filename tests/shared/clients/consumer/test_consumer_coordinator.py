@@ -230,7 +230,7 @@ async def test_heartbeats_without_a_response(cluster: FakeCluster, fault: Action
 @pytest.mark.parametrize(
     ("api", "lost", "again"),
     [
-        (Api.HEARTBEAT, "heartbeat without answer", "heartbeats are answered again"),
+        (Api.HEARTBEAT, "heartbeat without response", "heartbeats are answered again"),
         (Api.JOIN_GROUP, "group request failed", "group requests are answered again"),
     ],
 )

@@ -155,10 +155,10 @@ async def test_a_corrupt_batch() -> None:
                 return None
             records = bytearray(log_of(cluster, T0))
             records[len(records) // 3 + 100] ^= 0xFF  # within the second of three batches
-            answer = Message(
+            response = Message(
                 partition=0, error_code=0, high_watermark=30, last_stable_offset=30, records=bytes(records)
             )
-            return Respond(Message(topics=[Message(name=TOPIC, partitions=[answer])]))
+            return Respond(Message(topics=[Message(name=TOPIC, partitions=[response])]))
 
         control = cluster.control(Api.FETCH, corrupt)
         async with Consumer(settings_of(cluster), EARLIEST) as consumer:

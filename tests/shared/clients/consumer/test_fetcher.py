@@ -77,12 +77,12 @@ class Scene:
     def fetches(self) -> dict[int, Fetch]:
         return {fetch.node: fetch for fetch in self.next_requests().fetches}
 
-    def answer(self, fetch: Fetch, **answers: Any) -> None:
+    def respond(self, fetch: Fetch, **responses: Any) -> None:
         """Responds with bytes, an error code or a whole response for each partition (a0=...). Other partitions are
         empty."""
         made = {}
         for tp in fetch.wanted:
-            got = answers.get(f"{tp.topic}{tp.partition}", b"")
+            got = responses.get(f"{tp.topic}{tp.partition}", b"")
             if isinstance(got, int):
                 got = FetchedPartition(got)
             elif isinstance(got, bytes):
@@ -90,10 +90,10 @@ class Scene:
             made[tp] = got
         self.fetcher.received(fetch, FetchResponse(made), self.now)
 
-    def give(self, **answers: Any) -> None:
+    def give(self, **responses: Any) -> None:
         """Responds to the current requests."""
         for fetch in self.next_requests().fetches:
-            self.answer(fetch, **answers)
+            self.respond(fetch, **responses)
 
     def take(self, limit: int | None = None) -> dict[TopicPartition, list[int]]:
         return {tp: columns.offsets.tolist() for tp, columns in self.fetcher.take(limit).items()}
@@ -113,7 +113,7 @@ def test_one_request_a_node() -> None:
     assert {node: fetch.wanted for node, fetch in fetches.items()} == {1: {A0: 5, A1: 0}, 2: {B0: 7}}
     assert fetches[1].max_wait_ms == FetchLimits().fetch_max_wait_ms
     assert scene.fetches() == {}
-    scene.answer(fetches[1])
+    scene.respond(fetches[1])
     assert list(scene.fetches()) == [1]
 
 
@@ -169,10 +169,10 @@ def test_a_partition_with_enough_buffered_is_not_fetched() -> None:
     scene.give(a0=batch(0, 1, 1_100))
     fetch = scene.fetches()[1]
     assert fetch.wanted == {A1: 0, A0: 1}
-    scene.answer(fetch, a0=batch(1, 1, 1_100))
+    scene.respond(fetch, a0=batch(1, 1, 1_100))
     fetch = scene.fetches()[1]
     assert (fetch.wanted, fetch.max_wait_ms) == ({A1: 0}, LEFT_OUT_WAIT_MS)
-    scene.answer(fetch)
+    scene.respond(fetch)
     assert scene.take(1) == {A0: [0]}
     assert scene.fetches()[1].wanted == {A1: 0, A0: 2}
 
@@ -191,9 +191,9 @@ def test_back_pressure() -> None:
     scene = Scene(fetch_buffer_bytes=6 * SIZE).at(a0=0, b0=0)
     fetches = scene.fetches()
     assert [fetch.max_bytes for fetch in fetches.values()] == [2 * SIZE, 2 * SIZE]
-    scene.answer(fetches[1], a0=batch(0, 1, 1_800))
+    scene.respond(fetches[1], a0=batch(0, 1, 1_800))
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
-    scene.answer(fetches[2], b0=batch(0, 1, 1_800))
+    scene.respond(fetches[2], b0=batch(0, 1, 1_800))
     assert scene.fetches() == {}  # 3,600 are here and 2,000 may still come
     assert len(scene.take()) == 2
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
@@ -249,7 +249,7 @@ def test_a_seek_discards_earlier_fetches() -> None:
     old = scene.fetches()[1]
     scene.fetcher.seek(A0, 50)
     assert scene.take() == {}
-    scene.answer(old, a0=batch(3, 3))
+    scene.respond(old, a0=batch(3, 3))
     assert scene.take() == {}
     assert scene.fetcher.position(A0) == 50
     scene.give(a0=batch(50, 1))
@@ -263,9 +263,9 @@ def test_a_stale_response_leaves_a_newer_request_in_flight() -> None:
     scene.fetcher.seek(A0, 0)
     scene.leaders[A0] = 2
     new = scene.fetches()[2]
-    scene.answer(old, a0=batch(0, 3))
+    scene.respond(old, a0=batch(0, 3))
     assert scene.fetches() == {}
-    scene.answer(new, a0=batch(0, 3))
+    scene.respond(new, a0=batch(0, 3))
     assert scene.take() == {A0: [0, 1, 2]}
 
 
@@ -279,7 +279,7 @@ def test_an_assignment_forgets_or_keeps() -> None:
     assert (scene.fetcher.assignment, scene.fetcher.paused()) == ({A0, B0}, {A0})
     assert (scene.fetcher.position(A0), scene.fetcher.position(B0)) == (0, None)
     scene.fetcher.resume(A0)
-    scene.answer(under_way, a0=batch(3, 1), a1=batch(3, 1))
+    scene.respond(under_way, a0=batch(3, 1), a1=batch(3, 1))
     assert [scene.take(), scene.take()] == [{A0: [0, 1, 2]}, {A0: [3]}]
     scene.fetcher.assign([A0])
     assert scene.fetcher.position(A0) is None
@@ -532,9 +532,9 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
             if what == "lost":
                 scene.fetcher.failed(fetch, BrokerNotAvailable("lost"), scene.now)
             elif what == "ok":
-                scene.answer(fetch, **{f"{tp.topic}{tp.partition}": batch(at, n) for tp, at in fetch.wanted.items()})
+                scene.respond(fetch, **{f"{tp.topic}{tp.partition}": batch(at, n) for tp, at in fetch.wanted.items()})
             else:
-                scene.answer(fetch, **{f"{tp.topic}{tp.partition}": NOT_LEADER if what != "empty" else b""})
+                scene.respond(fetch, **{f"{tp.topic}{tp.partition}": NOT_LEADER if what != "empty" else b""})
         scene.now += 50
     for tp in expected:
         scene.fetcher.resume(tp)
@@ -543,7 +543,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
         scene.now += 1_000
         open_fetches += scene.next_requests().fetches
         for fetch in open_fetches:
-            scene.answer(fetch, **{f"{tp.topic}{tp.partition}": batch(at, 2) for tp, at in fetch.wanted.items()})
+            scene.respond(fetch, **{f"{tp.topic}{tp.partition}": batch(at, 2) for tp, at in fetch.wanted.items()})
         open_fetches = []
         take(None)
     assert all(expected[tp] > before[tp] for tp in expected)

@@ -225,7 +225,7 @@ async def test_a_revocation_stays_within_the_listener_timeout(
             pass
         with cluster.control(Api.OFFSET_COMMIT, Drop()):
             cluster.control(Api.JOIN_GROUP, lambda _: joins.append(time.monotonic()))
-            consumer.commit_async()  # gets no answer, so that the revocation waits for it as well
+            consumer.commit_async()  # gets no response, so that the revocation waits for it as well
             started = time.monotonic()
             consumer.enforce_rebalance()
             with pytest.raises(KafkaTimeout, match=r"on_partitions_revoked.*600 ms"):

@@ -162,7 +162,7 @@ class Harness:
         """Runs a turn after every backoff has elapsed."""
         return self.after(2 * self.settings.retry_backoff_max_ms)
 
-    def answer(self, batch: ProducerBatch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
+    def respond(self, batch: ProducerBatch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
         """Responds to a batch, by default with offset 0 for a success and none for an error."""
         at = offset if offset is not None else -1 if code else 0
         self.completion.answered(batch, PartitionProduceResponse(code, at, detail=detail), self.now_ms)
@@ -175,7 +175,7 @@ class Harness:
         """Acknowledges a first batch of each partition, so that several may be in flight."""
         for tp in partitions or (A,):
             self.send(tp, b"first")
-            self.answer(self.turn_one(), offset=0)
+            self.respond(self.turn_one(), offset=0)
 
     def delay_ms(self) -> float | None:
         return self.accumulator.delay_ms(self.now_ms, self.completion.waiting)

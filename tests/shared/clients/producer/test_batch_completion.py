@@ -35,7 +35,7 @@ def test_acknowledged() -> None:
     records = [core.send(value=b"%d" % i, key=b"k") for i in range(3)]
     batch = core.turn_one()
     assert not core.all_memory_is_back
-    core.answer(batch, offset=40)
+    core.respond(batch, offset=40)
     assert records[2].fate == RecordMetadata("t", 0, 42, 1_000, 1, 1)
     assert [record.offset for record in records] == [40, 41, 42]
     assert core.all_memory_is_back
@@ -48,7 +48,7 @@ def test_the_backoff_of_a_batch_grows_and_is_spread() -> None:
     core = Harness(delivery_timeout_ms=10**6, retry_backoff_max_ms=400)
     record, waits = core.send(), []
     for _ in range(60):
-        core.answer(core.turn_one(), NOT_ENOUGH_REPLICAS)
+        core.respond(core.turn_one(), NOT_ENOUGH_REPLICAS)
         waits.append(record.batch.retry_at_ms - core.now_ms)
         core.now_ms = record.batch.retry_at_ms - 1
         assert core.turn() == []
@@ -64,11 +64,11 @@ def test_retriable_errors_are_retried(code: int) -> None:
     core = Harness()
     record = core.send()
     data = core.bytes[core.turn_one()]
-    core.answer(record.batch, code)
+    core.respond(record.batch, code)
     assert core.turn() == []
     assert core.after_backoff() == [record.batch]
     assert core.bytes[record.batch] == data
-    core.answer(record.batch, offset=5)
+    core.respond(record.batch, offset=5)
     assert record.offset == 5
     assert core.metrics.totals["batch_retry_total"] == 1
 
@@ -81,7 +81,7 @@ def test_retries_are_bounded() -> None:
         core.lose(core.turn_one())
         assert record.fate is None
         (batch,) = core.after_backoff()
-        core.lose(batch, KafkaTimeout("no answer"))
+        core.lose(batch, KafkaTimeout("no response"))
         assert isinstance(record.fate, KafkaTimeout)
         assert "t-0" in str(record.fate)
         assert core.all_memory_is_back
@@ -93,9 +93,9 @@ def test_without_idempotence_a_refusal_is_final_and_a_passing_error_is_not() -> 
     record = core.send()
     batch = core.turn_one()
     assert core.state(batch) == (-1, -1)
-    core.answer(batch, NOT_LEADER)
+    core.respond(batch, NOT_LEADER)
     (batch,) = core.after_backoff()
-    core.answer(batch, TOPIC_AUTHORIZATION)
+    core.respond(batch, TOPIC_AUTHORIZATION)
     assert isinstance(record.fate, AuthorizationFailed)
 
 
@@ -104,7 +104,7 @@ def test_the_brokers_own_words_are_in_the_error() -> None:
     for detail, wanted in (("", "t-0: INVALID_REQUEST"), ("too odd", "t-0: INVALID_REQUEST: too odd")):
         core = Harness()
         record = core.send()
-        core.answer(core.turn_one(), 42, detail=detail)
+        core.respond(core.turn_one(), 42, detail=detail)
         assert isinstance(record.fate, InvalidRequest)
         assert str(record.fate) == wanted
 
@@ -113,7 +113,7 @@ def test_a_batch_is_rejected_as_a_whole() -> None:
     """If the broker names invalid records, every record's error lists them."""
     core = Harness()
     records = [core.send() for _ in range(3)]
-    core.answer(core.turn_one(), 87, detail="record 1 of the batch: no key")
+    core.respond(core.turn_one(), 87, detail="record 1 of the batch: no key")
     assert {str(record.fate) for record in records} == {"t-0: INVALID_RECORD: record 1 of the batch: no key"}
 
 
@@ -124,7 +124,7 @@ def test_an_error_of_one_partition_does_not_affect_others() -> None:
     core.turn()
     ((_, batches),) = core.requests
     for batch, code in zip(batches, (NOT_LEADER, NOT_LEADER, 0), strict=True):
-        core.answer(batch, code, offset=100)
+        core.respond(batch, code, offset=100)
     assert [record.fate is None for record in records] == [True, True, False]
     assert core.completion.metadata_is_stale
     assert core.turn() == [], "no new leader is known"
@@ -138,7 +138,7 @@ def test_stale_metadata_is_noted_for_errors_that_show_it() -> None:
     for code, stale in ((NOT_LEADER, True), (3, True), (NOT_ENOUGH_REPLICAS, False), (CORRUPT, False)):
         core = Harness()
         core.send()
-        core.answer(core.turn_one(), code)
+        core.respond(core.turn_one(), code)
         assert core.completion.metadata_is_stale is stale
     core = Harness()
     core.send()
@@ -157,7 +157,7 @@ def test_a_batch_in_flight_expires() -> None:
         assert isinstance(record.fate, DeliveryTimeout), fate
         assert "may still be written" in str(record.fate)
         assert not core.all_memory_is_back
-        core.answer(batch, code)
+        core.respond(batch, code)
         assert core.all_memory_is_back
         assert core.after_backoff() == []
         assert batch.state is BatchState.DONE
@@ -174,7 +174,7 @@ def test_the_error_says_whether_the_record_may_be_written() -> None:
     for code, words in ((NOT_ENOUGH_REPLICAS, "was not written"), (20, "may still be written")):
         core = Harness(delivery_timeout_ms=1_000)
         record = core.send()
-        core.answer(core.turn_one(), code)
+        core.respond(core.turn_one(), code)
         core.down = {1}
         core.after(1_000)
         assert words in str(record.fate)
@@ -191,7 +191,7 @@ def test_memory_is_released_once() -> None:
     core.lose(one)
     core.turn()
     core.completion.fail_all(SendCancelled("closed"), out=True)
-    core.answer(two, TOO_LARGE)
+    core.respond(two, TOO_LARGE)
     assert core.all_memory_is_back
 
 
@@ -206,11 +206,11 @@ def test_a_callback_may_fail_unsent_batches() -> None:
     one.callbacks[0] = one.callbacks[0]._replace(
         on_delivery=lambda *_: ended.append(core.completion.fail_all(SendCancelled("aborted"), out=False))
     )
-    core.answer(one, 42)
+    core.respond(one, 42)
     assert ended == [1]
     assert isinstance(queued.fate, SendCancelled)
     assert other.fate is None
-    core.answer(two, offset=3)
+    core.respond(two, offset=3)
     assert other.offset == 3
     assert core.all_memory_is_back
 
@@ -238,7 +238,7 @@ def test_a_callback_that_raises_changes_nothing() -> None:
         raise RuntimeError(f"{metadata} {error}")
 
     one.batch.callbacks[0] = one.batch.callbacks[0]._replace(on_delivery=raises)
-    core.answer(core.turn_one(), offset=7)
+    core.respond(core.turn_one(), offset=7)
     assert two.offset == 8
     assert core.all_memory_is_back
 
@@ -257,7 +257,7 @@ def test_records_may_be_sent_in_an_expiry_callback() -> None:
     core.down = set()
     batch = core.turn_one()
     assert core.values(batch) == [b"again"]
-    core.answer(batch, offset=3)
+    core.respond(batch, offset=3)
     assert again[0].offset == 3
 
 
@@ -269,7 +269,7 @@ def test_the_next_batch_goes_once_the_expired_one_is_over() -> None:
     core.now_ms = 750
     second = core.send()
     assert core.after(750) == []
-    core.answer(batch)
+    core.respond(batch)
     assert core.turn() == [second.batch]
 
 
@@ -279,8 +279,8 @@ def test_expiry_in_several_partitions() -> None:
     records = [core.send(A), core.send(B)]
     one, two = core.turn()
     core.after(1_500)
-    core.answer(one)
-    core.answer(two)
+    core.respond(one)
+    core.respond(two)
     assert all(isinstance(record.fate, DeliveryTimeout) for record in records)
     assert core.all_memory_is_back
 
@@ -293,7 +293,7 @@ def test_cancelled_before_and_after_being_drained() -> None:
     batch = core.after(10)[0]
     assert core.values(batch) == [b"after"]
     assert not after.cancel()
-    core.answer(batch, offset=1)
+    core.respond(batch, offset=1)
     assert isinstance(before.fate, SendCancelled)
     assert after.offset == 1
     assert core.metrics.totals["record_send_total"] == 1
@@ -313,7 +313,7 @@ def test_a_corrupt_batch_is_tried_again_until_its_time_is_up() -> None:
     """CORRUPT_MESSAGE may be a network error and is retried, as in Java. A reader's CorruptRecord is permanent."""
     core = Harness(delivery_timeout_ms=1_000)
     record = core.send()
-    core.answer(core.turn_one(), CORRUPT)
+    core.respond(core.turn_one(), CORRUPT)
     assert isinstance(record.batch.last_error, CorruptRecord)
     core.down = {1}
     core.after(1_000)
@@ -327,7 +327,7 @@ def test_the_time_in_the_queue_is_measured() -> None:
     core.send()
     (batch,) = core.after(10)
     assert core.metrics.figures()["record_queue_time_max"] == 10
-    core.answer(batch, NOT_ENOUGH_REPLICAS)
+    core.respond(batch, NOT_ENOUGH_REPLICAS)
     assert core.after_backoff() == [batch]
     assert core.metrics.figures()["record_queue_time_avg"] == 10
 
@@ -337,9 +337,9 @@ def test_the_time_until_the_acknowledgement_is_measured() -> None:
     core = Harness(delivery_timeout_ms=10**6)
     core.now_ms = 3
     core.send()
-    core.answer(core.turn_one(), NOT_ENOUGH_REPLICAS)
+    core.respond(core.turn_one(), NOT_ENOUGH_REPLICAS)
     core.now_ms = 500
-    core.answer(core.turn_one())
+    core.respond(core.turn_one())
     assert core.registry.get_sample_value("penstock_producer_ack_latency_seconds_sum") == 0.497
 
 

@@ -115,7 +115,7 @@ class World:
             return
         for batch, data in self.on_the_way[node].popleft():
             code, offset = self._work_off(node, batch, data, faults=faults)
-            self.producer.answer(batch, code, offset)
+            self.producer.respond(batch, code, offset)
 
     def _work_off(self, node: int, batch: ProducerBatch, data: bytes, *, faults: bool) -> tuple[int, int]:
         if self.leaders[batch.tp] != node:

@@ -35,13 +35,13 @@ def test_the_first_expires_and_the_second_succeeds() -> None:
     core.now_ms = 2_000
     core.send(value=b"y" * 60)
     (two,) = core.turn()
-    core.answer(one, TIMED_OUT)
+    core.respond(one, TIMED_OUT)
     core.lose(two)
     core.now_ms = 3_000
     third = core.send(value=b"z" * 60)
     assert core.turn() == [two], "the third needs a number, and the first's fate decides which"
     assert isinstance(first.fate, DeliveryTimeout)
-    core.answer(two, offset=2)
+    core.respond(two, offset=2)
     assert core.turn() == [third.batch]
     assert core.state(third.batch) == (0, 3)
 
@@ -55,14 +55,14 @@ def test_the_first_expires_and_the_second_fails(code: int) -> None:
     core.now_ms = 2_500
     core.send(value=b"y" * 60)
     (two,) = core.turn()
-    core.answer(one, code)
+    core.respond(one, code)
     core.now_ms = 3_000
     third = core.send(value=b"z" * 60)
     assert core.turn() == []
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(two, OUT_OF_ORDER)
     assert core.after(200) == [two]
     assert core.state(two) == (1, 0)
-    core.answer(two, offset=1)
+    core.respond(two, offset=1)
     assert core.turn() == [third.batch]
     assert core.state(third.batch) == (1, 1)
 
@@ -86,7 +86,7 @@ def test_expired_in_flight_and_refused_afterwards() -> None:
     core.send()
     batch = core.turn_one()
     core.after(1_000)
-    core.answer(batch, OUT_OF_ORDER)
+    core.respond(batch, OUT_OF_ORDER)
     core.send()
     assert core.state(core.turn_one()) == (0, 1)
 
@@ -97,7 +97,7 @@ def test_expired_in_flight_and_written_afterwards() -> None:
     core.send()
     batch = core.turn_one()
     core.after(1_000)
-    core.answer(batch, offset=1)
+    core.respond(batch, offset=1)
     core.send()
     assert core.state(core.turn_one()) == (0, 2)
 
@@ -110,12 +110,12 @@ def test_expired_in_flight_with_others_behind() -> None:
     core.send(value=b"y" * 60)
     (two,) = core.turn()
     core.after(500)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(two, OUT_OF_ORDER)
     assert core.after(200) == []
     core.lose(one)
     assert core.after(200) == [two]
     assert core.state(two) == (0, 2)
-    core.answer(two, offset=2)
+    core.respond(two, offset=2)
     assert core.ledger.epoch == 0
 
 
@@ -127,7 +127,7 @@ def test_an_out_of_order_error_proves_that_nothing_was_written() -> None:
     core.lose(core.turn_one())
     (batch,) = core.after(300)
     core.now_ms = 1_000
-    core.answer(batch, OUT_OF_ORDER)
+    core.respond(batch, OUT_OF_ORDER)
     core.turn()
     assert "was not written" in str(record.fate)
 
@@ -139,7 +139,7 @@ def test_a_leader_that_lost_the_partition_may_have_appended(code: int) -> None:
     core = warm(delivery_timeout_ms=1_000)
     record = core.send(value=b"x" * 60)
     (batch,) = core.turn()
-    core.answer(batch, code)
+    core.respond(batch, code)
     core.down = {1}
     core.after(1_000)
     core.turn()
@@ -155,7 +155,7 @@ def test_a_rejection_before_the_append_needs_no_new_epoch() -> None:
     core = warm(delivery_timeout_ms=1_000)
     record = core.send(value=b"x" * 60)
     (batch,) = core.turn()
-    core.answer(batch, NOT_ENOUGH_REPLICAS)
+    core.respond(batch, NOT_ENOUGH_REPLICAS)
     core.down = {1}
     core.after(1_000)
     core.turn()

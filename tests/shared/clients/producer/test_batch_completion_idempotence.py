@@ -30,7 +30,7 @@ def test_a_first_batch_goes_alone() -> None:
     batch = core.turn_one()
     assert core.state(batch) == (0, 0)
     assert core.turn() == []
-    core.answer(batch)
+    core.respond(batch)
     assert [core.state(one) for one in core.turn()] == [(0, 1), (0, 2)]
 
 
@@ -39,7 +39,7 @@ def test_numbers_count_records() -> None:
     core = Harness()
     for _ in range(3):
         core.send(A)
-    core.answer(core.turn_one())
+    core.respond(core.turn_one())
     core.send(A)
     core.send(B)
     assert {batch.tp: core.state(batch) for batch in core.turn()} == {A: (0, 3), B: (0, 0)}
@@ -49,9 +49,9 @@ def test_several_in_flight() -> None:
     """Two batches may be in flight, and each is acknowledged by its own response."""
     core = warm()
     one, two = flying(core, 2)
-    core.answer(one, offset=1)
+    core.respond(one, offset=1)
     assert two.base_offset == -1
-    core.answer(two, offset=2)
+    core.respond(two, offset=2)
     assert (one.base_offset, two.base_offset) == (1, 2)
 
 
@@ -59,14 +59,14 @@ def test_several_in_flight_are_retried_in_order() -> None:
     """Batches that fail after the first are retried one at a time with their sequence numbers, before new ones."""
     core = warm()
     batches = flying(core, 3)
-    core.answer(batches[0], NOT_LEADER)
+    core.respond(batches[0], NOT_LEADER)
     fourth = core.send(value=b"x" * 60)
-    core.answer(batches[1], OUT_OF_ORDER)
-    core.answer(batches[2], OUT_OF_ORDER)
+    core.respond(batches[1], OUT_OF_ORDER)
+    core.respond(batches[2], OUT_OF_ORDER)
     for number, batch in enumerate(batches, 1):
         assert core.after_backoff() == [batch]
         assert core.state(batch) == (0, number)
-        core.answer(batch, offset=number)
+        core.respond(batch, offset=number)
     assert core.after_backoff() == [fourth.batch]
     assert core.state(fourth.batch) == (0, 4)
 
@@ -77,12 +77,12 @@ def test_the_first_fails_for_good() -> None:
     record = core.send(value=b"x" * 60)
     second = core.send(value=b"y" * 60)
     one, two = core.turn()
-    core.answer(one, TOO_LARGE)
+    core.respond(one, TOO_LARGE)
     assert isinstance(record.fate, RecordTooLarge)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(two, OUT_OF_ORDER)
     assert core.after_backoff() == [two]
     assert core.state(two) == (1, 0)
-    core.answer(two, offset=1)
+    core.respond(two, offset=1)
     assert second.offset == 1
 
 
@@ -90,7 +90,7 @@ def test_a_number_that_was_surely_refused_is_used_again() -> None:
     """A rejection without later batches requires no epoch bump: unsent and rejected batches leave no gap."""
     core = warm()
     core.send()
-    core.answer(core.turn_one(), INVALID_RECORD)
+    core.respond(core.turn_one(), INVALID_RECORD)
     core.send()
     assert core.state(core.turn_one()) == (0, 1)
 
@@ -100,7 +100,7 @@ def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
     core = warm()
     record = core.send()
     batch = core.turn_one()
-    core.answer(batch, OUT_OF_ORDER)
+    core.respond(batch, OUT_OF_ORDER)
     assert record.fate is None
     assert core.after_backoff() == [batch]
     assert core.state(batch) == (1, 0)
@@ -111,7 +111,7 @@ def test_out_of_order_for_the_very_first_batch() -> None:
     core = Harness()
     core.send()
     batch = core.turn_one()
-    core.answer(batch, OUT_OF_ORDER)
+    core.respond(batch, OUT_OF_ORDER)
     assert core.after_backoff() == [batch]
     assert core.state(batch) == (1, 0)
 
@@ -121,9 +121,9 @@ def test_partitions_with_nothing_in_flight_follow_into_the_new_epoch() -> None:
     core = warm()
     core.send(A)
     batch = core.turn_one()
-    core.answer(batch, OUT_OF_ORDER)
+    core.respond(batch, OUT_OF_ORDER)
     core.after_backoff()
-    core.answer(batch)
+    core.respond(batch)
     core.send(B)
     assert core.state(core.turn_one()) == (1, 0)
 
@@ -134,13 +134,13 @@ def test_partitions_with_something_in_flight_follow_later() -> None:
     core.send(A)
     third = core.send(B)
     a, b = core.turn()
-    core.answer(a, OUT_OF_ORDER)
+    core.respond(a, OUT_OF_ORDER)
     core.turn()
-    core.answer(b, NOT_LEADER)
+    core.respond(b, NOT_LEADER)
     again = core.after_backoff()
     assert {batch.tp: core.state(batch) for batch in again} == {A: (1, 0), B: (0, 1)}
-    core.answer(a)
-    core.answer(b, NOT_LEADER)
+    core.respond(a)
+    core.respond(b, NOT_LEADER)
     assert third.fate is not None, "retries are used up"
     core.send(A)
     core.send(B)
@@ -153,8 +153,8 @@ def test_partitions_in_trouble_at_once_share_a_bump() -> None:
     core.send(A)
     core.send(B)
     a, b = core.turn()
-    core.answer(a, OUT_OF_ORDER)
-    core.answer(b, OUT_OF_ORDER)
+    core.respond(a, OUT_OF_ORDER)
+    core.respond(b, OUT_OF_ORDER)
     assert {core.state(batch) for batch in core.after_backoff()} == {(1, 0)}
     assert core.ledger.epoch == 1
 
@@ -163,24 +163,24 @@ def test_answers_out_of_order() -> None:
     """If the second of two batches fails first, its retry waits until the first batch has completed."""
     core = warm()
     one, two = flying(core, 2)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(two, OUT_OF_ORDER)
     assert core.after_backoff() == [], "the first is still out"
-    core.answer(one, NOT_LEADER)
+    core.respond(one, NOT_LEADER)
     for number, batch in ((1, one), (2, two)):
         assert core.after_backoff() == [batch]
         assert core.state(batch) == (0, number)
-        core.answer(batch, offset=number)
+        core.respond(batch, offset=number)
 
 
 def test_answers_out_of_order_where_the_second_succeeds() -> None:
     """The first batch is retried unchanged and is acknowledged without affecting the sequence numbers."""
     core = warm()
     one, two = flying(core, 2)
-    core.answer(two, offset=2)
-    core.answer(one, TIMED_OUT)
+    core.respond(two, offset=2)
+    core.respond(one, TIMED_OUT)
     assert core.after_backoff() == [one]
     assert core.state(one) == (0, 1)
-    core.answer(one, offset=1)
+    core.respond(one, offset=1)
     core.send()
     assert core.state(core.turn_one()) == (0, 3)
 
@@ -193,7 +193,7 @@ def test_a_duplicate_is_a_success() -> None:
         core.lose(core.turn_one())
         (batch,) = core.after_backoff()
         assert core.state(batch) == (0, number)
-        core.answer(batch, DUPLICATE, offset=offset)
+        core.respond(batch, DUPLICATE, offset=offset)
         assert record.offset == (-1 if offset is None else offset)
     core.send()
     assert core.state(core.turn_one()) == (0, 3)
@@ -204,11 +204,11 @@ def test_the_broker_has_forgotten_the_producer(code: int) -> None:
     """The batches continue in a new epoch and in order, whether or not acknowledged records were deleted."""
     core = warm()
     one, two = flying(core, 2)
-    core.answer(one, code)
-    core.answer(two, code)
+    core.respond(one, code)
+    core.respond(two, code)
     assert core.after_backoff() == [one]
     assert core.state(one) == (1, 0)
-    core.answer(one, offset=1)
+    core.respond(one, offset=1)
     assert core.after_backoff() == [two]
     assert core.state(two) == (1, 1)
 
@@ -220,8 +220,8 @@ def test_the_last_epoch_is_used_up() -> None:
     core.send(A)
     core.send(B)
     a, b = core.turn()
-    core.answer(b, NOT_LEADER)
-    core.answer(a, OUT_OF_ORDER)
+    core.respond(b, NOT_LEADER)
+    core.respond(a, OUT_OF_ORDER)
     assert core.after_backoff() == []
     assert not core.ledger.ready
     core.ledger.adopt(8, 0)
@@ -230,7 +230,7 @@ def test_the_last_epoch_is_used_up() -> None:
         (A, 8, 0, 0),
         (B, 7, EPOCH_MAX, 0),
     }
-    core.answer(b, offset=9)
+    core.respond(b, offset=9)
     core.send(B)
     assert core.turn_one().producer_state == (8, 0, 0)
 
@@ -241,7 +241,7 @@ def test_the_last_epoch_is_used_up_while_another_partition_has_something_new() -
     core.ledger.adopt(7, EPOCH_MAX)
     core.send(B)
     batch = core.turn_one()
-    core.answer(batch, OUT_OF_ORDER)
+    core.respond(batch, OUT_OF_ORDER)
     new = core.send(A)
     assert core.after_backoff() == []
     core.ledger.adopt(8, 0)
@@ -256,13 +256,13 @@ def test_a_split_keeps_the_numbers() -> None:
     records = [core.send(value=b"x" * 50) for _ in range(4)]
     one, two = core.turn()
     assert (one.count, two.count) == (2, 2)
-    core.answer(one, TOO_LARGE)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(one, TOO_LARGE)
+    core.respond(two, OUT_OF_ORDER)
     states = []
     for offset in (1, 2, 3):
         (batch,) = core.after_backoff()
         states.append(core.state(batch))
-        core.answer(batch, offset=offset)
+        core.respond(batch, offset=offset)
     assert states == [(0, 1), (0, 2), (0, 3)]
     assert [record.offset for record in records] == [1, 2, 3, 4]
 
@@ -271,11 +271,11 @@ def test_retries_used_up_behind_a_pending_batch() -> None:
     """A batch that fails after one that is still retried leaves a gap at the end, which is closed."""
     core = warm(retries=1)
     one, two = flying(core, 2)
-    core.answer(one, NOT_LEADER)
-    core.answer(two, INVALID_RECORD)
+    core.respond(one, NOT_LEADER)
+    core.respond(two, INVALID_RECORD)
     assert isinstance(two.error, InvalidRequest)
     core.after_backoff()
-    core.answer(one, offset=1)
+    core.respond(one, offset=1)
     core.send()
     assert core.state(core.turn_one()) == (0, 2)
 
@@ -288,8 +288,8 @@ def test_numbers_wrap() -> None:
     core.send(value=b"y" * 60)
     one, two = core.turn()
     assert [core.state(batch)[1] for batch in (one, two)] == [2**31 - 1, 0]
-    core.answer(one, NOT_LEADER)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(one, NOT_LEADER)
+    core.respond(two, OUT_OF_ORDER)
     assert core.after_backoff() == [one]
     assert core.state(one) == (0, 2**31 - 1)
 
@@ -301,7 +301,7 @@ def test_a_partition_with_a_batch_in_flight_holds_up_no_other() -> None:
     core.send(B)
     (other,) = core.turn()
     for batch in (one, other):
-        core.answer(batch, INVALID_RECORD)
+        core.respond(batch, INVALID_RECORD)
     core.send(A)
     core.send(B)
     (again,) = core.turn()

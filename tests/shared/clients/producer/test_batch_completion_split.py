@@ -20,13 +20,13 @@ def test_too_large_for_the_broker() -> None:
     """The batch is split into two halves with separate responses. The memory is released with the last one."""
     core = Harness(compression_type="gzip")
     records = [core.send(value=b"%d" % i) for i in range(4)]
-    core.answer(core.turn_one(), TOO_LARGE)
+    core.respond(core.turn_one(), TOO_LARGE)
     assert core.metrics.totals["batch_split_total"] == 1
     sent = []
     for offset in (0, 2):
         batch = core.turn_one()
         sent += core.values(batch)
-        core.answer(batch, offset=offset)
+        core.respond(batch, offset=offset)
     assert sent == [record.value for record in records]
     assert [record.offset for record in records] == [0, 1, 2, 3]
     assert core.all_memory_is_back
@@ -41,7 +41,7 @@ def test_splitting_ends_with_single_records() -> None:
     while sent := core.turn() or core.after_backoff():
         tries += len(sent)
         for batch in sent:
-            core.answer(batch, TOO_LARGE)
+            core.respond(batch, TOO_LARGE)
     assert tries == 15
     assert all(isinstance(record.fate, RecordTooLarge) for record in records)
     assert core.all_memory_is_back
@@ -55,12 +55,12 @@ def test_one_large_record_among_small_ones() -> None:
     while sent := core.turn() or core.after_backoff():
         for batch in sent:
             if len(core.bytes[batch]) > 5_000:
-                core.answer(batch, TOO_LARGE)
+                core.respond(batch, TOO_LARGE)
             elif core.state(batch)[1] == offset or core.state(batch)[0]:
-                core.answer(batch, offset=offset)
+                core.respond(batch, offset=offset)
                 offset += batch.count
             else:
-                core.answer(batch, 45)
+                core.respond(batch, 45)
     assert [isinstance(record.fate, RecordTooLarge) for record in records] == [i == 3 for i in range(8)]
     assert [record.offset for i, record in enumerate(records) if i != 3] == list(range(7))
 
@@ -71,7 +71,7 @@ def test_an_expired_batch_is_not_split() -> None:
     records = [core.send(), core.send()]
     batch = core.turn_one()
     core.after(1_500)
-    core.answer(batch, TOO_LARGE)
+    core.respond(batch, TOO_LARGE)
     assert all(isinstance(record.fate, DeliveryTimeout) for record in records)
     assert core.after_backoff() == []
     assert core.all_memory_is_back
@@ -85,7 +85,7 @@ def test_parts_keep_the_age_of_the_whole() -> None:
     core.now_ms = 500
     young = core.send(B)
     core.down = {1}
-    core.answer(batch, TOO_LARGE)
+    core.respond(batch, TOO_LARGE)
     core.after(500)
     assert all(isinstance(record.fate, DeliveryTimeout) for record in old)
     assert young.fate is None
@@ -97,11 +97,11 @@ def test_a_split_batch_that_had_records_cancelled_records() -> None:
     records = [core.send(value=b"%d" % i) for i in range(6)]
     for i in (0, 3):
         assert records[i].cancel()
-    core.answer(core.turn_one(), TOO_LARGE)
+    core.respond(core.turn_one(), TOO_LARGE)
     sent: list[bytes] = []
     for _ in range(2):
         batch = core.turn_one()
-        core.answer(batch, offset=len(sent))
+        core.respond(batch, offset=len(sent))
         sent += core.values(batch)
     assert sent == [b"1", b"2", b"4", b"5"]
     assert [records[i].offset for i in (1, 2, 4, 5)] == [0, 1, 2, 3]
@@ -112,15 +112,15 @@ def test_a_split_is_no_retry() -> None:
     """With one retry, a batch may be split any number of times, and each part may be retried once."""
     core = Harness(retries=1)
     records = [core.send(value=b"%d" % i) for i in range(4)]
-    core.answer(core.turn_one(), TOO_LARGE)
-    core.answer(core.turn_one(), TOO_LARGE)
+    core.respond(core.turn_one(), TOO_LARGE)
+    core.respond(core.turn_one(), TOO_LARGE)
     (single,) = core.turn()
-    core.answer(single, NOT_LEADER)
+    core.respond(single, NOT_LEADER)
     assert core.after_backoff() == [single]
     assert records[0].fate is None
-    core.answer(single, NOT_LEADER)
+    core.respond(single, NOT_LEADER)
     assert isinstance(records[0].fate, NotLeaderOrFollower)
-    core.answer(core.turn_one())
+    core.respond(core.turn_one())
     half = core.turn_one()
-    core.answer(half, NOT_LEADER)
+    core.respond(half, NOT_LEADER)
     assert core.after_backoff() == [half], "it was split once"

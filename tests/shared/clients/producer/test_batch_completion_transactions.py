@@ -54,7 +54,7 @@ def test_errors_that_abort_the_transaction_only(code: int, error: type[Exception
     core, transaction = open_transaction()
     record, queued = core.send(A), core.send(B)
     core.leaders[B] = None
-    core.answer(core.turn_one(), code)
+    core.respond(core.turn_one(), code)
     assert type(record.fate) is error
     assert isinstance(queued.fate, TransactionAborted)
     assert transaction.state is TxnState.ABORTABLE_ERROR
@@ -73,7 +73,7 @@ def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> No
     core, transaction = open_transaction()
     record, queued = core.send(A), core.send(B)
     core.leaders[B] = None
-    core.answer(core.turn_one(), code)
+    core.respond(core.turn_one(), code)
     assert type(record.fate) is type(queued.fate) is error
     assert ("transaction_timeout_ms=60000" in str(record.fate)) is (code == FENCED)
     assert transaction.state is TxnState.FATAL_ERROR
@@ -85,7 +85,7 @@ def test_an_abortable_error_of_the_broker() -> None:
     """TRANSACTION_ABORTABLE makes the transaction abortable."""
     core, transaction = open_transaction()
     record = core.send()
-    core.answer(core.turn_one(), ABORTABLE)
+    core.respond(core.turn_one(), ABORTABLE)
     assert isinstance(record.fate, TransactionAborted)
     assert transaction.state is TxnState.ABORTABLE_ERROR
 
@@ -97,9 +97,9 @@ def test_what_follows_from_the_first_failure_is_not_fatal() -> None:
     core.send(value=b"x" * 60)
     core.send(value=b"y" * 60)
     one, two = core.turn()
-    core.answer(one, TOO_LARGE)
+    core.respond(one, TOO_LARGE)
     assert isinstance(one.error, RecordTooLarge)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(two, OUT_OF_ORDER)
     assert isinstance(two.error, OutOfOrderSequence)
     assert transaction.state is TxnState.ABORTABLE_ERROR
 
@@ -110,11 +110,11 @@ def test_out_of_order_behind_a_pending_batch_is_tried_again() -> None:
     core.send(value=b"x" * 60)
     core.send(value=b"y" * 60)
     one, two = core.turn()
-    core.answer(one, NOT_LEADER)
-    core.answer(two, OUT_OF_ORDER)
+    core.respond(one, NOT_LEADER)
+    core.respond(two, OUT_OF_ORDER)
     for batch in (one, two):
         assert core.after_backoff() == [batch]
-        core.answer(batch)
+        core.respond(batch)
     assert transaction.state is TxnState.IN_TRANSACTION
 
 
@@ -161,7 +161,7 @@ def test_a_late_refusal_of_an_expired_batch() -> None:
     record = core.send()
     batch = core.turn_one()
     core.after(1_000)
-    core.answer(batch, INVALID_TXN_STATE)
+    core.respond(batch, INVALID_TXN_STATE)
     assert isinstance(record.fate, DeliveryTimeout)
     assert transaction.state is TxnState.ABORTABLE_ERROR
     transaction.move(TxnState.ABORTING)
@@ -173,9 +173,9 @@ def test_one_partition_of_a_response_fails() -> None:
     core.send(A)
     good = core.send(B)
     one, two = core.turn()
-    core.answer(one, TOO_LARGE)
+    core.respond(one, TOO_LARGE)
     assert good.fate is None
-    core.answer(two, offset=4)
+    core.respond(two, offset=4)
     assert good.offset == 4
     assert transaction.state is TxnState.ABORTABLE_ERROR
     assert core.all_memory_is_back
@@ -187,8 +187,8 @@ def test_batches_of_an_aborting_transaction_are_not_retried() -> None:
     core.send(A)
     records = [core.send(B) for _ in range(2)]
     one, two = core.turn()
-    core.answer(one, INVALID_TXN_STATE)
-    core.answer(two, TOO_LARGE)
+    core.respond(one, INVALID_TXN_STATE)
+    core.respond(two, TOO_LARGE)
     assert all(isinstance(record.fate, RecordTooLarge) for record in records)
     assert core.after_backoff() == []
     assert transaction.state is TxnState.ABORTABLE_ERROR
@@ -222,12 +222,12 @@ def test_a_split_in_a_transaction() -> None:
     """The parts belong to the transaction and share the sequence numbers of the batch."""
     core, transaction = open_transaction()
     records = [core.send(value=b"%d" % i) for i in range(2)]
-    core.answer(core.turn_one(), TOO_LARGE)
+    core.respond(core.turn_one(), TOO_LARGE)
     for number in (1, 2):
         batch = core.turn_one()
         assert batch.transactional
         assert core.state(batch) == (0, number)
-        core.answer(batch, offset=number)
+        core.respond(batch, offset=number)
     assert [record.offset for record in records] == [1, 2]
     assert transaction.state is TxnState.IN_TRANSACTION
     assert core.after(20_000) == []
@@ -237,7 +237,7 @@ def test_a_surely_refused_number_is_used_again_after_the_abort() -> None:
     """No outcome is unknown, so the next transaction continues in the same epoch."""
     core, transaction = open_transaction()
     core.send()
-    core.answer(core.turn_one(), TOO_LARGE)
+    core.respond(core.turn_one(), TOO_LARGE)
     assert not transaction.epoch_is_spent
     transaction.move(TxnState.ABORTING)
     transaction.ended()
@@ -258,7 +258,7 @@ def test_a_flush_for_the_commit_overrides_linger() -> None:
     transaction.move(TxnState.COMMITTING)
     core.accumulator.flushes += 1
     assert core.turn() == [record.batch]
-    core.answer(record.batch)
+    core.respond(record.batch)
     core.accumulator.flushes -= 1
     transaction.ended()
     transaction.begin()
@@ -279,7 +279,7 @@ def test_aborted_without_an_error() -> None:
     core.completion.fail_all(TransactionAborted("aborted before the record was sent"), out=False)
     assert isinstance(queued.fate, TransactionAborted)
     assert flying.fate is None
-    core.answer(flying.batch, NOT_LEADER)
+    core.respond(flying.batch, NOT_LEADER)
     assert flying.fate is not None
     assert transaction.state is TxnState.ABORTING
     transaction.ended()

@@ -36,7 +36,7 @@ class Table:
         """Sends n batches of a partition. The first ones are rejected, and the others wait behind them."""
         self.fill(tp, failed)
         for batch in self.core.turn():
-            self.core.answer(batch, NOT_ENOUGH_REPLICAS)
+            self.core.respond(batch, NOT_ENOUGH_REPLICAS)
         self.fill(tp, batches - failed)
 
     def head(self, tp: TopicPartition) -> ProducerBatch:
@@ -54,7 +54,7 @@ def test_a_partition_with_progress_may_use_the_whole_buffer() -> None:
     """A partition whose batches are acknowledged may fill the buffer."""
     table = Table()
     table.fill(A, 2)
-    table.core.answer(table.core.turn()[0])
+    table.core.respond(table.core.turn()[0])
     table.fill(A, 8)
     assert not table.must_wait(A)
 
@@ -67,7 +67,7 @@ def test_a_partition_of_which_nothing_is_known() -> None:
     table.fill(A, 1)
     assert table.must_wait(A)
     assert not table.must_wait(B)
-    table.core.answer(table.core.turn()[0])
+    table.core.respond(table.core.turn()[0])
     table.fill(A, 4)
     assert not table.must_wait(A)
 
@@ -76,7 +76,7 @@ def test_an_acknowledged_later_batch_is_progress() -> None:
     """If a later batch is acknowledged before the first, the partition may fill the buffer."""
     table = Table()
     table.fill(A, LIMIT)
-    table.core.answer(table.core.turn()[1])
+    table.core.respond(table.core.turn()[1])
     table.fill(A, LIMIT)
     table.core.turn()
     assert not table.must_wait(A)
@@ -87,7 +87,7 @@ def test_a_batch_that_was_queued_before_the_acknowledgement_is_no_sign() -> None
     table = Table()
     table.fill(A, LIMIT + 1)
     for batch in table.core.turn():
-        table.core.answer(batch)
+        table.core.respond(batch)
     table.fill(A, LIMIT)
     assert not table.must_wait(A)
 
@@ -96,7 +96,7 @@ def test_a_rejected_batch_is_no_progress() -> None:
     """A rejected batch is not progress: later records may not exceed the share."""
     table = Table()
     table.fill(A, 1)
-    table.core.answer(table.core.turn()[0], INVALID_RECORD)
+    table.core.respond(table.core.turn()[0], INVALID_RECORD)
     table.fill(A, LIMIT)
     assert not table.must_wait(A)
     table.fill(A, 1)
@@ -159,7 +159,7 @@ def test_a_single_partition_may_use_the_whole_buffer() -> None:
     share = HeldUpShare(core.accumulator, core.memory, lambda: 0)
     for _ in range(9):
         core.send(A, b"x" * 100)
-    core.answer(core.turn_one(), NOT_ENOUGH_REPLICAS)
+    core.respond(core.turn_one(), NOT_ENOUGH_REPLICAS)
     assert not share.must_wait(core.accumulator.queue(A), BATCH)
 
 
@@ -209,7 +209,7 @@ def test_a_partition_whose_node_is_silent() -> None:
     assert not table.must_wait(A)
     core.now_ms += 1
     assert table.must_wait(A)
-    core.answer(first)
+    core.respond(first)
     assert not table.must_wait(A)
 
 
@@ -240,7 +240,7 @@ async def test_served_in_order_as_room_comes() -> None:
     first, second, third = table.wait(B), table.wait(A), table.wait(B)
     await soon()
     assert (first.done(), table.share.waiting) == (False, 3)
-    table.core.answer(table.head(A), INVALID_RECORD)
+    table.core.respond(table.head(A), INVALID_RECORD)
     assert table.share.waiting == 2
     await soon()
     assert (first.done(), second.done(), third.done()) == (True, False, False)
@@ -255,7 +255,7 @@ async def test_a_partition_with_progress_again_stops_waiting() -> None:
     table.fail(B, 2)
     bad, recovered = table.wait(A), table.wait(B)
     await soon()
-    table.core.answer(table.head(B))
+    table.core.respond(table.head(B))
     await soon()
     assert (bad.done(), recovered.done()) == (False, True)
     bad.cancel()
@@ -267,7 +267,7 @@ async def test_nobody_overtakes() -> None:
     table.fail(A, LIMIT)
     waiting = table.wait(A)
     await soon()
-    table.core.answer(table.head(A))
+    table.core.respond(table.head(A))
     assert table.share.waiting == 0
     assert not table.must_wait(A)
     await waiting
@@ -298,7 +298,7 @@ async def test_cancelled_in_the_moment_it_is_served() -> None:
     table.fail(B, 2)
     first, second = table.wait(B), table.wait(A)
     await soon()
-    table.core.answer(table.head(A), INVALID_RECORD)
+    table.core.respond(table.head(A), INVALID_RECORD)
     assert table.share.waiting == 1
     first.cancel()
     await soon()

@@ -97,7 +97,7 @@ def test_flush_overrides_linger() -> None:
     sent = core.turn()
     assert core.accumulator.incomplete
     for batch in sent:
-        core.answer(batch)
+        core.respond(batch)
     assert not core.accumulator.incomplete
     assert all(record.fate for record in records)
 
@@ -117,8 +117,8 @@ def test_a_request_is_bounded_and_partitions_take_turns() -> None:
             core.send(tp, b"x" * 800)
     core.turn()
     assert [(node, [batch.tp for batch in batches]) for node, batches in core.requests] == [(1, [A]), (1, [B])]
-    core.answer(core.requests[0][1][0])
-    core.answer(core.requests[1][1][0])
+    core.respond(core.requests[0][1][0])
+    core.respond(core.requests[1][1][0])
     core.turn()
     assert [[batch.tp for batch in batches] for _, batches in core.requests] == [[A], [B]]
 
@@ -138,7 +138,7 @@ def test_turns_of_partitions_go_round() -> None:
         batches = [batch for of in drained.requests.values() for batch in of]
         for batch in batches:
             core.completion.sent(batch, 0)
-            core.answer(batch)
+            core.respond(batch)
         return [batch.tp for batch in batches]
 
     assert one_request_each() == [A, C]
@@ -262,14 +262,14 @@ def test_stress() -> None:
         while core.memory.available < 300:
             for batch in core.turn(hurry=True):
                 seen[batch.tp] += core.values(batch)
-                core.answer(batch)
+                core.respond(batch)
         tp = rng.choice((A, B))
         sent[tp].append(b"%d" % i)
         core.send(tp, sent[tp][-1])
     while core.accumulator.incomplete:
         for batch in core.turn(hurry=True):
             seen[batch.tp] += core.values(batch)
-            core.answer(batch)
+            core.respond(batch)
     assert seen == sent
     assert core.all_memory_is_back
 

@@ -20,15 +20,15 @@ def test_a_retry_goes_alone() -> None:
     for _ in range(4):
         core.send(value=b"x" * 80)
     first, second, third, fourth = core.turn()
-    core.answer(first, NOT_ENOUGH_REPLICAS)
+    core.respond(first, NOT_ENOUGH_REPLICAS)
     fresh = core.send(value=b"x" * 80)
     assert core.after_backoff() == [], "not beside the others"
     for batch in (second, third, fourth):
-        core.answer(batch, 45)
+        core.respond(batch, 45)
     for batch in (first, second, third, fourth):
         assert core.after_backoff() == [batch]
         assert core.after_backoff() == []
-        core.answer(batch, offset=1)
+        core.respond(batch, offset=1)
     assert core.after_backoff() == [fresh.batch]
 
 
@@ -37,13 +37,13 @@ def test_retry_backoff_delays_its_own_partition_alone() -> None:
     core = Harness(batch_size=100)
     first, second = core.send(value=b"x" * 80), core.send(value=b"x" * 80)
     assert core.turn_one() is first.batch
-    core.answer(first.batch, NOT_ENOUGH_REPLICAS)
+    core.respond(first.batch, NOT_ENOUGH_REPLICAS)
     other = core.send(B)
     assert core.turn() == [other.batch]
     assert core.delay_ms() == first.batch.retry_at_ms
     assert core.after(first.batch.retry_at_ms - 1) == []
     assert core.after(1) == [first.batch]
-    core.answer(first.batch)
+    core.respond(first.batch)
     assert core.turn() == [second.batch]
 
 
@@ -53,7 +53,7 @@ def test_backoff_grows_up_to_its_maximum() -> None:
     record = core.send()
     core.turn()
     for expected in (100, 200, 400, 800, 1_000, 1_000):
-        core.answer(record.batch, NOT_ENOUGH_REPLICAS)
+        core.respond(record.batch, NOT_ENOUGH_REPLICAS)
         waits = record.batch.retry_at_ms - core.now_ms
         assert 0.8 * expected <= waits <= 1.2 * expected
         assert core.after(waits - 1) == []
@@ -65,18 +65,18 @@ def test_a_new_leader_spares_a_retry_its_backoff() -> None:
     core = Harness()
     record = core.send()
     core.turn()
-    core.answer(record.batch, NOT_LEADER)
+    core.respond(record.batch, NOT_LEADER)
     assert core.turn() == [], "no new leader yet"
     core.leaders[A] = None
     assert core.turn() == []
     core.leaders[A] = 2
     assert core.turn() == [record.batch]
-    core.answer(record.batch, NOT_LEADER)
+    core.respond(record.batch, NOT_LEADER)
     core.leaders[A] = 1
     assert core.turn() == [], "leaders may point at each other"
     core.leaders[A] = 3
     assert core.turn() == [record.batch], "the second retry as well"
-    core.answer(record.batch, NOT_LEADER)
+    core.respond(record.batch, NOT_LEADER)
     core.leaders[A] = 2
     assert core.turn() == []
     assert core.after(480) == [record.batch]
@@ -151,7 +151,7 @@ def test_several_batches_expire() -> None:
     core.turn()
     waiting, retried = core.send(A, b"x" * 80), core.send(B)
     core.turn()
-    core.answer(retried.batch, NOT_ENOUGH_REPLICAS)
+    core.respond(retried.batch, NOT_ENOUGH_REPLICAS)
     core.now_ms = 500
     young = core.send(C)
     core.down = {1}
@@ -179,7 +179,7 @@ def test_an_expired_batch_is_not_tried_again() -> None:
     record = core.send()
     core.turn()
     core.now_ms = 990
-    core.answer(record.batch, NOT_ENOUGH_REPLICAS)
+    core.respond(record.batch, NOT_ENOUGH_REPLICAS)
     assert core.after(10) == []
     assert core.after_backoff() == []
     assert isinstance(record.fate, DeliveryTimeout)
@@ -208,7 +208,7 @@ def test_fail_unsent_batches() -> None:
     assert not any(record.fates for record in in_flight)
     assert all(record.fates for record in records if record.batch not in sent)
     for batch in sent:
-        core.answer(batch)
+        core.respond(batch)
     assert core.all_memory_is_back
 
 
@@ -223,7 +223,7 @@ def test_retries_without_idempotence_keep_their_order() -> None:
     for _ in records:
         (batch,) = core.after_backoff()
         resent += core.values(batch)
-        core.answer(batch)
+        core.respond(batch)
     assert resent == [record.value for record in records]
 
 
@@ -231,14 +231,14 @@ def test_the_parts_of_a_split_take_its_place() -> None:
     """Parts are sent before later batches, and the first one's retry before the second."""
     core = Harness(enable_idempotence=False, batch_size=300, max_in_flight_requests_per_connection=1)
     records = [core.send(value=b"%d" % i + b"x" * 100) for i in range(3)]
-    core.answer(core.turn_one(), 10)
+    core.respond(core.turn_one(), 10)
     one = core.turn_one()
-    core.answer(one, NOT_ENOUGH_REPLICAS)
+    core.respond(one, NOT_ENOUGH_REPLICAS)
     seen = []
     for _ in range(3):
         (batch,) = core.after_backoff()
         seen += core.values(batch)
-        core.answer(batch)
+        core.respond(batch)
     assert seen == [record.value for record in records]
 
 
@@ -268,7 +268,7 @@ def test_the_retried_batch_of_a_partition() -> None:
     record = core.send()
     batch = core.turn_one()
     assert (queue.retried(), queue.held) == (None, batch.memory)
-    core.answer(batch, NOT_ENOUGH_REPLICAS)
+    core.respond(batch, NOT_ENOUGH_REPLICAS)
     assert queue.retried() is batch
     core.after_backoff()
     assert queue.retried() is batch

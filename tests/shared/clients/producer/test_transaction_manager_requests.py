@@ -159,8 +159,8 @@ async def test_the_error_names_the_rejected_partition() -> None:
             Message(partition=number, error_code=code)
             for number, code in ((0, 55), (1, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         ]
-        answer = Respond(Message(topics=[Message(name="t", partitions=rows)]))
-        cluster.control(Api.ADD_PARTITIONS_TO_TXN, answer, times=1)
+        response = Respond(Message(topics=[Message(name="t", partitions=rows)]))
+        cluster.control(Api.ADD_PARTITIONS_TO_TXN, response, times=1)
         await producer.begin_transaction()
         for number in (0, 1):
             await producer.send("t", b"refused", partition=number)

@@ -44,7 +44,7 @@ class Web:
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=lambda: {JAR_A.path: A, JAR_B.path: B})
-    answers: dict[str, list[int]] = field(default_factory=dict)
+    responses: dict[str, list[int]] = field(default_factory=dict)
     cut_after: dict[str, int] = field(default_factory=dict)
     knows_ranges: bool = True
     requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Web:
         name = handler.path.removeprefix("/maven/")
         requested_range = handler.headers.get("range")
         self.requests.append((name, requested_range, handler.headers.get("authorization")))
-        if self.answers.get(name):
-            handler.send_error(self.answers[name].pop(0))
+        if self.responses.get(name):
+            handler.send_error(self.responses[name].pop(0))
         elif name not in self.files:
             handler.send_error(404)
         else:
@@ -224,7 +224,7 @@ async def test_a_jar_with_a_wrong_checksum_is_an_error(web: Web, environ: dict[s
 @pytest.mark.parametrize(("status", "words"), [(404, "404 Not Found"), (401, "401 Unauthorized")])
 async def test_permanent_errors_are_not_retried(web: Web, environ: dict[str, str], status: int, words: str) -> None:
     """A permanent error of the repository is in the message, and no folder remains."""
-    web.answers = {jar.path: [status] for jar in WANTED.jars}
+    web.responses = {jar.path: [status] for jar in WANTED.jars}
     web.files.clear()
     with pytest.raises(JarsUnavailable, match=rf"answers {words}") as raised:
         await fetch_jars(WANTED, environ)
@@ -235,9 +235,9 @@ async def test_permanent_errors_are_not_retried(web: Web, environ: dict[str, str
 
 async def test_temporary_errors_are_retried(web: Web, environ: dict[str, str]) -> None:
     """A temporary error is retried up to the limit."""
-    web.answers[JAR_B.path] = [503] * (jars.ATTEMPTS_MAX - 1)
+    web.responses[JAR_B.path] = [503] * (jars.ATTEMPTS_MAX - 1)
     await fetch_jars(WANTED, environ)
-    web.answers[JAR_B.path] = [503] * jars.ATTEMPTS_MAX
+    web.responses[JAR_B.path] = [503] * jars.ATTEMPTS_MAX
     (cache_root(environ) / "thing-1" / JAR_B.name).unlink()
     with pytest.raises(JarsUnavailable, match=r"b_2\.13-2\.jar.*503"):
         await fetch_jars(WANTED, environ)

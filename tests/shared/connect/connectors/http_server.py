@@ -26,11 +26,11 @@ class Server:
     requests: list[Request] = field(default_factory=list)
 
 
-Answer = tuple[int, dict[str, str], bytes]
+Response = tuple[int, dict[str, str], bytes]
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[Request], Answer]) -> AsyncIterator[Server]:
+async def serving(response: Callable[[Request], Response]) -> AsyncIterator[Server]:
     """Run a server on a free port."""
     found = Server("")
 
@@ -45,7 +45,7 @@ async def serving(answer: Callable[[Request], Answer]) -> AsyncIterator[Server]:
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 request = Request(method, path, headers, body)
                 found.requests.append(request)
-                status, more, content = answer(request)
+                status, more, content = response(request)
                 lines = [
                     f"HTTP/1.1 {status} X",
                     f"Content-Length: {len(content)}",

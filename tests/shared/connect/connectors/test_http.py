@@ -18,11 +18,11 @@ from penstock.shared.connect.connectors.http import (
 )
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
-from tests.shared.connect.connectors.http_server import Answer, Request, serving
+from tests.shared.connect.connectors.http_server import Request, Response, serving
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, produce, records
 from tests.shared.connect.harness import Store, running
 
-OK: Answer = (200, {}, b"")
+OK: Response = (200, {}, b"")
 
 
 def numbers(requests: list[Request]) -> list[int]:
@@ -48,10 +48,10 @@ async def test_retriable_failures_are_retried() -> None:
     """Only the failed batch is sent again, and after `max.retries` the task fails."""
     failures = [503, 429]
 
-    def answer(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         return (failures.pop(), {}, b"later") if failures and b'"n":2' in request.body else OK
 
-    async with serving(answer) as server, running() as run:
+    async with serving(respond) as server, running() as run:
         await produce(run, *[{"n": n} for n in range(4)])
         settings = {"http_url": server.url, "batch_max_size": "2", "retry_backoff_ms": "5"}
         id = await run.run(HttpSinkConnector, topics="t", **settings, **JSON)
@@ -73,10 +73,10 @@ async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
     """
     rejected = [b'"p":1']
 
-    def answer(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         return (503, {}, b"") if any(mark in request.body for mark in rejected) else OK
 
-    async with serving(answer) as server:
+    async with serving(respond) as server:
         task = HttpSinkTask()
         task.initialize(Context())
         await task.start({"http.url": server.url, "batch.max.size": "5"})
@@ -106,10 +106,10 @@ async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
 async def test_a_rejected_record_is_a_dead_letter() -> None:
     """A rejected batch is sent record by record, and only the rejected record is reported."""
 
-    def answer(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         return (422, {}, b"bad") if b'"n":1' in request.body else OK
 
-    async with serving(answer) as server, running() as run:
+    async with serving(respond) as server, running() as run:
         await produce(run, *[{"n": n} for n in range(3)])
         dlq = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dlq"}
         dlq |= {"errors_deadletterqueue_topic_replication_factor": "1"}
@@ -126,7 +126,7 @@ async def test_an_address_is_polled_page_by_page() -> None:
     """
     failures = [503]
 
-    def answer(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         if failures:
             return failures.pop(), {}, b""
         after = int(request.path.partition("=")[2])
@@ -142,7 +142,7 @@ async def test_an_address_is_polled_page_by_page() -> None:
         "http_offset_initial": "0",
         "key_pointer": "/user",
     }
-    async with serving(answer) as server, running() as run:
+    async with serving(respond) as server, running() as run:
         await run.run(HttpSourceConnector, http_url=f"{server.url}/?after=${{offset}}", **settings, **JSON)
         await run.until(lambda: len(run.cluster.records("t")) == 5)
         assert [record.key for record in run.cluster.records("t")] == [b"u1", b"u2", b"u3", b"u4", b"u5"]
@@ -153,16 +153,16 @@ async def test_an_address_is_polled_page_by_page() -> None:
 async def test_an_inclusive_offset_writes_each_record_once() -> None:
     """If answers include records at the requested offset, records written before are skipped and new ones are not.
 
-    Equal records of one answer are each written. If the offset does not change, the next
+    Equal records of one response are each written. If the offset does not change, the next
     request waits for the interval.
     """
     items = [{"id": n, "at": at} for n, at in ((1, 10), (2, 20), (3, 20), (3, 20))]
 
-    def answer(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         since = int(request.path.partition("=")[2])
         return 200, {}, json.dumps([item for item in items if item["at"] >= since]).encode()
 
-    async with serving(answer) as server:
+    async with serving(respond) as server:
         task = HttpSourceTask()
         task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
         url = f"{server.url}/?since=${{offset}}"
@@ -188,12 +188,12 @@ async def test_an_inclusive_offset_writes_each_record_once() -> None:
 async def test_an_unchanged_answer_is_not_written_again() -> None:
     """The next request contains the ETag, and a 304 writes no records."""
 
-    def answer(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         if request.headers.get("if-none-match") == '"1"':
             return 304, {}, b""
         return 200, {"ETag": '"1"'}, b'[{"n":1}]'
 
-    async with serving(answer) as server, running() as run:
+    async with serving(respond) as server, running() as run:
         await run.run(HttpSourceConnector, http_url=server.url, topic="t", poll_interval_ms="5", **JSON)
         await run.until(lambda: len(server.requests) >= 4)
         assert len(run.cluster.records("t")) == 1

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import fastavro
 
-from tests.shared.connect.connectors.http_server import Answer, Request, Server, serving
+from tests.shared.connect.connectors.http_server import Request, Response, Server, serving
 
 TYPE = "application/vnd.schemaregistry.v1+json"
 
@@ -28,7 +28,7 @@ class SchemaRegistry:
     server: Server = field(default_factory=lambda: Server(""))
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
-    failing: list[Answer] = field(default_factory=list)
+    failing: list[Response] = field(default_factory=list)
     """Answers that it returns first, before it answers normally."""
 
     @property
@@ -46,7 +46,7 @@ class SchemaRegistry:
         assert found[0] == 200, found
         return int(json.loads(found[2])["id"])
 
-    def answer(self, request: Request) -> Answer:
+    def respond(self, request: Request) -> Response:
         if self.failing:
             return self.failing.pop(0)
         wanted = "Basic " + base64.b64encode(self.user.encode()).decode()
@@ -65,7 +65,7 @@ class SchemaRegistry:
                 return self._version(subject, version)
         return _error(404, 404, "HTTP 404 Not Found")
 
-    def _register(self, subject: str, body: dict[str, Any]) -> Answer:
+    def _register(self, subject: str, body: dict[str, Any]) -> Response:
         new = {"schemaType": "AVRO", "references": [], **body}
         if new["schemaType"] == "AVRO" and not self._is_avro(new):
             return _error(422, 42201, "Invalid schema")
@@ -87,7 +87,7 @@ class SchemaRegistry:
             return False
         return True
 
-    def _lookup(self, subject: str, body: dict[str, Any]) -> Answer:
+    def _lookup(self, subject: str, body: dict[str, Any]) -> Response:
         if subject not in self.subjects:
             return _error(404, 40401, f"Subject '{subject}' not found.")
         new = {"schemaType": "AVRO", "references": [], **body}
@@ -96,7 +96,7 @@ class SchemaRegistry:
                 return _answer(200, {"subject": subject, "id": id, **_shown(new)})
         return _error(404, 40403, "Schema not found")
 
-    def _version(self, subject: str, version: str) -> Answer:
+    def _version(self, subject: str, version: str) -> Response:
         if subject not in self.subjects:
             return _error(404, 40401, f"Subject '{subject}' not found.")
         ids = self.subjects[subject]
@@ -114,11 +114,11 @@ def _shown(schema: dict[str, Any]) -> dict[str, Any]:
     return {**shown, "references": schema["references"]} if schema["references"] else shown
 
 
-def _error(status: int, code: int, message: str) -> Answer:
+def _error(status: int, code: int, message: str) -> Response:
     return _answer(status, {"error_code": code, "message": message})
 
 
-def _answer(status: int, body: Any) -> Answer:
+def _answer(status: int, body: Any) -> Response:
     return status, {"Content-Type": TYPE}, json.dumps(body).encode()
 
 
@@ -126,6 +126,6 @@ def _answer(status: int, body: Any) -> Answer:
 async def schema_registry(user: str = "") -> AsyncIterator[SchemaRegistry]:
     """Run a registry on a free port; `user` is the required user:password."""
     registry = SchemaRegistry(user)
-    async with serving(lambda request: registry.answer(request)) as server:
+    async with serving(lambda request: registry.respond(request)) as server:
         registry.server = server
         yield registry

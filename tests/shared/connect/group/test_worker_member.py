@@ -154,7 +154,7 @@ def test_after_a_long_silence_everything_is_lost() -> None:
 
 
 def test_a_short_silence_changes_nothing() -> None:
-    """A heartbeat without an answer is sent again after the retry backoff."""
+    """A heartbeat without a response is sent again after the retry backoff."""
     worker = settled()
     sent_as = worker.on_heartbeat_sent(3_000)
     worker.on_heartbeat_lost(3_000)
@@ -193,7 +193,7 @@ def test_a_worker_that_misses_a_rebalance_loses_its_work() -> None:
 
 
 def test_work_is_lost_only_with_the_session() -> None:
-    """Work is lost after the session timeout, but not while the worker waits for the group's answer."""
+    """Work is lost after the session timeout, but not while the worker waits for the group's response."""
     worker = settled()
     assert not worker.has_lost_work(SESSION_MS - 1)
     assert worker.has_lost_work(SESSION_MS)
@@ -203,7 +203,7 @@ def test_work_is_lost_only_with_the_session() -> None:
 
 
 def test_heartbeat_answers_of_an_earlier_generation_are_ignored() -> None:
-    """A heartbeat's answer for an earlier generation is ignored."""
+    """A heartbeat's response for an earlier generation is ignored."""
     worker = settled()
     worker.on_heartbeat((99, "me"), ErrorCode.UNKNOWN_MEMBER_ID, 0)
     assert not worker.needs_to_join

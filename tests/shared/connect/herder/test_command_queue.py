@@ -47,12 +47,12 @@ async def test_errors_reach_the_caller() -> None:
     async def fail() -> None:
         raise BadRequest("no")
 
-    answer = asyncio.ensure_future(queue.execute(fail))
+    response = asyncio.ensure_future(queue.execute(fail))
     await asyncio.sleep(0)
     queue.put(recording(ran, 1))
     await queue.run_due()
     with pytest.raises(BadRequest):
-        await answer
+        await response
     assert ran == [1]
 
 
@@ -90,9 +90,9 @@ async def test_a_closed_queue_rejects_commands() -> None:
 async def test_a_queue_is_attended_while_its_loop_runs() -> None:
     """`is_attended` is true while the loop runs commands, and false once the queue is closed."""
     queue = CommandQueue(ManualClock(), lambda: None)
-    answer = asyncio.ensure_future(queue.is_attended())
+    response = asyncio.ensure_future(queue.is_attended())
     await asyncio.sleep(0)
     await queue.run_due()
-    assert await answer
+    assert await response
     queue.close()
     assert not await queue.is_attended()

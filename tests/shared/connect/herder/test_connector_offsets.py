@@ -80,7 +80,7 @@ class Committed:
 
     def _check(self, request: str) -> None:
         if request == self.failing:
-            raise KafkaTimeout(f"{request}: no answer")
+            raise KafkaTimeout(f"{request}: no response")
 
     async def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         return dict(self.offsets)

@@ -341,7 +341,7 @@ async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered(
 
 async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader retries writing the session key, and requests wait until workers have a key."""
-    write, failures = KafkaConfigStore.put_session_key, [KafkaTimeout("no answer"), KafkaTimeout("no answer")]
+    write, failures = KafkaConfigStore.put_session_key, [KafkaTimeout("no response"), KafkaTimeout("no response")]
 
     async def flaky(store: KafkaConfigStore, key: SessionKey) -> None:
         if failures:

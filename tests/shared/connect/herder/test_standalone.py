@@ -227,8 +227,8 @@ async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
         with pytest.raises(BadRequest, match="STOPPED"):
             await herder.alter_offsets("c", rows)
         await herder.set_target_state("c", TargetState.STOPPED)
-        answer = await herder.alter_offsets("c", rows)
-        assert answer == {"message": "The offsets for this connector have been altered successfully"}
+        response = await herder.alter_offsets("c", rows)
+        assert response == {"message": "The offsets for this connector have been altered successfully"}
         assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
         await herder.alter_offsets("c", None)
         assert (await herder.connector_offsets("c"))["offsets"] == []

@@ -69,7 +69,7 @@ def test_statuses_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
 
 
 def test_restarting_instances_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
-    """The answer to a restart shows RESTARTING for the planned instances, without the old trace."""
+    """The response to a restart shows RESTARTING for the planned instances, without the old trace."""
     shown = connector_status(SNAPSHOT, statuses, plugins, "src", RestartPlan(False, (TASK,)))
     assert shown["connector"]["state"] == "RUNNING"
     assert shown["tasks"] == [{"id": 0, "state": "RESTARTING", "worker_id": "w:2"}]

@@ -35,12 +35,12 @@ class Commanded:
         return {"name": "c", "connector.class": name, "topics": "t", **given}
 
     async def request(self, do: str, **more: Any) -> Message:
-        """Run a command and return its answer."""
+        """Run a command and return its response."""
         self.commands.on_command({"do": do, "ask": 7, **more})
         await self.run.until(lambda: any(message.get("answer") == 7 for message in self.sent))
-        [answer] = [message for message in self.sent if message.get("answer") == 7]
-        self.sent.remove(answer)
-        return answer
+        [response] = [message for message in self.sent if message.get("answer") == 7]
+        self.sent.remove(response)
+        return response
 
 
 @asynccontextmanager
@@ -50,7 +50,7 @@ async def commanded() -> AsyncIterator[Commanded]:
 
 
 async def test_commands_control_a_connector_and_a_task() -> None:
-    """Each state change is an event, and a command's answer follows its events."""
+    """Each state change is an event, and a command's response follows its events."""
     async with commanded() as run:
         config = run.config(RecordingSink)
         assert await run.request("start_connector", config=config, target="STARTED") == {
@@ -115,18 +115,18 @@ async def test_metrics_and_topics_are_sent_together() -> None:
 
 
 async def test_an_error_is_the_answer() -> None:
-    """An error of the connector's code or of a value without JSON is the command's answer."""
+    """An error of the connector's code or of a value without JSON is the command's response."""
 
     class Odd(AwkwardSource):
         async def alter_offsets(self, props: Mapping[str, str], offsets: list[Any]) -> bool:
             raise KeyError("odd")
 
     async with commanded() as run:
-        answer = await run.request("alter_offsets", config=run.config(Odd), rows=[], sink=False)
-        assert (answer["class"], answer["error"], answer["kind"]) == ("KeyError", "'odd'", "other")
-        assert "test_child.py" in answer["trace"]
-        answer = await run.request("task_configs", config=run.config(Odd))
-        assert answer["kind"] == "not found"
+        response = await run.request("alter_offsets", config=run.config(Odd), rows=[], sink=False)
+        assert (response["class"], response["error"], response["kind"]) == ("KeyError", "'odd'", "other")
+        assert "test_child.py" in response["trace"]
+        response = await run.request("task_configs", config=run.config(Odd))
+        assert response["kind"] == "not found"
 
 
 async def test_offsets_depend_on_the_connectors_type() -> None:
@@ -145,11 +145,11 @@ async def test_offsets_depend_on_the_connectors_type() -> None:
 
     async with commanded() as run:
         rows = [[{"file": "a"}, {"at": 1}], [{"file": "b"}, None]]
-        answer = await run.request("alter_offsets", config=run.config(Source), rows=rows, sink=False)
-        assert (answer["value"], seen.pop()) == (True, [({"file": "a"}, {"at": 1}), ({"file": "b"}, None)])
+        response = await run.request("alter_offsets", config=run.config(Source), rows=rows, sink=False)
+        assert (response["value"], seen.pop()) == (True, [({"file": "a"}, {"at": 1}), ({"file": "b"}, None)])
         rows = [[["t", 0], 7], [["t", 1], None]]
-        answer = await run.request("alter_offsets", config=run.config(Sink), rows=rows, sink=True)
-        assert (answer["value"], seen) == (False, [{TopicPartition("t", 0): 7, TopicPartition("t", 1): None}])
+        response = await run.request("alter_offsets", config=run.config(Sink), rows=rows, sink=True)
+        assert (response["value"], seen) == (False, [{TopicPartition("t", 0): 7, TopicPartition("t", 1): None}])
 
 
 async def test_the_end_of_the_worker_is_the_end_of_the_commands() -> None:

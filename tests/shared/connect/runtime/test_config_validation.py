@@ -1,4 +1,4 @@
-"""Validation of connector configs, compared with the answers of a real Kafka Connect."""
+"""Validation of connector configs, compared with the responses of a real Kafka Connect."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def record(tp: TopicPartition, offset: int) -> SinkRecord:
 
 
 def test_a_commit_that_takes_too_long_counts_as_failed() -> None:
-    """A commit that times out counts as failed, another may begin, and its late answer is ignored."""
+    """A commit that times out counts as failed, another may begin, and its late response is ignored."""
     task = state()
     assert task.begin_commit(1_000) is not None
     assert not task.commit_is_due(5_000)
@@ -38,7 +38,7 @@ def test_a_commit_that_takes_too_long_counts_as_failed() -> None:
 
 
 def test_expired_commits_back_off_until_one_is_answered() -> None:
-    """Each expired commit delays the next one longer, up to a limit; an answer, even a late one, resets the delay."""
+    """Each expired commit delays the next one longer, up to a limit; a response, even a late one, resets the delay."""
     task = state()
     task.received({A: 5})
     task.delivered()
@@ -57,7 +57,7 @@ def test_expired_commits_back_off_until_one_is_answered() -> None:
 
 
 def test_only_the_newest_commits_answer_counts() -> None:
-    """An answer of an older commit is ignored."""
+    """A response of an older commit is ignored."""
     task = state()
     task.received({A: 5})
     task.delivered()
@@ -290,7 +290,7 @@ def test_a_success_after_failures_brings_the_interval_back() -> None:
 
 
 def test_an_answer_ignores_closed_partitions() -> None:
-    """A commit's answer ignores partitions that were closed meanwhile."""
+    """A commit's response ignores partitions that were closed meanwhile."""
     task = state(A, B)
     task.received({A: 5, B: 5})
     task.delivered()

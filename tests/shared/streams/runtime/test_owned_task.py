@@ -84,9 +84,9 @@ def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
     tasks = WorkerTasks()
     tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
     with capture_logs() as lines:
-        tasks.closed([None, OSError("no answer")])
+        tasks.closed([None, OSError("no response")])
     assert [(line["event"], line["log_level"], line["partition"], line["reason"]) for line in lines] == [
-        ("a task cannot be closed", "error", 4, "no answer")
+        ("a task cannot be closed", "error", 4, "no response")
     ]
     assert tasks.all() == []
 

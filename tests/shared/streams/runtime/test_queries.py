@@ -1,4 +1,4 @@
-"""Reading stores: the rows of an answer, and the position that it reflects."""
+"""Reading stores: the rows of a response, and the position that it reflects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from penstock.shared.common.row_positions import RowPosition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
 from penstock.shared.streams.operators.stream_join import JoinWindows
-from penstock.shared.streams.runtime.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
+from penstock.shared.streams.runtime.queries import (
+    QUERY_ROWS_MAX,
+    SLICE_ROWS,
+    StoreQuery,
+    StoreResponse,
+    read_in_slices,
+)
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -39,8 +45,8 @@ def driver_of(kind: str, key: Any = "string") -> TopologyTestDriver:
     return driver
 
 
-def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, int]:
-    """Return the answer, and the number of further slices before it."""
+def rest_of(reading: Generator[None, None, StoreResponse]) -> tuple[StoreResponse, int]:
+    """Return the response, and the number of further slices before it."""
     slices = 0
     while True:
         try:
@@ -50,23 +56,23 @@ def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, i
         slices += 1
 
 
-def read_store(*positional: Any, **more: Any) -> StoreAnswer:
+def read_store(*positional: Any, **more: Any) -> StoreResponse:
     return rest_of(read_in_slices(*positional, **more))[0]
 
 
 def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int, int]]:
-    answer = read_store({0: driver.task}, "s", StoreQuery(**wanted))
-    assert answer.last is None
-    return sorted((row["key"], row["start"], row["end"], row["sum"]) for row in answer.rows)
+    response = read_store({0: driver.task}, "s", StoreQuery(**wanted))
+    assert response.last is None
+    return sorted((row["key"], row["start"], row["end"], row["sum"]) for row in response.rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_live_windows(kind: str) -> None:
-    """Without bounds an answer has every live window with its results by name, and the position that it reflects."""
+    """Without bounds a response has every live window with its results by name, and the position that it reflects."""
     driver = driver_of(kind)
-    answer = read_store({0: driver.task}, "s", StoreQuery())
-    assert (answer.kind, answer.position, len(answer.rows)) == (kind, {0: {"in": 4}}, 4)
-    assert {tuple(row) for row in answer.rows} == {("partition", "key", "start", "end", "n", "sum")}
+    response = read_store({0: driver.task}, "s", StoreQuery())
+    assert (response.kind, response.position, len(response.rows)) == (kind, {0: {"in": 4}}, 4)
+    assert {tuple(row) for row in response.rows} == {("partition", "key", "start", "end", "n", "sum")}
 
 
 def test_rows_of_an_aggregation_without_windows() -> None:
@@ -76,9 +82,9 @@ def test_rows_of_an_aggregation_without_windows() -> None:
     driver = TopologyTestDriver(builder.build())
     for name, x in (("ann", 1), ("bob", 5), ("ann", 2)):
         driver.pipe("in", key=name.encode(), value=b'{"x":%d}' % x, timestamp=1_000)
-    answer = read_store({0: driver.task}, "s", StoreQuery(key="ann", from_ms=5, to_ms=6))
-    assert (answer.kind, answer.position) == ("aggregate", {0: {"in": 3}})
-    assert answer.rows == [{"partition": 0, "key": "ann", "n": 2, "sum": 3.0}]
+    response = read_store({0: driver.task}, "s", StoreQuery(key="ann", from_ms=5, to_ms=6))
+    assert (response.kind, response.position) == ("aggregate", {0: {"in": 3}})
+    assert response.rows == [{"partition": 0, "key": "ann", "n": 2, "sum": 3.0}]
     assert len(read_store({0: driver.task}, "s", StoreQuery()).rows) == 2
 
 
@@ -104,7 +110,7 @@ def test_by_time(kind: str, last: int) -> None:
 
 
 def test_a_sliding_window_that_was_closed_is_not_there() -> None:
-    """Rows that a sliding window keeps after their window has closed are not in an answer."""
+    """Rows that a sliding window keeps after their window has closed are not in a response."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().sliding_window(10)
     windows.aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
@@ -116,13 +122,13 @@ def test_a_sliding_window_that_was_closed_is_not_there() -> None:
 
 
 def test_an_answer_is_bounded() -> None:
-    """An answer has at most `rows_max` rows. If there are more, it has the position to continue from."""
+    """A response has at most `rows_max` rows. If there are more, it has the position to continue from."""
     driver = driver_of("session")
     tasks = {0: driver.task, 1: driver.task}
-    answer = read_store(tasks, "s", StoreQuery(rows_max=5))
-    assert [row["partition"] for row in answer.rows] == [0, 0, 0, 0, 1]
-    assert answer.last == RowPosition(1, answer.rows[-1]["key"].encode(), answer.rows[-1]["start"])
-    rest = read_store(tasks, "s", StoreQuery(rows_max=5, after=answer.last))
+    response = read_store(tasks, "s", StoreQuery(rows_max=5))
+    assert [row["partition"] for row in response.rows] == [0, 0, 0, 0, 1]
+    assert response.last == RowPosition(1, response.rows[-1]["key"].encode(), response.rows[-1]["start"])
+    rest = read_store(tasks, "s", StoreQuery(rows_max=5, after=response.last))
     assert (len(rest.rows), rest.last, rest.position.keys()) == (3, None, {0, 1})
     assert read_store({0: driver.task}, "s", StoreQuery(rows_max=4)).last is None
     for wrong in (0, QUERY_ROWS_MAX + 1):
@@ -137,7 +143,7 @@ def test_an_answer_is_bounded() -> None:
 def test_pages_have_each_row_once(
     kind: str, key_type: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pages of a query have the rows of the whole answer in its order, in memory, on disk or in both. The same
+    """The pages of a query have the rows of the whole response in its order, in memory, on disk or in both. The same
     holds for a query with bounds."""
     monkeypatch.setattr("penstock.shared.streams.runtime.queries.SLICE_ROWS", 50)
     monkeypatch.setattr("penstock.shared.streams.state.rocksdb.PAGE_ROWS", 30)
@@ -204,9 +210,9 @@ def test_a_partition_that_goes_takes_no_other_ones_rows_along() -> None:
     for _ in range(2):
         assert next(reading) is None
     del tasks[0]
-    answer, _ = rest_of(reading)
-    assert (answer.rows, set(answer.position)) == ([], {1})
-    assert len(read_store(tasks, "s", StoreQuery(after=answer.last)).rows) == 4
+    response, _ = rest_of(reading)
+    assert (response.rows, set(response.position)) == ([], {1})
+    assert len(read_store(tasks, "s", StoreQuery(after=response.last)).rows) == 4
 
 
 def test_bytes_as_keys() -> None:
@@ -238,23 +244,23 @@ def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -
     assert next(reading) is None
     end = 5 if kind == "table" else 1_000_000  # closes all that there is
     driver.pipe_columns("in", [(name.encode(), b'{"x":1}', end) for name in ("a", *names[:3], "k00000x")])
-    answer, slices = rest_of(reading)
-    keys = [row["key"] for row in answer.rows]
+    response, slices = rest_of(reading)
+    keys = [row["key"] for row in response.rows]
     driver.close()
     assert slices >= 1
-    assert answer.position == {0: {"in": len(names)}}
+    assert response.position == {0: {"in": len(names)}}
     assert len(set(keys)) == len(keys) >= SLICE_ROWS - 1
     assert "a" not in keys
 
 
 def test_a_task_that_goes_meanwhile_is_left_out() -> None:
-    """If a task is closed between two slices, the answer has neither its rows nor its position."""
+    """If a task is closed between two slices, the response has neither its rows nor its position."""
     tasks = {0: driver_of("session").task, 1: driver_of("session").task}
     reading = read_in_slices(tasks, "s", StoreQuery())
     assert next(reading) is None
     del tasks[0]
-    answer, _ = rest_of(reading)
-    assert ({row["partition"] for row in answer.rows}, set(answer.position)) == ({1}, {1})
+    response, _ = rest_of(reading)
+    assert ({row["partition"] for row in response.rows}, set(response.position)) == ({1}, {1})
 
 
 def test_a_global_table_can_be_read() -> None:
@@ -288,8 +294,8 @@ def test_tables_and_what_cannot_be_read() -> None:
     stream.join(builder.stream("other"), lambda a, b: b, JoinWindows.of(5), name="j").to("out2")
     driver = TopologyTestDriver(builder.build())
     driver.pipe("users", key=b"ann", value=b'{"city":"Oslo"}')
-    answer = read_store({0: driver.task}, "users", StoreQuery(from_ms=5))
-    assert answer.rows == [{"partition": 0, "key": "ann", "value": {"city": "Oslo"}}]
+    response = read_store({0: driver.task}, "users", StoreQuery(from_ms=5))
+    assert response.rows == [{"partition": 0, "key": "ann", "value": {"city": "Oslo"}}]
     with pytest.raises(ConfigError, match="records of a join"):
         read_store({0: driver.task}, "j-left", StoreQuery())
     with pytest.raises(ConfigError, match="store 'x'"):

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.answers import DelayedAnswer
 from penstock.shared.testing.fake_broker.api_handlers import HANDLERS
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.responses import DelayedResponse
 from tests.shared.testing.fake_broker.test_broker_batches import built
 
 T0 = TopicPartition("t", 0)
@@ -28,7 +28,7 @@ def cluster(nodes: int = 3, **configs: str) -> ClusterState:
 def send_request(
     state: ClusterState, api: Api, node: int = 1, version: int | None = None, now_ms: int = 0, **body: Any
 ) -> Any:
-    """A node's answer; request and answer are encoded and decoded."""
+    """A node's response; request and answer are encoded and decoded."""
     supported = SUPPORTED_APIS[api]
     version = supported.max_version if version is None else version
     body_read, _ = supported.request.decode(supported.request.encode(Message(**body), version), version)
@@ -194,7 +194,7 @@ def test_a_waiting_fetch_is_woken() -> None:
         state = cluster()
         state.create_topic("t", 1, 1, {})
         later = fetch(state, 1, wait_ms=100)
-        assert isinstance(later, DelayedAnswer)
+        assert isinstance(later, DelayedResponse)
         state.timers.run(99)
         assert not later.is_done
         if wake == "data":

@@ -1,4 +1,4 @@
-"""Controls of requests and the answers that they produce, without sockets."""
+"""Controls of requests and the responses that they produce, without sockets."""
 
 from __future__ import annotations
 
@@ -70,23 +70,23 @@ PARTITIONED = [
 
 @pytest.mark.parametrize("api", PARTITIONED, ids=lambda api: api.name.lower())
 def test_partitions_fail_alone(api: Api) -> None:
-    """Failures of some partitions are merged into the answer for the others."""
+    """Failures of some partitions are merged into the response for the others."""
     sent, wanted = about(api), {TopicPartition("t", 1), TopicPartition("u", 0)}
     rest = without_partitions(sent, wanted)
     assert rest.partitions() == [TopicPartition("t", 0)]
     assert len(sent.partitions()) == 3
-    answer = merge_failures(
+    response = merge_failures(
         Message(topics=[Message(name="t", partitions=[Message(partition=0, error_code=0)])]),
         failed_response(sent, 7, wanted),
     )
-    codes = {(t.name, p.partition): p.error_code for t in answer.topics for p in t.partitions}
+    codes = {(t.name, p.partition): p.error_code for t in response.topics for p in t.partitions}
     assert codes == {("t", 0): 0, ("t", 1): 7, ("u", 0): 7}
-    assert getattr(answer, "error_code", 0) == 0
+    assert getattr(response, "error_code", 0) == 0
 
 
 @pytest.mark.parametrize("api", list(Api), ids=lambda api: api.name.lower())
 def test_every_api_can_fail(api: Api) -> None:
-    """A failed answer can be encoded in every version of every API, and has the error."""
+    """A failed response can be encoded in every version of every API, and has the error."""
     bodies: dict[Api, dict[str, object]] = {
         Api.METADATA: {"topics": [Message(name="t")]},
         Api.CREATE_TOPICS: {"topics": [Message(name="t")]},
@@ -98,10 +98,10 @@ def test_every_api_can_fail(api: Api) -> None:
         Api.INCREMENTAL_ALTER_CONFIGS: {"resources": [Message(resource_type=2, resource_name="t")]},
     }
     sent = about(api) if api in PARTITIONED else request(api, **bodies.get(api, {}))
-    answer = failed_response(sent, ErrorCode.BROKER_NOT_AVAILABLE)
+    response = failed_response(sent, ErrorCode.BROKER_NOT_AVAILABLE)
     supported = SUPPORTED_APIS[api]
     for version in range(supported.min_version, supported.max_version + 1):
-        read, _ = supported.response.decode(supported.response.encode(answer, version), version)
+        read, _ = supported.response.decode(supported.response.encode(response, version), version)
         rows = [*(getattr(read, "topics", None) or ()), *(getattr(read, "groups", None) or ())]
         rows += getattr(read, "resources", None) or ()
         rows += [p for t in getattr(read, "topics", None) or () for p in getattr(t, "partitions", None) or ()]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.shared.testing.fake_broker.answers import DelayedAnswer
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import BrokerGroup, BrokerGroupState
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.responses import DelayedResponse
 from penstock.shared.testing.fake_broker.timers import Timers
 
 CLIENT = ("client", "/127.0.0.1")
@@ -43,10 +43,10 @@ def identity(member: Message, **more: Any) -> Message:
     )
 
 
-def done(answer: Message | DelayedAnswer) -> Message:
-    assert isinstance(answer, DelayedAnswer)
-    assert answer.is_done
-    return answer.value  # type: ignore[no-any-return]
+def done(response: Message | DelayedResponse) -> Message:
+    assert isinstance(response, DelayedResponse)
+    assert response.is_done
+    return response.value  # type: ignore[no-any-return]
 
 
 def stable(group: BrokerGroup, now_ms: int = 0) -> Message:
@@ -63,7 +63,7 @@ def test_a_member_that_does_not_rejoin_is_removed() -> None:
     group = BrokerGroup("g", timers)
     old = stable(group)
     new = group.join(VERSION, CLIENT, joining(rebalance_ms=3_000), 100)
-    assert isinstance(new, DelayedAnswer)
+    assert isinstance(new, DelayedResponse)
     for now in range(200, 5_100, 300):
         assert group.heartbeat(identity(old), now) is ErrorCode.REBALANCE_IN_PROGRESS
         timers.run(now)
@@ -82,7 +82,7 @@ def test_a_joining_member_needs_no_heartbeat() -> None:
     for now in range(0, 3_000, 100):
         group.heartbeat(identity(old), now)
         timers.run(now)
-    assert isinstance(new, DelayedAnswer)
+    assert isinstance(new, DelayedResponse)
     assert not new.is_done
     assert len(group.members) == 2
 
@@ -101,11 +101,11 @@ def test_a_first_member_waits_for_others() -> None:
     """With an initial delay an empty group waits for further members and answers all in one generation."""
     timers = Timers()
     group = BrokerGroup("g", timers, initial_delay_ms=100)
-    answers = [group.join(VERSION, CLIENT, joining(), now) for now in (0, 50)]
+    responses = [group.join(VERSION, CLIENT, joining(), now) for now in (0, 50)]
     timers.run(99)
-    assert not any(isinstance(answer, DelayedAnswer) and answer.is_done for answer in answers)
+    assert not any(isinstance(response, DelayedResponse) and response.is_done for response in responses)
     timers.run(100)
-    assert [done(answer).generation_id for answer in answers] == [1, 1]
+    assert [done(response).generation_id for response in responses] == [1, 1]
 
 
 def test_a_follower_that_rejoins_stays() -> None:
@@ -120,7 +120,7 @@ def test_a_follower_that_rejoins_stays() -> None:
     again = group.join(VERSION, CLIENT, joining(follower.member_id), 0)
     assert isinstance(again, Message)
     assert (again.generation_id, group.state) == (2, BrokerGroupState.STABLE)
-    assert isinstance(group.join(VERSION, CLIENT, joining(leader.member_id), 0), DelayedAnswer)
+    assert isinstance(group.join(VERSION, CLIENT, joining(leader.member_id), 0), DelayedResponse)
     assert group.state is BrokerGroupState.PREPARING
 
 
@@ -131,7 +131,7 @@ def test_a_rebalance_ends_waiting_syncs() -> None:
     second = group.join(VERSION, CLIENT, joining(), 0)
     group.join(VERSION, CLIENT, joining(leader.member_id), 0)
     waiting = group.sync(VERSION, identity(done(second)), 0)
-    assert isinstance(waiting, DelayedAnswer)
+    assert isinstance(waiting, DelayedResponse)
     group.join(VERSION, CLIENT, joining(), 0)
     assert done(waiting).error_code is ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -155,7 +155,7 @@ def test_an_unused_member_id_expires() -> None:
     assert isinstance(rejected, Message)
     assert rejected.error_code is ErrorCode.MEMBER_ID_REQUIRED
     again = group.join(VERSION, CLIENT, joining(leader.member_id), 0)
-    assert isinstance(again, DelayedAnswer)
+    assert isinstance(again, DelayedResponse)
     assert not again.is_done
     timers.run(1_000)
     assert done(again).generation_id == 2

@@ -30,7 +30,7 @@ from tests.shared.testing.fake_broker.test_broker_batches import built
 
 PATIENCE_S = 10
 SOON_S = 0.05
-"""How long a test waits for an answer that must not arrive."""
+"""How long a test waits for a response that must not arrive."""
 
 
 class Wire:
@@ -60,8 +60,8 @@ class Wire:
     async def produce(self, *partitions: int, acks: int = -1) -> dict[int, str]:
         """Send one record to each partition and return the error names by partition."""
         self.send_records(*partitions, acks=acks)
-        answer = decode_response(SUPPORTED_APIS[Api.PRODUCE], 11, await self.read())[1]
-        return {row.partition: ErrorCode(row.error_code).name for row in answer.topics[0].partitions}
+        response = decode_response(SUPPORTED_APIS[Api.PRODUCE], 11, await self.read())[1]
+        return {row.partition: ErrorCode(row.error_code).name for row in response.topics[0].partitions}
 
     def send_records(self, *partitions: int, acks: int = -1) -> None:
         rows = [Message(partition=partition, records=built(b"v")) for partition in partitions or (0,)]
@@ -128,7 +128,7 @@ async def test_a_dropped_request_is_never_answered(cluster: FakeCluster, wire: W
 
 
 async def test_an_answer_can_be_lost(cluster: FakeCluster, wire: Wire) -> None:
-    """A request whose answer is dropped has its effect."""
+    """A request whose response is dropped has its effect."""
     cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
     wire.send_records()
     assert await wire.is_silent()
@@ -153,7 +153,7 @@ async def test_everything_can_fail(cluster: FakeCluster, wire: Wire) -> None:
 
 
 async def test_one_partition_can_fail(cluster: FakeCluster, wire: Wire) -> None:
-    """If one partition fails, the others are served in the same answer."""
+    """If one partition fails, the others are served in the same response."""
     with cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, [TopicPartition("t", 1)])) as control:
         assert await wire.produce(0, 1) == {0: "NONE", 1: "NOT_ENOUGH_REPLICAS"}
         assert await wire.produce(1) == {1: "NOT_ENOUGH_REPLICAS"}
@@ -165,7 +165,7 @@ async def test_one_partition_can_fail(cluster: FakeCluster, wire: Wire) -> None:
 async def test_a_handled_request_can_fail(
     cluster: FakeCluster, wire: Wire, partitions: list[TopicPartition] | None
 ) -> None:
-    """The records are written although the answer is an error, for all or some partitions."""
+    """The records are written although the response is an error, for all or some partitions."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, partitions, handled=True), times=1)
     codes = await wire.produce(0, 1)
     assert codes == {0: "NONE" if partitions else "NOT_LEADER_OR_FOLLOWER", 1: "NOT_LEADER_OR_FOLLOWER"}
@@ -173,7 +173,7 @@ async def test_a_handled_request_can_fail(
 
 
 async def test_a_handled_request_without_partitions_can_fail(cluster: FakeCluster, wire: Wire) -> None:
-    """The producer id is assigned although the answer is an error."""
+    """The producer id is assigned although the response is an error."""
     fields = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
     cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True), times=1)
     rejected = await wire.request(Api.INIT_PRODUCER_ID, **fields)
@@ -190,7 +190,7 @@ async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, w
 
 
 async def test_a_duplicate_has_its_offset(cluster: FakeCluster, wire: Wire) -> None:
-    """The answer for a duplicate has its offset, and that of other errors has none."""
+    """The response for a duplicate has its offset, and that of other errors has none."""
     rows = [Message(partition=0, records=built(b"one"))]
     body = {"acks": -1, "timeout_ms": 1_000, "topics": [Message(name="t", partitions=rows)]}
     await wire.produce(0)
@@ -204,13 +204,15 @@ async def test_a_fetch_fails_without_waiting(cluster: FakeCluster, wire: Wire) -
     """A partition's failure is answered immediately, although the others have no data yet."""
     cluster.control(Api.FETCH, Fail(ErrorCode.KAFKA_STORAGE_ERROR, [TopicPartition("t", 0)]))
     rows = [Message(partition=p, fetch_offset=0, partition_max_bytes=1_000) for p in (0, 1)]
-    answer = await wire.request(Api.FETCH, max_wait_ms=60_000, min_bytes=1, topics=[Message(name="t", partitions=rows)])
-    codes = {row.partition: row.error_code for row in answer.topics[0].partitions}
+    response = await wire.request(
+        Api.FETCH, max_wait_ms=60_000, min_bytes=1, topics=[Message(name="t", partitions=rows)]
+    )
+    codes = {row.partition: row.error_code for row in response.topics[0].partitions}
     assert codes == {0: ErrorCode.KAFKA_STORAGE_ERROR, 1: 0}
 
 
 async def test_acks_zero_is_not_answered(cluster: FakeCluster, wire: Wire) -> None:
-    """With acks 0 there is no answer, and a failure closes the connection."""
+    """With acks 0 there is no response, and a failure closes the connection."""
     wire.send_records(acks=0)
     assert (await wire.request(Api.METADATA)).brokers
     assert cluster.end_offset("t") == 1
@@ -226,10 +228,10 @@ async def test_an_error_with_acks_zero_closes_the_connection(wire: Wire) -> None
 
 
 async def test_an_answer_can_be_replaced(cluster: FakeCluster, wire: Wire) -> None:
-    """A test's own body is sent as the answer, with defaults."""
+    """A test's own body is sent as the response, with defaults."""
     cluster.control(Api.METADATA, Respond(Message(cluster_id="mine", controller_id=9)), times=1)
-    answer = await wire.request(Api.METADATA)
-    assert (answer.cluster_id, answer.controller_id, answer.brokers) == ("mine", 9, [])
+    response = await wire.request(Api.METADATA)
+    assert (response.cluster_id, response.controller_id, response.brokers) == ("mine", 9, [])
 
 
 async def test_a_delay_can_end_in_another_fault(cluster: FakeCluster, wire: Wire) -> None:
@@ -310,7 +312,7 @@ async def test_a_paused_node_answers_later(cluster: FakeCluster, wire: Wire) -> 
 
 
 async def test_a_pause_holds_answers_too(cluster: FakeCluster, wire: Wire) -> None:
-    """An answer that was pending when the node was paused is sent once it is resumed."""
+    """A response that was pending when the node was paused is sent once it is resumed."""
     gate = asyncio.Event()
 
     async def hold(_: Request) -> Action | None:
@@ -342,9 +344,9 @@ async def test_invalid_requests_close_the_connection(cluster: FakeCluster) -> No
 async def test_unknown_api_versions_are_answered_in_version_0(wire: Wire) -> None:
     """An ApiVersions request in an unknown version is answered in version 0 with the supported ones."""
     wire.write(b"\0\x12\0\x63\0\0\0\1\xff\xff\0")
-    _, answer, _ = decode_response(SUPPORTED_APIS[Api.API_VERSIONS], 0, await wire.read())
-    assert ErrorCode(answer.error_code) is ErrorCode.UNSUPPORTED_VERSION
-    assert {row.api_key for row in answer.api_keys} == set(SUPPORTED_APIS)
+    _, response, _ = decode_response(SUPPORTED_APIS[Api.API_VERSIONS], 0, await wire.read())
+    assert ErrorCode(response.error_code) is ErrorCode.UNSUPPORTED_VERSION
+    assert {row.api_key for row in response.api_keys} == set(SUPPORTED_APIS)
 
 
 async def test_passwords_are_checked() -> None:

@@ -93,9 +93,9 @@ def test_requests_are_decoded(struct: Any) -> None:
 
 @pytest.mark.parametrize("struct", [p for p in structs() if p.values[0] is not DescribeGroupsRequest_v3])
 def test_answers_are_decoded(struct: Any) -> None:
-    """An answer is decoded completely by the client library.
+    """A response is decoded completely by the client library.
 
-    (aiokafka would decode the answer to DescribeGroups v3 with the table of v2.)
+    (aiokafka would decode the response to DescribeGroups v3 with the table of v2.)
     """
     supported, schema = SUPPORTED_APIS[struct.API_KEY], struct.RESPONSE_TYPE.SCHEMA
     theirs = schema.encode(sample(schema))

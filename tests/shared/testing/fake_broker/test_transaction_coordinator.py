@@ -92,8 +92,8 @@ def test_after_the_last_epoch_there_is_a_new_producer_id(state: ClusterState) ->
     assert given.producer_epoch == 0
     topics = [Message(name="t", partitions=[0])]
     identity = {"transactional_id": "x", "producer_id": given.producer_id, "producer_epoch": 0}
-    answer = send_request(state, Api.ADD_PARTITIONS_TO_TXN, topics=topics, **identity)
-    assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+    response = send_request(state, Api.ADD_PARTITIONS_TO_TXN, topics=topics, **identity)
+    assert response.topics[0].partitions[0].error_code == ErrorCode.NONE
     assert state.transactions.verify(given.producer_id, 0, TopicPartition("t", 0)) is ErrorCode.NONE
 
 
@@ -145,5 +145,5 @@ def test_a_producer_without_transactions_gets_an_id_of_its_own(state: ClusterSta
     ]
     assert given[0].producer_id != given[1].producer_id
     assert [one.producer_epoch for one in given] == [0, 0]
-    answer = send_request(state, Api.INIT_PRODUCER_ID, transactional_id="", transaction_timeout_ms=1_000)
-    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    response = send_request(state, Api.INIT_PRODUCER_ID, transactional_id="", transaction_timeout_ms=1_000)
+    assert response.error_code == ErrorCode.INVALID_REQUEST

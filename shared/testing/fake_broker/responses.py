@@ -1,4 +1,4 @@
-"""The answers of the fake broker's handlers: a response, at once or later, none, or the end of the connection."""
+"""The responses of the fake broker's handlers: a response, at once or later, none, or the end of the connection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from penstock.shared.testing.fake_broker.codec import Message
 
 
-class DelayedAnswer:
-    """An answer that is not available yet: the broker waits for data, or for a group's other members."""
+class DelayedResponse:
+    """A response that is not available yet: the broker waits for data, or for a group's other members."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -17,7 +17,7 @@ class DelayedAnswer:
         self._then: list[Callable[[Any], None]] = []
 
     def __repr__(self) -> str:
-        return f"DelayedAnswer({self.value!r})" if self.is_done else "DelayedAnswer()"
+        return f"DelayedResponse({self.value!r})" if self.is_done else "DelayedResponse()"
 
     def complete(self, value: Any) -> None:
         """Set the delayed answer. Only the first one counts."""
@@ -41,5 +41,5 @@ class CloseConnection:
     """Returned by a handler if a broker answers by closing the connection."""
 
 
-Answer = Message | DelayedAnswer | CloseConnection | None
+Response = Message | DelayedResponse | CloseConnection | None
 """None if the client expects no response."""
