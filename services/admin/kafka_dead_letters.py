@@ -144,7 +144,9 @@ class KafkaDeadLetters:
         self._replaying = asyncio.Lock()
 
     async def topics(self) -> list[dict[str, Any]]:
-        """See the protocol. Each call reads and counts the records since the last call."""
+        """See the protocol. The counts are of all records. They are kept, so each call reads only records that are
+        not counted yet.
+        """
         names = [name for name in await self._admin.list_topics() if _dead_letter_topic_kind(name)]
         descriptions = await self._admin.describe_topics(names) if names else {}
         offsets = await self._partition_offsets(descriptions.values())

@@ -213,7 +213,8 @@ class SinkTask(Task):
     def put(self, records: list[SinkRecord]) -> Awaitable[None] | None:
         """Write the records, or keep them until `flush`. The list is empty if there is nothing to write.
 
-        If it raises RetriableError, the same records are delivered again after `context.timeout` ms, before any others.
+        If it raises RetriableError, the same records are delivered again before any others, after at most
+        `context.timeout` ms (by default 3 s).
         """
 
     def flush(self, offsets: Offsets) -> Awaitable[None] | None:

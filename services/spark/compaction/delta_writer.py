@@ -93,10 +93,10 @@ class Files:
 def write_files(
     files: Files, kind: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
 ) -> Iterator[DataFile]:
-    """Write the rows of a table of this kind, and yield the files. The last batch has the widest schema.
+    """Write rows of a table of this kind, and yield each file that was written. Batches may differ in their columns.
 
-    The rows of `closed` and `late` are sorted by time. If the table is partitioned, as `state` is, all rows must belong
-    to `partition`.
+    A row is null in the columns that its batch lacks. In a file of `closed` or `late`, the rows are sorted by time. If
+    the table is partitioned, as `state` is, all rows must belong to `partition`.
     """
     for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")

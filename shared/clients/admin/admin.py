@@ -175,7 +175,9 @@ class Admin:
         await self._retry_request(check_leaders, "wait for leaders", timeout_ms)
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
-        """Delete topics. Raises UnknownTopicOrPartition, which names a topic that does not exist."""
+        """Delete topics. If some do not exist, the others are deleted, and UnknownTopicOrPartition names one that
+        does not exist.
+        """
         request = requests.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
 
         async def delete() -> list[PenstockError]:

@@ -68,10 +68,10 @@ def encode_records(
 ) -> Any:
     """Append the records `rows[first:stop]` of the columns to those in `out`, as many as fit.
 
-    Returns the index in `rows` of the first record that was not appended. A record fits if the batch stays below
-    `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call to
-    call. The header bytes of a record begin with the number of headers. A length of 0 or less, or an empty column,
-    means no headers.
+    Returns the index in `rows` of the first record that was not appended. A record fits if the batch with it is smaller
+    than `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call
+    to call. The header bytes of a record begin with the number of headers. A record has no headers if its
+    `header_lengths` is 0 or less, or if that column is empty.
     """
     position = state[POSITION]
     count = state[COUNT]

@@ -80,7 +80,7 @@ class WorkRunner:
         )
 
     def beside(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a coroutine outside the herder's loop. Its errors are logged."""
+        """Start a coroutine as a task of its own, so that the herder does not wait for it. Its errors are logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._log_failed_work)

@@ -79,9 +79,9 @@ class ConfigInfos:
 
 
 def require_connector_class(props: Mapping[str, str]) -> str:
-    """Validate that a configuration names a connector class, and return the name.
+    """Return the name of the connector class in a configuration. The class itself may not exist.
 
-    Raises ConfigError with the configuration if it names none.
+    Raises ConfigError if `connector.class` is missing. The message shows the configuration, with secrets hidden.
     """
     given = props.get("connector.class")
     if given is None:

@@ -244,8 +244,9 @@ class ChangelogPartition:
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
         """Write one commit and return its position in the log. Raises if the commit failed or its outcome is unknown.
 
-        After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition.
-        LogReplaced means that the changelog is not the topic that the owner wrote to before.
+        After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
+        or that the transaction took longer than `transaction_timeout_ms`. LogReplaced, a kind of ProducerFenced, means
+        that the changelog is another topic than before, or has lost its end.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}
