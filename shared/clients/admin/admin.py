@@ -549,7 +549,8 @@ class Admin:
         members of the group raise no error. Raises GroupNotEmpty, which names the members. Raises GroupNotFound if
         there is nothing to reset. Raises ValueError or TypeError for an invalid `to`.
         """
-        _check_reset(to)
+        partitions = None if partitions is None else list(partitions)
+        _check_reset(to, partitions)
         if not dry_run:
             await self._check_no_members(group_id, timeout_ms)
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
@@ -681,9 +682,11 @@ def _config_source(number: int) -> str:
     return CONFIG_SOURCES.get(number, "UNKNOWN")
 
 
-def _check_reset(to: object) -> None:
+def _check_reset(to: object, partitions: Iterable[TopicPartition] | None) -> None:
     if isinstance(to, Mapping):
         checked_offsets(to)
+        if lacking := set(partitions or ()) - to.keys():
+            raise ValueError(f"no offset to reset to: {', '.join(map(str, sorted(lacking)))}")
     elif isinstance(to, ShiftBy):
         if not isinstance(to.records, int) or isinstance(to.records, bool):
             raise TypeError(f"shift by {to.records!r}: not a number of records")

@@ -212,10 +212,15 @@ class Connection:
         return max(0.0, now_ms - self._answered_ms)
 
     @property
-    def cluster(self) -> Any:
+    def _open_client(self) -> Any:
         if self._client is None:
             raise IllegalState(f"client {self.client_id}: not open")
-        return self._client.cluster
+        return self._client
+
+    @property
+    def cluster(self) -> Any:
+        """aiokafka's metadata of the cluster. Raises IllegalState if the connection is not open."""
+        return self._open_client.cluster
 
     def nodes(self) -> list[int]:
         """Return the node ids of the known brokers."""
@@ -223,7 +228,7 @@ class Connection:
 
     def any_node(self) -> int:
         """Return the node id of a random known broker. Raises BrokerNotAvailable if none is known."""
-        node = self._client.get_random_node()
+        node = self._open_client.get_random_node()
         if node is None:
             raise BrokerNotAvailable(f"{self.settings.bootstrap_servers}: no broker known")
         return int(node)
@@ -231,9 +236,10 @@ class Connection:
     async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
         """Return the lowest and highest version of each API that a broker supports, by the API's key."""
         with translating_errors(f"node {node}", self.client_id):
-            if not await self._client.ready(node):
+            client = self._open_client
+            if not await client.ready(node):
                 raise BrokerNotAvailable(f"node {node} cannot be reached")
-            return dict(self._client._conns[node, ConnectionGroup.DEFAULT]._versions)
+            return dict(client._conns[node, ConnectionGroup.DEFAULT]._versions)
 
     def partitions(self, topic: str) -> list[int] | None:
         """Return the partitions of a topic, ascending. Returns None while the topic is unknown."""
@@ -267,12 +273,12 @@ class Connection:
 
     def check_authentication(self) -> None:
         """Raise AuthenticationFailed if a broker rejects this client."""
-        if (authentication_error := self._client.authentication_error()) is not None:
+        if (authentication_error := self._open_client.authentication_error()) is not None:
             raise type(authentication_error)(f"client {self.client_id}: {authentication_error}")
 
     def connected(self, node: int) -> bool:
         """Whether a request to a node can be written at once."""
-        connection = self._client._conns.get((node, ConnectionGroup.DEFAULT))
+        connection = self._open_client._conns.get((node, ConnectionGroup.DEFAULT))
         return connection is not None and bool(connection.connected())
 
     async def connect(self, node: int) -> bool:
@@ -281,25 +287,24 @@ class Connection:
 
         Raises AuthenticationFailed if the node rejects the credentials.
         """
-        if await self._client.ready(node):
+        client = self._open_client
+        if await client.ready(node):
             return True
-        connection_error: PenstockError = self._client.connection_error(node, f"node {node}")
+        connection_error: PenstockError = client.connection_error(node, f"node {node}")
         if isinstance(connection_error, AuthenticationFailed):
             raise connection_error
         return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
         """Request new metadata. Returns a future that is done when the request is answered or has failed."""
-        if self._client is None:
-            raise IllegalState(f"client {self.client_id}: not open")
-        update: asyncio.Future[bool] = self._client.force_metadata_update()
+        update: asyncio.Future[bool] = self._open_client.force_metadata_update()
         return update
 
     def watch(self, topic: str) -> None:
         """Keep a topic's metadata up to date from now on."""
         # aiokafka's empty list stands for all topics: with one topic in it, it would be this topic alone.
         if not self._watches_all:
-            self._client.add_topic(topic)
+            self._open_client.add_topic(topic)
 
     def unwatch(self, topic: str) -> bool:
         """Leave a topic out of later metadata requests. Returns whether that was possible.
@@ -307,7 +312,7 @@ class Connection:
         Returns False if all topics are watched, or if a call waits for this topic. Also returns False for the last
         topic: an empty list would request the metadata of all topics.
         """
-        topics = self._client._topics
+        topics = self._open_client._topics
         if self._watches_all or self._waited_for[topic] or topics <= {topic}:
             return False
         topics.discard(topic)
@@ -315,8 +320,8 @@ class Connection:
 
     def watch_all(self) -> None:
         """Keep the metadata of every topic up to date from now on."""
+        self._open_client.set_topics([])
         self._watches_all = True
-        self._client.set_topics([])
 
     def topics(self) -> frozenset[str]:
         """Return the known topics, without Kafka's internal ones."""

@@ -103,6 +103,14 @@ async def test_reset_to_a_negative_time_is_rejected(cluster: FakeCluster, to: An
     assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
 
 
+async def test_a_reset_needs_an_offset_of_each_partition(cluster: FakeCluster) -> None:
+    """A partition that the offsets lack is named, and nothing is changed."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        with pytest.raises(ValueError, match=str(TopicPartition(A.topic, 7))):
+            await admin.reset_group_offsets("g", {A: 1}, [A, TopicPartition(A.topic, 7)])
+    assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+
+
 @pytest.mark.parametrize("offset", [-5, True, "x", None, OffsetAndMetadata(2, "x" * 5_000)], ids=repr)
 async def test_an_invalid_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
     """An invalid offset is rejected with an error that names the partition. A broker would accept -5 silently as "no

@@ -13,6 +13,7 @@ from penstock.shared.clients.connection.connection import Connection, default_cl
 from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
+    IllegalState,
     KafkaTimeout,
     NotEnoughReplicas,
     RecordTooLarge,
@@ -110,6 +111,26 @@ async def test_a_closed_connection_says_so() -> None:
         await Connection(KafkaSettings()).send(1, object(), "topic t")
     with pytest.raises(BrokerNotAvailable, match="group g"):
         await Connection(KafkaSettings()).coordinator("group", "g")
+
+
+async def test_a_connection_that_is_not_open_says_so() -> None:
+    """What needs an open connection raises IllegalState with the client's id."""
+    connection = Connection(KafkaSettings(client_id="me"))
+    for call in (
+        connection.any_node,
+        connection.nodes,
+        connection.check_authentication,
+        connection.refresh_metadata,
+        connection.watch_all,
+        lambda: connection.connected(1),
+        lambda: connection.watch("t"),
+        lambda: connection.unwatch("t"),
+    ):
+        with pytest.raises(IllegalState, match="client me"):
+            call()
+    for opens in (connection.connect(1), connection.api_versions(1)):
+        with pytest.raises(IllegalState, match="client me"):
+            await opens
 
 
 async def test_which_topics_are_removed_from_metadata() -> None:
