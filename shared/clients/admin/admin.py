@@ -1,12 +1,12 @@
 """Administers topics, configs, records, groups and offsets, over a connection of its own (Java: `Admin`).
 
 A call may send several requests, and retries retriable errors. One deadline covers all of this: `timeout_ms`, by
-default the admin's. A call that fails raises KafkaTimeout or a Kafka error. The message names the topic, partition or
-group.
+default the admin's. A call that fails raises KafkaTimeout or a Kafka error. The error for a broker's response names the
+topic, partition, group or node.
 
 A group's offsets can be changed only while the group has no members. A member would overwrite the change by a commit,
-or would continue from its own position. So each change first describes the group. If the group has members, it raises
-GroupNotEmpty, which names them. The broker rejects the change if a member joins in between.
+or would continue from its own position. So each change first describes the group, and raises GroupNotEmpty with its
+members if it has any. The broker rejects the change if a member joins in between.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ ALL_RECORDS = -1
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """A reset that moves the committed offset by `records`, kept within the partition's first and last offset."""
+    """A reset that moves the committed offset by `records`, kept within the partition's first and end offset."""
 
     records: int
 
@@ -105,7 +105,7 @@ def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
 
 
 class Admin:
-    """`async with Admin(kafka) as admin`: every call has a deadline, and its errors name the resource."""
+    """Administers a cluster; use it as `async with Admin(kafka) as admin`."""
 
     def __init__(self, kafka: KafkaSettings | str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
         """`kafka` has the brokers' addresses: settings, or bootstrap servers as text."""
@@ -281,9 +281,9 @@ class Admin:
         """Return one offset for each partition: the earliest, the latest, or that of the first record at or after a
         time.
 
-        Times are in ms since the epoch. The latest offset is the high watermark. Under `read_committed` it is the last
-        stable offset, which lies before the first open transaction. If all records are earlier than the time, the
-        latest offset is returned. Raises ValueError or TypeError for an invalid spec.
+        Times are in ms since the epoch. The latest offset is the high watermark, or the last stable offset under
+        `read_committed`. If all records are earlier than the time, the latest offset is returned. Raises ValueError or
+        TypeError for an invalid spec.
         """
         self._check_open()
         for tp, spec in specs.items():
@@ -356,7 +356,10 @@ class Admin:
         return sizes
 
     async def unsupported_requests(self) -> list[str]:
-        """Return, as texts, Penstock's requests that some broker does not support; [] if there are none."""
+        """Return, as texts, the requests that Penstock needs and some broker does not support; [] if there are none.
+
+        Raises BrokerNotAvailable at once if a broker cannot be reached.
+        """
         self._check_open()
         used = [api for api in vars(requests).values() if isinstance(api, ApiVersion) and not api.optional]
         lacking = []
@@ -546,7 +549,7 @@ class Admin:
 
         `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset below the log
         becomes the partition's first offset, and one above it the end offset. With `dry_run` nothing is changed, and
-        members of the group raise no error. Raises GroupNotEmpty, which names the members. Raises GroupNotFound if
+        the group may have members. Otherwise raises GroupNotEmpty, which names the members. Raises GroupNotFound if
         there is nothing to reset. Raises ValueError or TypeError for an invalid `to`.
         """
         partitions = None if partitions is None else list(partitions)
@@ -610,7 +613,7 @@ class Admin:
     async def delete_group(self, group_id: str, *, timeout_ms: int | None = None) -> None:
         """Delete a group and its offsets.
 
-        Raises GroupNotEmpty, which names the members, GroupNotFound if there is no such group.
+        Raises GroupNotEmpty, which names the members, or GroupNotFound if there is no such group.
         """
         where = f"group {group_id}"
 

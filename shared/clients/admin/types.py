@@ -112,7 +112,7 @@ class ConfigEntry:
 
     @property
     def is_default(self) -> bool:
-        """Whether the config was never set."""
+        """Whether the value is Kafka's default: the config is set neither for the topic nor for the broker."""
         return self.source == DEFAULT_CONFIG
 
 
@@ -132,7 +132,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group. `state` has Kafka's name (Stable, Empty, PreparingRebalance, CompletingRebalance, Dead)."""
+    """A group. `state` has Kafka's name (Stable, Empty, Dead, …)."""
 
     group_id: str
     state: str

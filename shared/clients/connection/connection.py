@@ -2,8 +2,7 @@
 
 `Connection` wraps `AIOKafkaClient` and adds these guarantees. A start that fails raises BrokerNotAvailable or
 AuthenticationFailed with the address, within its deadline. Errors are Penstock's classes, and name the resource. Each
-instance has a default client id of its own. Secrets are read when a socket is set up. No repr, log line or error
-contains them.
+instance has a default client id of its own. No repr, log line or error contains a secret.
 """
 
 from __future__ import annotations
@@ -282,10 +281,10 @@ class Connection:
         return connection is not None and bool(connection.connected())
 
     async def connect(self, node: int) -> bool:
-        """Connect to a node if needed. Returns whether it is connected after at most
-        `socket_connection_setup_timeout_ms`.
+        """Connect to a node if needed. Returns whether it is connected.
 
-        Raises AuthenticationFailed if the node rejects the credentials.
+        The time limit of an attempt is that of the `sockets` module. During the backoff after a failure there is no
+        attempt. Raises AuthenticationFailed if the node rejects the credentials.
         """
         client = self._open_client
         if await client.ready(node):
@@ -334,8 +333,8 @@ class Connection:
     async def wait_for_topic(self, topic: str, timeout_ms: float) -> list[int]:
         """Return the topic's partitions as soon as they are known.
 
-        Raises UnknownTopicOrPartition, which names the topic, after `timeout_ms`. Raises IllegalState if the connection
-        is closed.
+        Raises UnknownTopicOrPartition, which names the topic, after `timeout_ms`. Raises AuthorizationFailed if the
+        principal may not read the topic's metadata, and IllegalState if the connection is closed.
         """
         if (known := self.partitions(topic)) is not None:
             return known

@@ -116,7 +116,8 @@ async def list_offsets(
 async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[int, dict[str, list[int]]]:
     """Return the partitions grouped by leader and topic, from new metadata.
 
-    Raises NotLeaderOrFollower (retriable) if a partition has no leader.
+    Raises NotLeaderOrFollower if a partition has no leader, and UnknownTopicOrPartition if it does not exist. Both are
+    retriable.
     """
     wanted = list(partitions)
     rows: list[Any] = [(NO_UUID, name, {}) for name in dict.fromkeys(tp.topic for tp in wanted)]

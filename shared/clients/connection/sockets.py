@@ -188,7 +188,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     _sync_task: Any
 
     def __init__(self, kafka_settings: KafkaSettings, client_id: str) -> None:
-        """Raises ConfigError if a file in the settings, or the token provider, is missing."""
+        """Raises ConfigError if a certificate file is invalid, or if the token function is missing."""
         options = aiokafka_options(kafka_settings, client_id)
         super().__init__(**options)
         self._settings = kafka_settings
@@ -201,7 +201,7 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:
-        """Fetch the first metadata if needed. Each bootstrap server is tried once.
+        """Fetch the first metadata if needed. The bootstrap servers are tried once each, until one answers.
 
         Raises AuthenticationFailed as soon as a server rejects the credentials. Raises BrokerNotAvailable with the
         reason of each server.
