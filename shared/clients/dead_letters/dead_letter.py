@@ -49,7 +49,7 @@ STAGE_PROCESS = "process"
 STAGE_PRODUCE = "produce"
 
 MESSAGE_BYTES_MAX = 4_096
-"""Longer exception messages are cut, so that a dead letter fits into a topic if its record did."""
+"""Longer values of Penstock's headers, such as exception messages, are cut: they must add little to the record."""
 SHORTENED_BYTES = (512 * 1024, 16 * 1024)
 """The sizes to which a dead letter is cut if its topic rejects it: below Kafka's default, then the least that still
 identifies it."""
@@ -66,7 +66,10 @@ class DeadLetter:
     attempts: int
     group: str
     cut: str = ""
-    """The parts of the record that were cut, with their original bytes (headers: their number): `value=3000000`."""
+    """The parts of the record that were cut, each with its original size in bytes: `value=3000000`.
+
+    For `headers` it is the number of removed headers.
+    """
 
     @classmethod
     def of(cls, record: ConsumerRecord, stage: str, error: BaseException, attempts: int, group: str) -> DeadLetter:
@@ -99,9 +102,9 @@ def dead_letter_record(topic: str, dead_letter: DeadLetter, changelog_id: str | 
 def shortened(record: ProducerRecord) -> ProducerRecord | None:
     """Shorten a dead letter that was rejected as too large, to the next smaller size in `SHORTENED_BYTES`.
 
-    If the original headers and the key take more than half of that size, the headers are removed and the key is cut to
-    half of it. The value is cut if it does not fit. Returns None for another record, and for one that cannot be cut
-    further.
+    Penstock's headers are kept. If the original headers and the key take more than half of the rest, the original
+    headers are removed, and the key is cut to that half. The value is cut if it does not fit. Returns None for a record
+    that is not a dead letter, and for one that cannot be cut further.
     """
     cut = {}
     headers = record.headers

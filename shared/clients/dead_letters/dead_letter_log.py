@@ -1,7 +1,7 @@
 """Reads a dead-letter topic, and sends its dead letters back to their source topics.
 
 A replay commits its progress in a consumer group of its own. The commit's metadata also contains the dead letters sent
-after the first one that was left out. So after a replay of some dead letters (by stage, by exception) another replay
+after the first one that was not sent. So after a replay of some dead letters (by stage, by exception) another replay
 can send the rest, and none is sent twice. Delivery is at least once: dead letters that were acknowledged but not
 committed before a crash are sent again.
 """
@@ -120,7 +120,7 @@ class DeadLetterLog:
         await self._consumer.close()
 
     async def batches(self) -> AsyncGenerator[Columns, None]:
-        """Yield all records up to the end, by partition in offset order."""
+        """Yield all records up to the end. Each batch has records of one partition, in offset order."""
         left = set(self._ends)
         while left:
             for partition, columns in (await self._consumer.poll(POLL_TIMEOUT_MS)).items():
@@ -154,9 +154,11 @@ class DeadLetterLog:
     ) -> ReplayResult:
         """Send the dead letters that `wanted` selects to their source topics, or all of these to the topic `to`.
 
-        Dead letters that were replayed before are sent again only with `include_replayed`. A record goes to its
-        original partition in its source topic, or by its key to a partition of `to`. Raises IllegalState if more dead
-        letters are left out than a commit's metadata can hold.
+        At most `limit` dead letters are sent. Those that were cut are never sent. Those that were replayed before are
+        sent again only with `include_replayed`. A record goes to its original partition in its source topic, if that
+        still exists; otherwise, and in another topic `to`, its key decides. After an error of a record no further batch
+        is read. Raises IllegalState if more dead letters are left out than LEFT_OUT_MAX, or than a commit's metadata
+        can hold.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():

@@ -1,7 +1,8 @@
 """The I/O of every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats sent in parallel.
 
-The coordinator answers JoinGroup and SyncGroup only when all members have sent theirs. These requests have a connection
-of their own, so that heartbeats, commits and fetches do not wait behind them.
+The coordinator answers JoinGroup only when all members have joined, and SyncGroup only when the leader has sent the
+assignments. These requests have a connection of their own, so that heartbeats, commits and fetches do not wait behind
+them.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class GroupRequests:
             log.info("group requests are answered again", **self.fields(), **times)
 
     def follow_up(self) -> None:
-        """Called after each step: check again when the next heartbeat is due, and forget a moved coordinator."""
+        """Called after each step and heartbeat: check when to beat next, and forget a moved coordinator."""
         self._beats.set()
         if self._member.forget_coordinator:
             self._member.forget_coordinator = False

@@ -1,8 +1,13 @@
 """A member of any kind of group, by Kafka's classic protocol: its states, its steps, and how it handles every response.
 
-UNJOINED --needs a group--> PREPARING --revoked--> JOINING --generation--> SYNCING --assignment--> COMPLETING
+UNJOINED --partitions to revoke--> PREPARING --revoked--> UNJOINED
+UNJOINED --nothing to revoke--> JOINING --generation--> SYNCING --assignment--> COMPLETING
 COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
-any --retriable error--> UNJOINED; --no poll for max_poll_interval_ms--> LEFT; --fatal--> FAILED
+any --retriable error--> UNJOINED; --other error--> FAILED --error raised to the user--> UNJOINED
+any except JOINING and SYNCING --no poll for max_poll_interval_ms--> LEFT --poll--> UNJOINED
+
+PREPARING, LEFT and FAILED are states of consumers only: a Connect worker goes to UNJOINED instead of FAILED. After a
+FatalError a consumer stays FAILED.
 
 Nothing here waits or sends. A subclass's `next_step` returns the next step. `Member` handles what all members share:
 it forgets an invalid generation, retries retriable errors with a doubling backoff, and requests a new lookup of a
@@ -147,7 +152,7 @@ class Member(ABC):
 
     @abstractmethod
     def fail(self, error: PenstockError) -> None:
-        """Leave the group until the error was raised to the user."""
+        """Take no part in the group until the error was raised to the user."""
 
     @abstractmethod
     def on_session_over(self) -> None:
