@@ -1,9 +1,13 @@
 """Sends the commits that the commit sequence chooses, one at a time (Java: `CommitRequestManager`).
 
 A request has the member's generation, member id and instance id. The response has an error code for each partition: 0
-means that the offset is committed. A partition with a retriable error is retried for REJECTED_RETRY_MS. After that
-time, or after any other error (the metadata is too long), its offset is given up with an error that names the
-partition.
+means that the offset is committed. There are three kinds of errors:
+
+1. An error of one partition (the metadata is too long): its offset is given up, with an error that names the partition.
+   A partition that the coordinator does not know is retried for REJECTED_RETRY_MS first.
+2. A retriable error of the whole request: the request is retried, without a limit.
+3. The loss of the membership, or a rebalance: the offsets of the partitions that are kept go with the next generation.
+   Any other error of the whole request gives up its offsets.
 """
 
 from __future__ import annotations
@@ -137,10 +141,10 @@ class CommitRequestManager:
         """Commit offsets and wait. Pending commits are sent before or with this one. Without offsets the call waits for
         the pending ones alone.
 
-        Raises CommitFailed (IllegalGeneration, UnknownMember) or RebalanceInProgress at once, unless the end of a
-        rebalance may let the member commit. Raises KafkaTimeout after `timeout_ms`; the offsets may still be committed
-        later. An error of one partition (it does not exist, its metadata is too long) is raised after the other
-        partitions are committed.
+        Raises CommitFailed (IllegalGeneration, UnknownMember), RebalanceInProgress, or an error that is not retriable
+        at once. It waits instead if the end of a rebalance may let the member commit. Raises KafkaTimeout after
+        `timeout_ms`; the offsets may still be committed later. An error of one partition (it does not exist, its
+        metadata is too long) is raised after the other partitions are committed.
         """
         where = self._describe_member()
         numbers = self.sequence.register(offsets)
@@ -179,9 +183,10 @@ class CommitRequestManager:
         return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait until no commit is pending, for at most `timeout_ms`.
+        """Wait until no commit is pending, for at most `timeout_ms`. Returns earlier if only a rebalance can help.
 
-        Commits that are still pending are logged. They are retried in the next generation.
+        Commits that are still pending after `timeout_ms` are logged. Pending commits are retried in the next
+        generation.
         """
         self._start_sending_commits()
         try:

@@ -4,9 +4,9 @@ Each offset that is registered for a partition gets the partition's next number.
 is sent. After a failed commit the newest offset is sent, not the failed one, so an old offset never follows a new one.
 One commit is in flight at a time. Offsets registered meanwhile go with the next commit.
 
-A commit without a response may still reach the coordinator and overwrite a later one. So the offsets are read back
-after every success within `LATE_MS`, and once more after that time. If they differ from the newest successful commit,
-those are committed again.
+A commit without a response may still reach the coordinator and overwrite a later one. So for `LATE_MS` its partitions'
+offsets are read back after every successful commit, and once more after that time. If they differ from the newest
+successful commit, that one is sent again.
 
 >>> tp = TopicPartition("clicks", 0)
 >>> sequence = CommitSequence()
@@ -141,8 +141,8 @@ class CommitSequence:
     ) -> None:
         """Compare the offsets that were read back with those of the newest successful commit.
 
-        `found` are the coordinator's offsets at `requested_ms`. `partitions` are those to read back, which `on_success`
-        returned. Offsets that differ are committed again.
+        `found` are the coordinator's offsets at `requested_ms`. `partitions` are those that `on_success` or
+        `to_read_back` returned. Where the offsets differ, those of the newest successful commit are to be sent again.
         """
         for tp in partitions:
             if self._unsure.get(tp, requested_ms) <= requested_ms:
@@ -171,7 +171,7 @@ class CommitSequence:
                 partition.wanted = None
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offsets of these partitions that the coordinator stored last."""
+        """Return the offsets of these partitions in the newest successful commits."""
         known = {tp: self._partitions[tp].committed for tp in partitions if tp in self._partitions}
         return {tp: at.offset for tp, at in known.items() if at is not None}
 

@@ -2,7 +2,7 @@
 
 A position goes through three stages:
 
-1. `_returned`: the current poll returned its records. The user may still process them.
+1. `_returned`: the current poll returned the records before it. The user may still process them.
 2. `_processed`: an earlier poll returned them.
 3. `_registered`: the commit strategy or the user has registered the position for a commit.
 
@@ -154,7 +154,7 @@ class ConsumedPositions:
     def forfeit(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> None:
         """Remember these partitions' positions that were handed out and not committed, until they are reported."""
         for tp, offset in self.handed_out(partitions, committed).items():
-            # ConsumedPositions up to the reported one have raised an error already.
+            # Positions up to the reported one have raised an error already.
             if offset > self._reported.get(tp, NO_OFFSET):
                 self._forfeited[tp] = max(offset, self._forfeited.get(tp, NO_OFFSET))
 

@@ -8,8 +8,8 @@
             consumer.commit_async()
 
 The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background.
-Rebalances happen only inside polls, and so do the calls of the rebalance listener. A listener that commits therefore
-covers exactly the processed records.
+Partitions are assigned and revoked only inside polls and `close`, and so the rebalance listener is called only there. A
+listener that commits therefore covers exactly the processed records.
 
     async for record in consumer:
         ...
@@ -383,8 +383,8 @@ class Consumer(Generic[K, V]):
         were revoked or lost meanwhile, which are reported once. Raises CommitFailed (IllegalGeneration, UnknownMember)
         if this member could not commit an offset that the call covers; all other offsets are committed.
 
-        Raises FencedInstanceId. Raises KafkaTimeout after `timeout_ms` (default `commit_timeout_ms`), IllegalState
-        without a group, ValueError or TypeError for an invalid offset.
+        Also raises FencedInstanceId, AuthorizationFailed, UnknownTopicOrPartition, KafkaTimeout after `timeout_ms`
+        (default `commit_timeout_ms`), IllegalState without a group, ValueError or TypeError for an invalid offset.
         """
         positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
@@ -457,8 +457,7 @@ class Consumer(Generic[K, V]):
         await self._reset_positions(partitions, "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Return no records of these partitions until `resume`. Their buffered records are kept, and no rebalance
-        follows."""
+        """Return no records of these partitions until `resume`. The group does not rebalance."""
         self._check_open()
         self._fetches.pause(partitions)
 
@@ -534,16 +533,20 @@ class Consumer(Generic[K, V]):
         return self._fetches.position(tp) if unread is None else unread
 
     def known_lag(self, tp: TopicPartition) -> int | None:
-        """Return the number of records between the position and the last known end.
+        """Return the number of offsets between the position and the last known end.
 
-        Returns None while either is unknown.
+        In an `async for`, records that were fetched and not handed out yet are not counted. Returns None while the
+        position or the end is unknown, or if the partition is not assigned.
         """
         self._check_open()
         return self._fetcher.lag(tp) if tp in self._fetcher.assignment else None
 
     def is_at_end(self, tp: TopicPartition) -> bool:
         """Whether the position is the last known high watermark. Under `read_committed` an open transaction keeps it
-        from the end."""
+        from the end.
+
+        In an `async for`, the position here is that after the records that were fetched.
+        """
         self._check_open()
         return tp in self._fetcher.assignment and self._fetcher.is_at_end(tp)
 

@@ -6,10 +6,9 @@ the heartbeats, also during a call of the listener, since the call may take long
 those of every group member (`penstock.shared.clients.group.group_requests`). Without a group there are no tasks, and a
 subscription reads all partitions of its topics.
 
-The listener is called only while a poll waits for it (`listening`), so never at the same time as the code that
-processes records. Until then the call is due, and polls return no records. A call that has begun runs to its end. If
-the poll is cancelled, the next poll waits for the call. A new assignment is passed to the fetcher before the listener
-is called.
+A call of the listener begins only while a poll waits for it (`listening`), when no records are processed. Until then
+the call is due, and polls return no records. A call that has begun runs to its end. If the poll is cancelled, the next
+poll waits for the call. A new assignment is passed to the fetcher before the listener is called.
 
 A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as a recent one.
 """
@@ -170,7 +169,10 @@ class ConsumerCoordinator:
         return 0.0 if self._polls else float(self._clock.monotonic_ms() - self._polled_ms)
 
     def polled(self, now_ms: int) -> None:
-        """Note a poll: the consumer counts as alive for `max_poll_interval_ms` from now, unless that had passed."""
+        """Note a poll: the consumer counts as alive for `max_poll_interval_ms` from now.
+
+        If the last poll is older than that already, the consumer first leaves the group.
+        """
         # Check before the time is replaced. Otherwise this poll would hide that the interval has passed, and a member
         # that was blocked would go on as an owner.
         if now_ms - self._polled_ms >= self.member.config.max_poll_interval_ms:
@@ -226,7 +228,8 @@ class ConsumerCoordinator:
         self._wake.set()
 
     def check_errors(self) -> None:
-        """Raise the error that keeps the member out of the group, or AuthorizationFailed for a topic."""
+        """Raise the error that keeps the member out of the group, AuthorizationFailed for a topic, or
+        AuthenticationFailed."""
         if forbidden := self._connection.unauthorized_topics() & self._subscription.topics:
             topics = ", ".join(sorted(forbidden))
             raise AuthorizationFailed(f"client {self._connection.client_id}: may not read {topics}")
@@ -401,7 +404,7 @@ class ConsumerCoordinator:
         self._settled.set()
 
     def _leave_group(self, step: Leave) -> None:
-        """Send LeaveGroup in parallel to the steps: no poll waits for its response, and a following close sends it."""
+        """Send LeaveGroup in parallel to the steps: no poll waits for its response, but `close` does."""
         event = "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
         limit_ms = self.member.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"

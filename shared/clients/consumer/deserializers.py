@@ -1,7 +1,8 @@
 """The deserializers of one consumer: they decode the keys and values of columns.
 
-A record that cannot be decoded blocks its partition. The records before it are returned first. After them every poll
-raises SerializationError with topic, partition and offset, until the user seeks past the record.
+A record that cannot be decoded blocks its partition. The records before it are returned first. After them polls raise
+SerializationError with topic, partition and offset, again and again until the user seeks past the record. In between
+they return records of other partitions.
 
 >>> from penstock.shared.common.records import ConsumerRecord
 >>> from penstock.shared.common.serialization import json_deserializer

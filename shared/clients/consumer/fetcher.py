@@ -1,8 +1,8 @@
 """The positions and buffers of a consumer. Decides what to fetch next, and from which broker.
 
 A partition has two offsets. The position is the next record to hand out. The fetch offset is the end of the buffered
-records. So the next fetch is in flight while the records of the last one are processed. Each broker has one request in
-flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
+records. So the next fetch is in flight while the records of the last one are processed. Each broker has at most one
+request in flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
 `max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer
 until partitions with an empty buffer need the memory. Its records are then dropped, and fetched again later.
 
@@ -366,8 +366,8 @@ class Fetcher:
                 state.reset_reason = reason
 
     def failed(self, request: Fetch | OffsetLookup, error: PenstockError, now_ms: float) -> None:
-        """Handle a request without a response. New metadata is requested, since the broker may be gone and its
-        partitions moved.
+        """Handle a request that failed. New metadata is requested, since the broker may be gone and its partitions
+        moved.
 
         A retriable error is retried. Any other error is raised by `take` when no records are left to return.
         """
@@ -474,7 +474,7 @@ class Fetcher:
 
     @property
     def has_data(self) -> bool:
-        """Whether `take` returns records or raises."""
+        """Whether `take` may return records or raise."""
         return any(not self._partitions[tp].is_paused for tp in self._ready)
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
@@ -484,8 +484,8 @@ class Fetcher:
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
         """Return at most `max_records` records of partitions that are not paused, the longest waiting partition first.
 
-        The positions advance past the records. When none are left, raises the error of a partition's fetch, lookup or
-        batch. A corrupt batch blocks its partition: every call raises CorruptRecord until a seek.
+        The positions advance past the records. If there are none, raises the error of a partition's fetch, lookup or
+        batch. A corrupt batch blocks its partition: every call without records raises CorruptRecord until a seek.
         """
         fetched: dict[TopicPartition, Columns] = {}
         records_left = max_records

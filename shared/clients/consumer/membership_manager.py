@@ -263,8 +263,8 @@ class ConsumerMembershipManager(Member):
         return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
 
     def leave(self) -> str:
-        """Leave for good. Returns the member id for LeaveGroup, or "" if it must not be sent: a static member stays in
-        the group."""
+        """Forget the membership. Returns the member id for LeaveGroup, or "" if none must be sent: the group keeps a
+        static member until its session times out."""
         member_id = self.member_id if self.config.instance_id is None else ""
         self._forget_generation(member=True)
         return member_id

@@ -1,8 +1,9 @@
 """The rebalance listener, and its calls (Java: `ConsumerRebalanceListener`, `ConsumerRebalanceListenerInvoker`).
 
 As in the Java consumer, the listener is called only inside `poll`, `close`, and the wait of an `async for` for its next
-record. By then all records that were handed out have been processed, or count as processed (`ConsumedPositions`). The
-invoker also commits around a call, and forgets the positions of partitions that are gone.
+record. By then all records that were handed out count as processed (`ConsumedPositions`). Only a `close` after an
+iteration or an exception leaves out the last ones. The invoker also commits around a call, and forgets the positions of
+partitions that are gone.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class RebalanceListener:
     """Base class whose methods do nothing; override those you need.
 
     The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record. Each has
-    `listener_timeout_ms`. Heartbeats continue meanwhile. If a method raises or runs out of time, that poll raises the
-    exception or KafkaTimeout. A `commit()` in a method covers everything that was handed out. In a `close` after an
-    iteration, or after an exception in `async with`, it leaves out the records handed out last. The methods cannot
-    poll, iterate or close.
+    `listener_timeout_ms`, but not more than `max_poll_interval_ms`. Heartbeats continue meanwhile. If a method raises
+    or runs out of time, the call that it ran in raises the exception or KafkaTimeout. A `commit()` in a method covers
+    everything that was handed out. In a `close` after an iteration, or after an exception in `async with`, it leaves
+    out the records handed out last. The methods cannot poll, iterate or close.
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """

@@ -1,4 +1,7 @@
-"""The consumer's settings, with the Java consumer's names and defaults."""
+"""The consumer's settings. Those that the Java consumer has too have its names and defaults.
+
+One default differs: by default the consumer commits nothing automatically.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def _is_reset_policy(text: str) -> str:
 
 
 class ReadingSettings(Section):
-    """Settings for reading and for liveness: all except those of the group and its commits."""
+    """Settings for reading and for membership: all except the group id and when to commit."""
 
     group_instance_id: str | None = Field(default=None, min_length=1, description="static membership")
     auto_offset_reset: Annotated[str, AfterValidator(_is_reset_policy)] = Field(
@@ -62,7 +65,7 @@ class ReadingSettings(Section):
 
 
 class ConsumerSettings(ReadingSettings):
-    """Settings for reading, for committing positions, and for the member's liveness."""
+    """All settings of a consumer: those for reading, the group id, and when positions are committed."""
 
     group_id: str | None = Field(default=None, min_length=1, description="none: no commits, no shared assignment")
     commit_strategy: CommitStrategy = Field(

@@ -58,7 +58,7 @@ class UnreadRecords:
         """Add records of a partition before its other unread records. They are new ones, or ones that were taken from
         here.
 
-        The fetcher reads no more records of a partition while it has unread ones.
+        No new records of a partition are taken from the fetcher while it has unread ones here.
         """
         for tp, each in polled.items():
             self._rests.setdefault(tp, deque()).appendleft(_UnreadRest(each))
@@ -79,7 +79,7 @@ class UnreadRecords:
         return None
 
     def take(self, max_records: int | None, held: Collection[TopicPartition]) -> dict[TopicPartition, PolledRecords]:
-        """Return the first unread records of each partition that is not held, as columns, `max_records` in all."""
+        """Return the first unread records of each partition that is not held, at most `max_records` in all."""
         polled: dict[TopicPartition, PolledRecords] = {}
         left = max_records
         for tp in [tp for tp in self._rests if tp not in held]:
