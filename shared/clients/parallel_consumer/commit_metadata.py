@@ -2,8 +2,8 @@
 
 Records that are handled in parallel finish out of order. Kafka stores one offset for each partition, with a text of up
 to 4,096 bytes. The text begins with `p1r:` or `p1b:`; the rest is base64. Version 1 `r` has runs as varints: gap,
-length, gap, length … Version 1 `b` has a bitmap with one bit for each offset. Both begin with the committed offset
-itself, so that the text cannot be applied to another offset. A range may contain offsets without a record.
+length - 1, gap, length - 1 … Version 1 `b` has a bitmap with one bit for each offset. Both begin with the committed
+offset itself, so that the text cannot be applied to another offset. A range may contain offsets without a record.
 
 >>> text = encode_finished(100, [(103, 110), (120, 120)])
 >>> text
@@ -36,7 +36,7 @@ _BASE_BYTES_MAX = 9
 
 
 def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
-    """Finished ranges (first, last), ascending from `offset`, as commit metadata: runs or a bitmap, the shorter one."""
+    """Return finished ranges (first, last), ascending from `offset`, as commit metadata: runs, or a shorter bitmap."""
     if not finished:
         return ""
     runs = bytearray(_encode_varint(offset))

@@ -1,9 +1,10 @@
 """Decides which delivered records may be handled now, and which offsets may be committed.
 
 The records of a partition are queued in lanes. There is one lane for each key (`ordering="key"`), one for the whole
-partition (`partition`), or one for each record (`unordered`, and records without a key under `key`). A lane handles one
-record at a time, in offset order. A record that waits for its retry blocks only its own lane. The ready lane with the
-lowest offset is served first, so that few records finish out of order. Partitions are served in turn.
+partition (`partition`), or one for each record (`unordered`, and records without a key under `key`). The records of a
+lane are handled in offset order, by one execution at a time. A record that waits for its retry blocks only its own
+lane. The ready lane with the lowest offset is served first, so that few records finish out of order. Partitions are
+served in turn.
 
 The committable offset is that of the first unfinished record. It depends on the delivered records alone, since
 compaction and transaction markers leave holes in the offsets. Finished records above it are stored in the commit's
@@ -85,7 +86,7 @@ class KeyScheduler:
     def assign(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         """Add a partition with its committed offset.
 
-        Raises DataError if the commit's metadata is damaged. Then assign the partition without the committed offset.
+        Raises DataError if the commit's metadata is damaged. Then assign the partition with the offset alone.
         """
         if partition in self._partitions:
             raise IllegalState(f"{partition} is assigned already")

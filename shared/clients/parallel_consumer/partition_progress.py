@@ -120,7 +120,7 @@ class PartitionProgress:
         return True
 
     def pass_over(self, position: int) -> bool:
-        """Note that every record below this offset was delivered: a reset found the offset, or only markers are before
+        """Note that no record below this offset will be delivered: a reset found the offset, or only markers are before
         it.
 
         Returns True, once, if the partition had no committed offset.

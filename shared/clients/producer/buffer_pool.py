@@ -123,7 +123,10 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes sends wait while partitions without progress use up their share. A single partition is never limited."""
+    """Makes sends wait while partitions without progress use up their share.
+
+    A producer that sends to only one partition is never limited.
+    """
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384
-"""The most records of a slice. Its append blocks the event loop for some milliseconds, and a full buffer is noticed."""
+"""The most records of a slice, whose append thus blocks the event loop for only some milliseconds."""
 
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of lists that are copied into one buffer at once, in addition to the buffer memory."""

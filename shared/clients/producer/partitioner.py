@@ -179,7 +179,7 @@ class ProducerPartitioner:
         return known
 
     def forget_idle(self, now_ms: int) -> None:
-        """Called with fresh metadata: stop watching topics that were not used since `metadata_max_idle_ms`."""
+        """Called with fresh metadata: stop watching topics that were not used for `metadata_max_idle_ms`."""
         # A producer that sends to changing topics would otherwise fetch the metadata of all of them for ever (KIP-526).
         for name, known in list(self._topics.items()):
             if known.is_used or any(queue.held for queue in known.queues.values()):

@@ -4,10 +4,10 @@
         delivery = await producer.send("clicks", b"{}", key=b"ann")
         metadata = await delivery
 
-`send` waits only while the topic's metadata is missing, or while the buffer is full. Most records are appended directly
-to an open batch of their partition. Every other record goes through `_enqueue_record`: checks, serializers, metadata,
-partition, memory, a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due.
-batch_completion.py handles the response.
+`send` waits only for the topic's metadata, and for buffer memory. Most records are appended directly to an open batch
+of their partition. Every other record goes through `_enqueue_record`: checks, serializers, metadata, partition, memory,
+a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due. batch_completion.py
+handles the response.
 
 The records and offsets that a transactional producer sends between begin and commit become visible to `read_committed`
 consumers all at once, or never:
@@ -18,7 +18,7 @@ consumers all at once, or never:
 
 After an error of a record or of an offset, a transaction can only be aborted. The same holds after a rejected or
 cancelled `send`, since a commit would leave out its record silently. `transaction()` aborts on any exception and raises
-it again.
+it again. It does not abort if the outcome of its commit is unknown.
 
 If the delivery of a record times out while its request is in flight, the record may still be written. Then
 `maybe_written` of the error is True.
@@ -177,8 +177,9 @@ class Producer:
     async def close(self, timeout_ms: float | None = None) -> None:
         """Send the buffered records for up to `timeout_ms` (None: no limit), then fail the rest with IllegalState.
 
-        An open transaction is aborted. Calls that wait for metadata or buffer memory raise IllegalState at once. A
-        second call waits for the first one. If its own `timeout_ms` passes earlier, the first call ends then.
+        An open transaction is aborted, and its unsent records are dropped. Calls that wait for metadata or buffer
+        memory raise IllegalState at once. A second call waits for the first one. If its own `timeout_ms` passes
+        earlier, the first call ends then.
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
@@ -267,10 +268,10 @@ class Producer:
         now.
 
         These errors are raised before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp,
-        DataError (invalid partition number), UnknownTopicOrPartition (not known within `max_block_ms`),
-        BufferExhausted, IllegalState (closed, no open transaction), TransactionAborted, ProducerFenced, TypeError
-        (`on_delivery` cannot be called, or is async). If a record is rejected or cancelled, its transaction can only be
-        aborted.
+        InvalidTopic, DataError (invalid partition number), UnknownTopicOrPartition (not known within `max_block_ms`),
+        AuthorizationFailed, BufferExhausted, IllegalState (closed, no open transaction), TransactionAborted,
+        ProducerFenced, TypeError (`on_delivery` cannot be called, or is async). If a record is rejected or cancelled,
+        its transaction can only be aborted.
 
         `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop. It is never called
         if this method raises.
@@ -364,7 +365,7 @@ class Producer:
         await self._flush_batches()
 
     def abort_pending(self) -> int:
-        """Fail every batch that is not in a request with SendCancelled. Returns the number of batches.
+        """Fail with SendCancelled every batch that no request contains. Returns the number of batches.
 
         A transaction that loses records by this can only be aborted.
         """
@@ -538,8 +539,8 @@ class Producer:
         """Commit a consumer's offsets with the transaction. The group's generation and member id fence old members
         (KIP-447).
 
-        After IllegalGeneration, UnknownMember, FencedInstanceId or AuthorizationFailed (of the group), abort the
-        transaction; the producer can go on. Also raises ProducerFenced.
+        After KafkaTimeout, IllegalGeneration, UnknownMember, FencedInstanceId or AuthorizationFailed (of the group),
+        abort the transaction; the producer can go on. Also raises ProducerFenced.
         """
         self._check_usable()
         txn = self._require_transaction()

@@ -2,11 +2,14 @@
 
 The batch has the future. A record has only its index, and its metadata is made when it is requested.
 
-    OPEN ──append full, linger, flush──▶ OUT ◀──retry──▶ QUEUED ──▶ DONE (an offset, or an error)
-                                          └── too large for the broker ──▶ SPLIT (its parts are QUEUED)
+    OPEN ──full, linger, flush──▶ OUT ◀──retry──▶ QUEUED
+                                   │└── too large for the broker ──▶ SPLIT (its parts are QUEUED)
+                                   └── acknowledged, or a final error ──▶ DONE
+    OPEN, QUEUED ──expired, failed──▶ DONE
 
-A record can be cancelled while the batch is open. The compiled builder cannot remove a record, so the batch marks it as
-removed. Before the batch is sent, it is encoded again without the marked records.
+A record can be cancelled while its batch is OPEN: no request has contained the batch yet. The compiled builder cannot
+remove a record, so the batch marks it as removed. Before the batch is sent, it is encoded again without the marked
+records.
 
 `fate_unknown` is set once an attempt may have put the batch into the log although it was not acknowledged. If such a
 batch is given up, its sequence numbers are not used again.
@@ -184,7 +187,7 @@ class ProducerBatch:
         return self.producer_state.producer_id >= 0
 
     def size(self) -> int:
-        """Return the size in bytes: uncompressed while the batch is open, as it was sent once it is done."""
+        """Return the size in bytes: uncompressed until the first request, then as it is sent."""
         return int(self._builder.size()) if self._builder is not None else self._size
 
     def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
@@ -203,7 +206,7 @@ class ProducerBatch:
         """Mark a record as cancelled. Returns False if the batch is no longer open, or if the record was cancelled
         before.
 
-        After it has removed all its records, the caller calls `cancelled_records` once.
+        After its last call of `remove` the caller calls `cancelled_records`, once.
         """
         if self.state is not BatchState.OPEN or index in self.removed:
             return False

@@ -1,9 +1,9 @@
 """The record accumulator: a queue of batches for each partition, and the decision which batches are due.
 
-The first batch of a partition is due in one of these cases: it is full (a second batch is behind it), `linger_ms` has
-passed, it must be flushed, or a send waits for buffer memory. A retried batch is due after its backoff. It is sent
-while no other batch of its partition is in flight, so that the response shows the fate of this batch alone. A partition
-that waits does not delay other partitions.
+The first batch of a partition is due in one of these cases: it is full, a second batch is behind it, `linger_ms` has
+passed, it must be flushed, or a send waits for buffer memory. A retried batch is due after its backoff, or at once for
+a new leader that it was not sent to. It is sent while no other batch of its partition is in flight, so that the
+response shows the fate of this batch alone. A partition that waits does not delay other partitions.
 
 Times are `now_ms` of a monotonic clock, which the caller passes.
 """
@@ -194,7 +194,7 @@ class RecordAccumulator:
 
         `usable` returns whether a node takes another request, `reachable` whether it can be reached, `may_send` whether
         a partition may send. A request has at most `max_request_size` bytes. Partitions take turns to be first, so that
-        the limit does not starve any. The returned batches are moved to `out`.
+        the limit does not starve any. The batches in `requests` are moved to `out`. With `hurry` no batch lingers.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
@@ -271,7 +271,7 @@ class RecordAccumulator:
         self._active[queue] = None
 
     def replace(self, batch: ProducerBatch, parts: list[ProducerBatch], retry_at_ms: int) -> None:
-        """Replace a batch in the queue by its parts."""
+        """Replace a batch by its parts, which go into its partition's queue."""
         # The parts take the batch's position, since `expire` relies on the order of age.
         self.incomplete = {each: None for known in self.incomplete for each in (parts if known is batch else (known,))}
         for part in parts:

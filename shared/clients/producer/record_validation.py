@@ -124,8 +124,8 @@ def check_callback(on_delivery: object) -> None:
 def checked_size(
     topic: str, key: bytes | None, value: bytes | None, headers: HeaderList, settings: ProducerSettings
 ) -> int:
-    """Return the size in bytes of a batch with this record alone. Raises RecordTooLarge, which names the exceeded
-    setting."""
+    """Return an upper bound of the bytes of a batch with this record alone. Raises RecordTooLarge, which names the
+    exceeded setting."""
     size = record_size(key, value, headers)
     limits = {"max_request_size": settings.max_request_size, "buffer_memory": settings.buffer_memory}
     limit = min(limits, key=lambda name: limits[name])

@@ -33,6 +33,7 @@ transaction.
     UNINITIALIZED ─init─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
                                              │    └─abort─▶ ABORTING ─▶ READY
                                              └─error─▶ ABORTABLE_ERROR ─abort─▶ ABORTING
+    COMMITTING ─error─▶ ABORTABLE_ERROR
     every state ─fatal─▶ FATAL_ERROR
 
 An error of a record or of an offset makes the transaction abortable: it can no longer be committed. Being fenced is
