@@ -283,8 +283,8 @@ class Connection:
     async def connect(self, node: int) -> bool:
         """Connect to a node if needed. Returns whether it is connected.
 
-        The time limit of an attempt is that of the `sockets` module. During the backoff after a failure there is no
-        attempt. Raises AuthenticationFailed if the node rejects the credentials.
+        The module `sockets` tells the time limit of an attempt. During the backoff after a failure no attempt is made.
+        Raises AuthenticationFailed if the node rejects the credentials.
         """
         client = self._open_client
         if await client.ready(node):

@@ -1,13 +1,14 @@
 """Sends the commits that the commit sequence chooses, one at a time (Java: `CommitRequestManager`).
 
 A request has the member's generation, member id and instance id. The response has an error code for each partition: 0
-means that the offset is committed. There are three kinds of errors:
+means that the offset is committed. There are four kinds of errors:
 
 1. An error of one partition (the metadata is too long): its offset is given up, with an error that names the partition.
    A partition that the coordinator does not know is retried for REJECTED_RETRY_MS first.
 2. A retriable error of the whole request: the request is retried, without a limit.
-3. The loss of the membership, or a rebalance: the offsets of the partitions that are kept go with the next generation.
-   Any other error of the whole request gives up its offsets.
+3. The loss of the membership, or a rebalance: the offsets of the partitions that are kept are committed in the next
+   generation.
+4. Any other error of the whole request: its offsets are given up.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ class CommitRequestManager:
         """Commit offsets and wait. Pending commits are sent before or with this one. Without offsets the call waits for
         the pending ones alone.
 
-        Raises CommitFailed (IllegalGeneration, UnknownMember), RebalanceInProgress, or an error that is not retriable
-        at once. It waits instead if the end of a rebalance may let the member commit. Raises KafkaTimeout after
+        Raises at once CommitFailed (IllegalGeneration, UnknownMember), RebalanceInProgress, or an error that is not
+        retriable. It waits instead if the end of a rebalance may let the member commit. Raises KafkaTimeout after
         `timeout_ms`; the offsets may still be committed later. An error of one partition (it does not exist, its
         metadata is too long) is raised after the other partitions are committed.
         """

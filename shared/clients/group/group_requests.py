@@ -213,7 +213,7 @@ class GroupRequests:
             log.info("group requests are answered again", **self.fields(), **times)
 
     def follow_up(self) -> None:
-        """Called after each step and heartbeat: check when to beat next, and forget a moved coordinator."""
+        """Called after each step and each heartbeat: wake `heartbeats`, and forget a moved coordinator."""
         self._beats.set()
         if self._member.forget_coordinator:
             self._member.forget_coordinator = False
