@@ -1,8 +1,8 @@
 """Error handlers: the reaction to a record that cannot be processed, for each stage.
 
 `dead_letter` sends the record to its source's dead-letter topic. `continue` skips and counts the record. `fail` ends
-the task, whose position stays before the record. In the stage `process` a DataError says that the record is invalid,
-not the program. Even under `fail` it therefore makes the record a dead letter. Once a store has taken the record, the
+the worker; the task's position stays before the record. In the stage `process` a DataError means that the record is
+invalid, not the program. So even under `fail` it makes the record a dead letter. Once a store has taken the record, the
 handlers decide about a single output instead of the record (`output_guard`).
 """
 

@@ -2,7 +2,7 @@
 
 The table `state` has a column for each store, the tables `closed/<store>` and `late/<store>` one for each aggregation.
 These names must differ from the tables' other columns. Delta ignores case in names, and rejects blanks and some
-punctuation. The aggregator checks its topology when it starts, the Spark jobs check before they write.
+punctuation. An aggregator with a lake checks its topology when it starts, the Spark jobs check before they write.
 
 >>> require_names_in_lake_table("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):

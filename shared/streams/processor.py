@@ -1,7 +1,7 @@
 """The Processor API: the base class of a topology's nodes, and the context that gives them access to their task.
 
-A processor is created for each task, so it needs no locks. The task calls `init` once, `process` for each record in
-offset order, and `close` at the end. A processor is plain code: it never awaits and never reads a clock.
+A processor is created for each task, so it needs no locks. The task calls `init` once, `process` for each record,
+`commit` before each commit, and `close` at the end. A processor is plain code: it never awaits and never reads a clock.
 `TimedProcessor` is the base class of the engine's own operators with event time.
 """
 
@@ -76,9 +76,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def forward(self, record: Record[KForward, VForward], to: str | None = None) -> None:
-        """Forward a record to all child processors, or to the one named `to`.
+        """Forward a record to all children, or to the one named `to`.
 
-        Raises DataError for an invalid timestamp.
+        Raises DataError for an invalid timestamp, ConfigError if no child is named `to`, and IllegalState outside of a
+        callback.
         """
         ...
 
@@ -110,8 +111,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         multiples of the interval. A schedule with a name keeps its grid across restarts, as long as its type and
         interval stay the same. Names are separate for each node.
 
-        Raises ConfigError, which names the invalid argument, or if another live schedule of the node has the name.
-        Raises IllegalState outside of a callback.
+        Raises ConfigError for an invalid argument, or if another live schedule of the node has the name. Raises
+        IllegalState outside of a callback.
         """
         ...
 
@@ -149,13 +150,13 @@ class ProcessorContext(Protocol[KForward, VForward]):
         """Return True if windows of this span may take a record of this timestamp.
 
         The timestamp is invalid if a window's bound would not fit into 64 bits, or if it is more than `max_future_ms`
-        ahead of the clock. Then a DataError rejects the source record. In a punctuation or a commit there is no source
-        record: the forwarded record is counted as skipped, and the result is False.
+        ahead of the clock. Raises DataError for an invalid timestamp. In a punctuation or a commit there is no source
+        record to reject. Then the forwarded record is counted as skipped, and the result is False.
         """
         ...
 
     def reject_output(self, record: Record, error: Exception) -> None:
-        """Leave out one output of this node because of `error`, if the error handlers allow that; else raise `error`.
+        """Drop one output of this node because of `error`, if the error handlers allow that; else raise `error`.
 
         This is for outputs that an operator makes from its store. `record` is the part of the output that is known.
         """
@@ -198,10 +199,11 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
 
         An error rejects the source record, and `processing_exception_handler` decides what happens to it: by default it
         goes to the dead-letter topic. Under `fail` an error ends the worker, except a DataError, which still makes the
-        source record a dead letter. ConfigError and FatalError always end the worker.
+        source record a dead letter. ConfigError, FatalError, IllegalState and MemoryError always end the worker.
 
-        Behind a store, and for a record that a punctuation or a commit forwarded, only the record given to this
-        processor is left out. If the processor changed a store of its own and then raises, the worker ends.
+        Behind a store, and for a record that a punctuation or a commit forwarded, the source record is not rejected.
+        Then only the record given to this processor is dropped, and the handler decides what else happens to it. If the
+        processor changed a store and then raises, the worker ends.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 
@@ -218,9 +220,10 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
 class TimedProcessor(Processor):
     """The base class of operators with event time. Progress records contain the operators' times by store name.
 
-    `stream_time_ms` is the highest timestamp of a record. It also advances when the source is idle. `close_time_ms` is
-    stream time minus the grace, and for sessions also minus the gap; None before the first record. Windows that end
-    below it are closed. It never goes back: if the grace is made longer, it stays until stream time has caught up.
+    `stream_time_ms` is the highest timestamp of a record. With `idle_timeout_ms` it also advances when the source is
+    idle. `close_time_ms` is stream time minus the grace, and for sessions also minus the gap; None before the first
+    record. Windows whose last moment is below it are closed. It never goes back: if the grace is made longer, it stays
+    until stream time has caught up.
     """
 
     store_name: str

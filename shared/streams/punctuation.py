@@ -211,9 +211,10 @@ class TaskSchedules:
 
 
 def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
-    """Return the next due time on a restored wall-clock grid, at most one interval from now or at the start, if later.
+    """Return a restored wall-clock due time, moved back on its grid until it is at most one interval from now.
 
-    `due_ms` may be later, because it was computed by another instance's clock, or by this one's before a correction.
+    If `start_ms` is later than that, it is the limit instead. `due_ms` may be later, because it was computed by another
+    instance's clock, or by this one's before a correction.
 
     >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
     70

@@ -100,7 +100,11 @@ class Topology:
     """The application that names the internal topics; None as long as they have no application's name."""
 
     def add(self, node: Node, *parents: str) -> None:
-        """Add a node below its parents. Raises ConfigError if the name is taken, or a parent does not exist."""
+        """Add a node below its parents.
+
+        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, or if another source reads the
+        topic. A source must have no parent, any other node at least one.
+        """
         if node.name in self.nodes:
             raise ConfigError(f"topology: the name {node.name!r} is taken")
         for parent in parents:

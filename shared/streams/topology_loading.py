@@ -17,7 +17,8 @@ NAME_PATTERN = r"^[\w.]+:\w+$"
 def load_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
     """Load the function that returns a topology, or another one of the user, by its name `module:function`.
 
-    Raises ConfigError, which names the setting, if that fails.
+    Raises ConfigError, which names the setting, for an ImportError, or if the module lacks the function. Any other
+    error of the module's code is raised unchanged.
     """
     module, _, function = name.partition(":")
     search_path = folder or str(Path.cwd())
@@ -34,7 +35,7 @@ def load_topology(name: str, options: Mapping[str, str], folder: str | None = No
     """Call `module:function` with `options`, and return its topology. Raises ConfigError if it returns no topology.
 
     `folder` is added to Python's path, so that the user's module is found there; the default is the current folder.
-    Raises ConfigError too if the function cannot be loaded or called.
+    Raises ConfigError too as `load_function`, and for a TypeError of the call.
     """
     build = load_function(name, "topology", folder)
     try:

@@ -2,8 +2,9 @@
 
 A user writes an aggregation unbound, such as `Mean("ms")`. `bind` returns the same aggregation for the value type of a
 stream, which determines the types of the columns. In a running task the state is one Python value. In the changelog, in
-the lake and in Spark the state is the columns `state_columns`: int64, float64 or binary. As in SQL, all aggregations
-except `Count()` skip None, and their result is None if there was no other value.
+the lake and in Spark the state is the columns `state_columns`: int64, float64 or binary. As in SQL, aggregations of a
+field skip None. If there was no other value, `CountDistinct` returns 0, `CollectList` and `CollectSet` return an empty
+list, and all others None.
 
 >>> mean = Mean("ms").bind(dict)
 >>> state = mean.add(mean.add(mean.initial(), {"ms": 4}), {"ms": 8})

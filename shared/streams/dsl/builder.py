@@ -280,7 +280,7 @@ class StreamsBuilder:
         """Read all partitions of a topic as one table in every instance, under this name (default: the topic's).
 
         An instance reads the topic to its end before it processes the first record, and then follows the topic. Records
-        that cannot be decoded are counted, logged and left out.
+        that cannot be decoded are counted, logged and skipped.
         """
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)
@@ -449,10 +449,11 @@ class Stream(Generic[K, V]):
     ) -> Stream[KR, V]:
         """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
-        Before the stream is grouped or joined, it passes through the repartition topic
-        `<application>-<name>-repartition`, so that all records of a key come to one task. With an explicit `name`, the
-        topic stays the same when the topology around it changes. A record whose new key is None is skipped and counted
-        before that topic, except for a left join.
+        Before the stream is grouped, or joined with a stream or a table, it passes through a repartition topic, so that
+        all records of a key come to one task. The topic is `<application>-<node>-repartition`, after the last node
+        before it. `name` is the name of the node that `key_by` adds. If the grouping or join directly follows, an
+        explicit `name` keeps the topic the same when the topology around it changes. A record whose new key is None is
+        skipped and counted before that topic, unless the stream is the left side of a left join.
         """
         selector = plain("key_by: selector", selector)
 
@@ -671,7 +672,7 @@ class Stream(Generic[K, V]):
         """Group the stream by its records' keys.
 
         In a stream of window results or table rows, a record without a value is a retracted window or a deleted row.
-        Such records cannot be aggregated. They are left out, and `streams_skipped_records` counts them with the reason
+        Such records cannot be aggregated. They are skipped, and `streams_skipped_records` counts them with the reason
         `null value`.
         """
         require_groupable("group_by_key", self._traits)

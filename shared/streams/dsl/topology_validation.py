@@ -1,6 +1,6 @@
 """Validation of a topology while it is defined. Each error names the argument and the remedy.
 
-A mistake that is found here is found before the application starts. Found later, it would end a task.
+So a mistake is found before the application starts. Without the checks, it would end a task later.
 
 >>> require_key_type("stream: key", "int")
 Traceback (most recent call last):

@@ -5,8 +5,9 @@
 An operator has its own stream time: the highest timestamp of a record with a key. A record that an aggregation rejects
 does not advance this time. The time decides when windows close. Progress records contain it under the store's name.
 
-With `on_close` a window's result is forwarded when the window closes. With `on_update` the last result of each window
-in a commit is forwarded. A window is retracted (value None) only if an earlier commit had forwarded it.
+With `on_close` a window's result is forwarded when the window closes. With `on_update` a commit forwards the last
+result of each changed window. It retracts a window (value None) only if an earlier commit had forwarded it. Without
+`deduplicate_updates` each result and retraction is forwarded at once.
 """
 
 from __future__ import annotations

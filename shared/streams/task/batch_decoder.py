@@ -1,7 +1,8 @@
 """Turns a batch of records into columns: keys become numbers, values become arrays, and exceptional records are found.
 
-The value type of the stream decides how values are decoded. `bytes` are not decoded at all. For a struct, msgspec
-checks the declared fields and skips all others. A `dict` is decoded completely.
+The value type of the stream decides how values are decoded. `bytes` are not decoded at all. If the store needs only
+numbers of a struct or a `dict`, a kernel reads them from the JSON where it can (`json_fields`). msgspec decodes all
+other values. For a struct, it checks the declared fields and skips all others. It decodes a `dict` completely.
 
 A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded, it has no
 timestamp, its key is too large for a result, or an aggregation rejects its value. Exceptional records are processed one
@@ -42,7 +43,7 @@ class DecodedBatch:
 
     It has for each record the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
     aggregation whose states are objects (`inputs`). `exceptional` are the indexes of exceptional records, ascending.
-    `decoded` are the decoded values, or None if the records' own values are used. `is_out` marks records that the
+    `decoded` are the decoded values, or None if a kernel read them or they are bytes. `is_out` marks records that the
     operator chain has filtered out; None means that there is no chain. If time ran out in the chain, `codes` is shorter
     than the batch: it has only the records that were looked at.
     """

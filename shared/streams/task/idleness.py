@@ -2,7 +2,7 @@
 
 Windows close when stream time passes them, and stream time moves with records. If no more records come, the last
 windows would stay open forever. So if a task has read everything and nothing has come for `idle_timeout_ms`, its times
-advance by that long, and again after each further `idle_timeout_ms`.
+advance by the time that has passed, and again after each further `idle_timeout_ms`.
 
 >>> idle = Idleness(100)
 >>> [idle.due_ms(now, {"in": 7}, at_end=True) for now in (1_000, 1_099, 1_100, 1_150, 1_205)]

@@ -1,8 +1,9 @@
 """A compiled kernel that reads numbers from flat JSON objects without a Python object for each value.
 
-The kernel reads objects whose members are printable ASCII strings without escapes, numbers without an exponent, `true`,
-`false` and `null`. All members of the value's type must be present, once each and with the right type. Any other value
-is left to msgspec, which accepts or rejects it. So the results are the same as if msgspec decoded all values.
+The kernel reads objects whose members are printable ASCII strings without escapes, numbers of few digits without an
+exponent, `true`, `false` and `null`. All members of the value's type must be present, once each and with the right
+type. Any other value is left to msgspec, which accepts or rejects it. So the results are the same as if msgspec decoded
+all values.
 
 >>> class Click(msgspec.Struct):
 ...     ms: int

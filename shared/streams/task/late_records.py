@@ -1,7 +1,7 @@
 """Late records for the late topic: the unchanged source record, with headers that describe its lateness.
 
 A record that a punctuation or a commit forwards has no source record. If such a record is late, the forwarded record is
-written, as JSON and without the headers that name a source record.
+written, without the headers that name a source record (`forwarded_late_record`).
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def forwarded_late_record(
 ) -> ProducerRecord:
     """Return a forwarded record for the late topic. Text and bytes are written unchanged, anything else as JSON.
 
-    A value that cannot be encoded as JSON is replaced by its `repr`. A value that makes the record too large is left
-    out. So no late record can end the task.
+    A value that cannot be encoded as JSON is replaced by its `repr`, one that makes the record too large by None. So no
+    late record can end the task.
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness

@@ -7,7 +7,7 @@ error handlers decide what else happens. With `continue` the output is counted. 
 written to the dead-letter topic (`output_dead_letter`). Other outputs are not affected. With `fail` the task ends.
 
 The task also ends if a node raises after it, or a node below it, has changed a store: half of a change can be neither
-kept nor undone.
+kept nor undone. A punctuator that raises is an exception: what it stored and forwarded before the error stays.
 """
 
 from __future__ import annotations

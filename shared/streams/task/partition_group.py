@@ -4,7 +4,7 @@ The next record of the group is the one with the lowest timestamp. It is known o
 record. If a partition has none, its lag at the broker decides:
 
 - If the partition has records that are not fetched yet, or if the lag is not known, the other partitions wait.
-- If the lag is 0, they wait for another `max_task_idle_ms`, because a record may still be written.
+- If the lag is 0, they wait for up to `max_task_idle_ms` from then on, because a record may still be written.
 
 With `max_task_idle_ms` = -1 they never wait.
 
@@ -74,7 +74,7 @@ class RecordQueue:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the queued keys, values and headers. Fetches are measured at the first call only."""
+        """Return the bytes of the queued keys, values and headers; each fetch is measured once, at the first use."""
         if not self._length:
             return 0
         # A fetch is taken in several runs. Its sizes stay until its last record is taken.
@@ -167,8 +167,8 @@ class PartitionGroup:
 
         Steps:
         1. Find the two partitions whose next records have the lowest timestamps.
-        2. Take the records of the first partition until one is later than the next record of the second. A record with
-           the same timestamp as that record is taken only if its topic is first in the order of the group's topics.
+        2. Take the records of the first partition until one is later than the next record of the second. Of records
+           with equal timestamps, that of the topic that comes first in the group is taken first.
         """
         # PartitionGroup takes one record at a time from the queue with the lowest timestamp. A run has the same order.
         # The order of topics decides between equal timestamps, where the PriorityQueue of Kafka Streams leaves it open,

@@ -82,9 +82,9 @@ class SinkNodeWriter:
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
     def encode(self, results: ResultBatch) -> OutputColumns | None:
-        """Encode the results that reach this node of a sink at once; None if it encodes them one by one.
+        """Encode results for the sink's topic, all at once. Return None if they must be encoded one by one.
 
-        Returns None also if the node may reject a result.
+        They must be if the encoder is the user's, or if the sink may reject a result.
         """
         node = self._node
         if node.encode not in (encode_json, encode_updates):

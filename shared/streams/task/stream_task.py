@@ -9,8 +9,8 @@ restored from the changelog.
 `process` takes records in batches. A batch is cut where a STREAM_TIME punctuation is due and around each rejected
 record. So the results are the same as those of the test driver, which processes single records. If an error occurs
 before a store has taken the record, all outputs of the record are dropped, and by default the record goes to the
-dead-letter topic. Behind a store only one output is dropped (`output_guard`). If an error allows neither, the task
-fails and is never committed again, because the record is only half processed.
+dead-letter topic. Behind a store only one output is dropped (`output_guard`). If neither is possible, the task fails
+and is never committed again, because the record is only half processed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class StreamTask:
     record that the task writes may have more than `record_bytes_max` bytes. `state_bytes_max` is the part of that limit
     that is left for the key and states of a changelog entry. Batches of at least `columns_min` records are processed as
     columns if the topology allows it. With `keeps_late`, late records are written to the changelog, for the lake.
-    Records more than `max_future_ms` ahead of the clock are rejected.
+    Windows and joins reject records more than `max_future_ms` ahead of the clock; `process_input_records` rejects such
+    source records before.
     """
 
     def __init__(
@@ -208,8 +209,8 @@ class StreamTask:
 
         At least one record is processed. When `has_time` returns False, the rest is not. `sources` has the positions.
 
-        Raises ProcessingFailed, which names node, topic, partition and offset. ConfigError and FatalError are raised
-        unchanged.
+        Raises ProcessingFailed, which names node, topic, partition and offset. ConfigError, FatalError, IllegalState
+        and MemoryError are raised unchanged, unless a store has taken the record or a punctuation raised them.
         """
         self.now_ms = now_ms
         self.has_time = has_time
@@ -436,7 +437,10 @@ class StreamTask:
         return self._committing
 
     def prepare_commit(self, now_ms: int) -> TaskCommit:
-        """Return everything since the last commit, to be written. Raises ProcessingFailed if the task has failed.
+        """Return everything since the last commit, to be written.
+
+        Raises ProcessingFailed if the task has failed before, or if `commit` of a processor or the encoding of a state
+        raises. Raises IllegalState before `initialize`.
 
         The task may process records while the commit is written. The caller prepares no other commit before it has
         called `commit_succeeded`. If the write fails, it discards the task.

@@ -1,7 +1,8 @@
 """The interface of a task for its parts: a protocol, so that none of the parts imports `StreamTask`.
 
-The parts are the vectorized executor, the processor nodes, the output guard and idleness. They read the task's settings
-and times, and report the outcome of records. `StreamTask` implements the protocol.
+The parts are the vectorized executor, the operator chain, the processor nodes, late records, the output guard and
+idleness. They read the task's settings and times, and report the outcome of records. `StreamTask` implements the
+protocol.
 """
 
 from __future__ import annotations
