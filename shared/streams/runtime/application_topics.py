@@ -53,13 +53,13 @@ async def prepare_topics(
 ) -> PreparedTopics:
     """Wait for the source topics, then create the topics that the application writes to.
 
-    Created topics have as many partitions as the source topics. While source topics are missing, they are logged and
-    passed to `on_missing`, again whenever the list changes.
+    Created topics have as many partitions as the source topics. The topics of global tables are waited for too. While
+    topics are missing, they are logged and passed to `on_missing`, again whenever the list changes.
 
-    Raises UnknownTopicOrPartition, which names the source topics that did not appear within `topic_wait_ms`. Raises
-    ConfigError if the assignor does not suit several source topics, if the topics' numbers of partitions differ, or if
-    the existing changelog would lose state. Logs a warning if retention would delete old event times from a result or
-    late topic.
+    Raises UnknownTopicOrPartition, which names the topics that did not appear within `topic_wait_ms`. Raises
+    ConfigError if the assignor does not suit several source topics, if the numbers of partitions of the source topics,
+    the repartition topics and the changelog differ, or if the existing changelog would lose state. Logs a warning if
+    retention would delete old event times from a result or late topic.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()

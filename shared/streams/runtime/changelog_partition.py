@@ -14,7 +14,7 @@ Detecting a takeover. Without transactions, a zombie (an owner that was suspende
 write. No reader counts its commits, so they must not move the group's offsets. Therefore each commit checks whether it
 begins where the previous one ended. If it does not, the owner reads the records between the two and looks for a
 takeover record. It reads uncommitted records too, because a takeover in an open transaction counts from its offset. If
-the log was replaced by another topic, the owner stops, with transactions too.
+the log was replaced by another topic, the commit fails, with transactions too.
 """
 
 from __future__ import annotations
@@ -212,9 +212,9 @@ class ChangelogPartition:
     ) -> tuple[StreamTask, RestoreReport]:
         """Restore a task and become its changelog's only writer.
 
-        `make_task` returns an empty task. It is called for each restore that must start again. A `standby` is continued
-        if the log still has the records that follow its position. Raises ChangelogHole, SchemaMismatch or
-        CorruptRecord, with the coordinates, if the state cannot be restored completely.
+        `make_task` returns an empty task. It is called for each attempt that does not continue the `standby`. The
+        standby is continued if the log still has the records that follow its position. Raises ChangelogHole,
+        SchemaMismatch or CorruptRecord, with the coordinates, if the state cannot be restored completely.
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):

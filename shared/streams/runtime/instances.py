@@ -5,9 +5,9 @@ The value lists the partitions whose tasks run on the instance, each with the ta
 that it is restoring. The instance writes the record again when the lists change, and also at intervals. At shutdown it
 writes a tombstone. Every instance reads the whole topic.
 
-A killed instance leaves its record in the topic, until others have taken over its partitions. If two records claim a
-partition, the claim with the higher owner epoch counts, as for a reader of the changelog. A claim to restore a
-partition counts if it was registered later than the claim to run it.
+A killed instance leaves its record in the topic. Other instances delete it when they have taken over its partitions and
+it is older than `FORGET_MS`. If two records claim a partition, the claim with the higher owner epoch counts, as for a
+reader of the changelog. A claim to restore a partition counts if it was registered later than the claim to run it.
 
 >>> table = Instances()
 >>> table.apply(0, b"http://a", encode_registration(Registration("a", {0: 4, 1: 4}, 2)), 0)

@@ -92,8 +92,12 @@ class PartitionRestore:
         """Find the start of the restore and seek to it; return the log's current end.
 
         A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange, after which a
-        restore must start again, in two cases: the log no longer has that position, or it no longer has the records
-        after the loaded snapshot but there is a newer snapshot now. Raises ChangelogHole if there is no newer snapshot.
+        restore must start again, in three cases:
+        1. The log no longer has that position, or is another topic.
+        2. The log no longer has the records after the loaded snapshot, but there is a newer snapshot now.
+        3. A file of the snapshot was deleted while it was loaded, but there is a newer snapshot now.
+
+        Raises ChangelogHole if the log does not continue the newest snapshot.
         """
         consumer.assign([self.at])
         reader = self.reader

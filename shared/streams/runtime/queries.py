@@ -105,7 +105,8 @@ def read_in_slices(
     as the window's kind defines them) and their results by name. Rows of an aggregation without windows have their
     results by name, rows of tables have `value`.
 
-    Raises ConfigError if no store has the name, if it is a join's store, or if `rows_max` is out of range.
+    Raises ConfigError if no store has the name, if it is a join's store, if `rows_max` is out of range, or if a key of
+    the query is not UTF-8 although the store's keys are text.
     """
     if not 1 <= query.rows_max <= QUERY_ROWS_MAX:
         raise ConfigError(f"rows_max must be from 1 to {QUERY_ROWS_MAX}, got {query.rows_max}")

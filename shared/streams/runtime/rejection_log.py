@@ -15,8 +15,8 @@ class RejectionLog:
     """The log of a task's rejected records: at most one line in each interval of `LOG_INTERVAL_MS`.
 
     Thousands of records a second may be rejected. A line counts all records that were rejected since the previous line.
-    It is logged at the end of the interval, or when the task ends. Only records of succeeded commits are counted,
-    because others may be processed again.
+    The worker reports after a commit has succeeded, because records without a commit may be processed again. A line may
+    also count records that were rejected while the commit was written.
     """
 
     def __init__(self, partition: int) -> None:

@@ -2,8 +2,8 @@
 
 A position is an offset in one topic. There are two ways for it to become invalid: the topic is deleted and created
 again, or the records at the position are deleted before they are read. By default, Kafka's clients reset such a
-position to the beginning or the end and continue silently. Here both cases are reported. `start_position_of` is the
-rule; `SourcePositions` looks up the first and end offsets of partitions and sets the positions.
+position to the beginning or the end and continue silently. Here both cases are reported. `SourcePositions` looks up the
+first and end offsets of partitions, `start_position_of` decides, and `SourcePositions` sets the positions.
 """
 
 from __future__ import annotations
@@ -209,9 +209,10 @@ def start_position_of(
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
-    `find` sets the positions of a restored task. `check` compares those of a running task with the log. Both raise
-    SourceTopicChanged and SourceOffsetsMissing. `find` also raises SchemaMismatch, and GroupAhead if the group has
-    committed offsets beyond those in the changelog.
+    `find` sets the positions of a restored task. `check` compares those of a running task with the source partitions.
+    Both raise SourceTopicChanged and SourceOffsetsMissing. `find` also raises SchemaMismatch if a repartition topic
+    that the topology no longer reads has unread records, and GroupAhead if the group has committed offsets beyond those
+    in the changelog.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:

@@ -86,7 +86,7 @@ def assign_standbys(
     Steps:
     1. A member keeps the partitions that it has state of, up to an even share. A partition without an owner is kept
        beyond that share, so that its next owner can be a member with state.
-    2. The remaining replicas go to the members with the fewest standby partitions.
+    2. The remaining replicas of partitions with an owner go to the members with the fewest standby partitions.
     """
     assigned: dict[str, list[int]] = {member: [] for member in order}
     # An even share, rounded up.

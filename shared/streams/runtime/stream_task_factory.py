@@ -30,8 +30,9 @@ CLEAN_INTERVAL_MS = 60_000
 class StreamTaskFactory:
     """Creates the tasks of one topology.
 
-    Raises ConfigError if there is a lake and names of stores or aggregations cannot be column names in it. `startup`
-    raises ConfigError if the state directory is not available.
+    With a lake, raises ConfigError if a name of a store or an aggregation cannot be a column name in it, or if a late
+    record may miss more windows than a changelog entry can list. With rocksDB, raises ConfigError if it is not
+    installed. `startup` raises ConfigError if the state directory is not available.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 The worker is a member of the application's consumer group and runs one task for each partition that it owns. An
 assigned partition is paused while its task is restored in the background; the other tasks continue. On revocation, the
 worker commits the processed records before it releases the partition. If the next assignment returns the partition, its
-task continues. After a commit that failed, the task is discarded and restored from the changelog. The consumer never
-resets a position: `source_positions` decides where tasks resume.
+task continues. After a commit that failed, the task is discarded and restored from the changelog, unless the error ends
+the worker. The consumer never resets a position: `source_positions` decides where tasks resume.
 """
 
 from __future__ import annotations
