@@ -1,8 +1,9 @@
 """The reader of changelog partitions. All restores and compactions use it, so they agree which entries count.
 
 The caller feeds it every record from the covered offset on, in batches of columns. The reader applies the changes that
-a progress record confirms, and drops all others. `format` defines this rule. It also defines foreign records, which the
-reader counts and skips. A commit may span batches; its entries are unconfirmed until its progress record is read.
+a progress record confirms, and drops all others. It counts and skips foreign records. `format` defines which changes
+are confirmed, and which records are foreign. A commit may span batches; its entries are unconfirmed until its progress
+record is read.
 """
 
 from __future__ import annotations
@@ -448,9 +449,9 @@ def reader_start_offset(
 ) -> int:
     """Return the offset at which a changelog's reader starts: after the snapshot in the lake, which ends at `covered`.
 
-    The log has the offsets from `first` to `end`; without a snapshot, `covered` is None. Raises ChangelogHole if
-    offsets are missing between the snapshot and the log, or if the log ends before the snapshot. `lake_name` is the
-    setting that `lake` comes from, for the message.
+    The log has the offsets from `first` to `end` (exclusive). Without a snapshot, `covered` is None and the reader
+    starts at 0. Raises ChangelogHole if offsets from the start on are missing in the log, or if the log ends before the
+    snapshot. `lake_name` is the setting that `lake` comes from, for the message.
     """
     if covered is None:
         if first > 0:

@@ -5,7 +5,7 @@ All numbers are big-endian:
 
     offset  size  envelope
     0       1     format version (1)
-    1       1     operation: L live session, D deleted, F final, X late record, G progress, T takeover
+    1       1     operation: L live row, D deleted row, F final, X late record, G progress, T takeover
     2       1     store number (its index in the progress record's `stores`; 0 for G and T)
     3       4     owner epoch, int32
     7       8     commit number, int64
@@ -97,10 +97,11 @@ class Progress(msgspec.Struct, frozen=True):
     topic to the next offset to read in this partition. `source_ids` maps source topics to the topic ids that those
     offsets belong to; the id of an absent topic is not known.
 
-    `stream_time_ms` is the task's stream time. `operator_times_ms` has the stream time of each store's operator, -1
-    before its first record. `close_times_ms` has the close time of each store: windows that end below it are closed. It
-    has no value for a store before its first record. `idle_ms` is the total by which time has advanced without a
-    record. `grids_ms` has the next due time of each named punctuation schedule (see `punctuation`).
+    `stream_time_ms` is the task's stream time. `operator_times_ms` has the stream time of each windowed, aggregating or
+    joining operator by the name of its store (of a join, the left one), -1 before its first record. `close_times_ms`
+    has the operators' close times by the same names: windows whose last moment is below it are closed. It has no value
+    for an operator that never closes, or before its first record. `idle_ms` is the total by which time has advanced
+    without a record. `grids_ms` has the next due time of each named punctuation schedule (see `punctuation`).
 
     `input` is present if a batch read history from files. Until the batch is done there are no `sources`.
     """

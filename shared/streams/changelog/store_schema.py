@@ -52,10 +52,11 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     sessions, `size_ms` and `advance_ms` are for other windows. For sliding windows, `size_ms` is the time difference
     and `advance_ms` is 0.
 
-    `source` is the topic whose records enter the store. `results`, `late` and `dead_letters` are the topics for
-    results, late records and records that could not be decoded or processed; None if there is no topic. `emit` is when
-    results are forwarded. `upstream` names the nodes between the source and the store that may drop, change or add
-    records.
+    `source` is the topic whose records enter the store; empty for the store of a user's processor. `results` is the
+    topic to which a sink directly below writes the results in the default encoding; None without such a sink. `late` is
+    the topic for late records; None if the store closes nothing. `dead_letters` is the topic for records that could not
+    be decoded or processed; None for the kind `table`. `emit` is when results are forwarded. `upstream` names the nodes
+    between the source and the store that may drop, change or add records.
     """
 
     name: str
@@ -122,11 +123,12 @@ AGGREGATIONS_STAY = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
-    These may change, because they only affect later records: the grace, the emission and the output topics. A store
-    may get further aggregations, except a table or a join. These may not change:
+    A store may get further aggregations, except a table or a join. These may not change:
     - of the stores: number, order, names, kinds, keys and source topics,
     - of windows: gap, size and advance,
     - of existing aggregations: names, order, functions, input fields and state columns.
+
+    All else may change, such as the grace, the emission and the output topics, because it only affects later records.
     """
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")

@@ -227,7 +227,7 @@ class SourcePositions:
         )
 
     async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Set a restored task's positions: the changelog's, else the group's offsets, else the beginning."""
+        """Set a restored task's positions: the changelog's, else (if configured) the group's, else the beginning."""
         application = self._settings.application_id
         from_group = self._settings.start_from_group_offsets
         found: dict[TopicPartition, int | None] = {}

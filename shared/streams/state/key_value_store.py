@@ -45,7 +45,7 @@ class TableRow:
 
 
 class KeyValueStore(Generic[K, V]):
-    """A table's rows by key; a user's processor may read and write it freely between commits.
+    """A table's rows by key; a user's processor may read and write them.
 
     Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key.
     """

@@ -2,8 +2,9 @@
 
 `prepare` keeps the changelog entries of a commit in memory. They are written to disk, together with the checkpoint,
 only when the commit is known to have succeeded. During a restore, the changes that the log confirms are buffered.
-Whenever the buffer is full, it is written with a checkpoint of the offset reached. So the disk always has the state of
-some commit in the log, and is never ahead of the log. KIP-892 (transactional state stores) has the same aim.
+Whenever the buffer is full, it is written with a checkpoint of the offset reached. While a snapshot is loaded, there is
+no checkpoint. So rows with a checkpoint always have the state of some commit in the log, and are never ahead of the
+log. KIP-892 (transactional state stores) has the same aim.
 """
 
 from __future__ import annotations

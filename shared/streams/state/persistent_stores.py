@@ -4,7 +4,7 @@ When a key is used, all its rows are fetched into the in-memory store. That stor
 closes due windows. Only succeeded commits are written to disk, so a changed key stays in memory until its commit has
 succeeded. Afterwards it may be evicted, when the stores of an instance exceed their memory; the least recently used key
 goes first. Due windows are found by the index on disk, and fetched before they are closed. So results are the same as
-those of in-memory stores. The rows of one key, and the windows that one record closes, must fit in memory.
+those of in-memory stores. All rows of the keys of one batch, and the windows that the batch closes, must fit in memory.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class PersistentStore(ABC, Generic[CacheT]):
     def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[StateStoreRow], Iterator[StateStoreRow]]:
         """Return two groups of rows: those in memory, in no order, and those on disk whose keys are not in memory.
 
-        Rows on disk are ordered by hash of the key, key and start. With `after`, only those after this key and start
-        are returned.
+        Rows on disk are ordered by hash of the key, key and start. With `after`, the second group has only the rows
+        after this key and start.
         """
         # Keys in memory may have newer rows there than on disk, so the disk is only read for the other keys.
         return list(self._cache.rows()), self._rows_not_in_memory(self._rows.all(after), frozenset(self._loaded))

@@ -5,9 +5,9 @@ offset. So after a crash of the process or the machine, the database has the sta
 records of the log have to be read.
 
 A row's key in the database is its store's number, its key's hash (the prefix for the filter), its key and its start.
-Queries return rows in this order. Stores of windows also have an index by end. An index entry may be before its row's
-end: a session that grows is not written to the index each time. When such an entry becomes due, it is moved to the
-row's end.
+Queries return rows in this order. Stores of windows and joins also have an index by end. An index entry may be before
+its row's end: a session that grows is not written to the index each time. When such an entry becomes due, it is moved
+to the row's end.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class StateDirectory:
     """The directory `<state_dir>/<application_id>`.
 
     `memory_bytes_max` limits the memory of RocksDB, `cache_bytes_max` that of the stores' rows in memory. Raises
-    ConfigError, which names the setting, if RocksDB is not installed, the directory cannot be written, or another
-    instance has locked it.
+    ConfigError, which names the setting, if RocksDB is not installed. `acquire` raises it if the directory cannot be
+    written, or if another instance has locked it.
     """
 
     def __init__(self, state_dir: str, application_id: str, *, memory_bytes_max: int, cache_bytes_max: int) -> None:

@@ -12,15 +12,16 @@ with REJECTED if a sum would not fit into 64 bits. Then the record at `meta[PROC
 it was applied. The caller makes room or leaves that record out, and calls the kernel again. If `meta[CLOSING]` is not
 NOTHING, closing was interrupted, and the caller first calls `close_due`.
 
-Windows that end below the close time are closed. The close time never goes back, even if the grace changes. A timer
-wheel finds the windows that are due. Its buckets hold rows by the time at which they are due; a heap holds the rows of
-the current bucket. A row is filed by the end that it has then. If it has grown when its time comes, it is filed again.
+Windows whose END, the last moment in the window, is below the close time are closed. The close time never goes back,
+even if the grace changes. A timer wheel finds the windows that are due. Its buckets hold rows by the time at which they
+are due; a heap holds the rows of buckets that have been visited. A row is filed by the end that it has then. If it has
+grown when its time comes, it is filed again.
 
 Shapes, where n is the room that the table has made: `times`, `codes` (records); `values`, `float_values`, `has`
 (numbers, records); `program` (aggregations, 3); `cells`, `floats` (rows, `base` + state cells), `links` the same memory
 with twice the columns; `flags`, `free`, `changed` (rows); `heads` (keys); `ring` (buckets); `heap`, `dues` (n);
-`pending`, `spare` (n, 4); `late`, `deleted` (n, 4); `closed` (n, 6 + state cells); `updates` (n, 5 + state cells);
-`steps` (n, 3).
+`pending` (n, 4); `spare` (n + DIGIT_ROWS, 4); `late`, `deleted` (n, 4); `closed` (n, 6 + state cells); `updates`
+(n, 5 + state cells); `steps` (n, 3).
 
 All kernels are in one file, since numba identifies a cached function by its file.
 """

@@ -225,7 +225,7 @@ class KeyIndex:
         return f"<KeyIndex of {len(self)} keys, {int(self._counts[_BYTES])} bytes>"
 
     def codes(self, data: Bytes, offsets: Int64Array, lengths: Int64Array) -> Int32Array:
-        """Return the numbers of the keys in `data`. New keys get a number. Where a length is negative, it is NONE."""
+        """Return the numbers of the keys in `data`. New keys get one; a negative length has no key and gets NONE."""
         codes = np.empty(len(offsets), np.int32)
         done = 0
         while True:

@@ -1,7 +1,8 @@
 """The live windows of one store: a table of numbers that kernels change, and the changes for the next commit.
 
-`take` applies the window rule to a batch of records. `take_one` applies it to one record. If a user's aggregation
-rejects that record after windows were changed, `take_one` undoes all changes. Closed windows are kept until the commit.
+`take` applies the window rule to a batch of records. `take_one` applies it to one record. If a user's aggregation or
+the check of the state's size rejects that record after windows were changed, `take_one` undoes all changes. Closed
+windows are kept until the commit.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", WindowRule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
@@ -112,7 +113,10 @@ class WindowStore:
 
     @property
     def close_time_ms(self) -> int | None:
-        """The close time: windows that end below it are closed. None before the first record. It never goes back."""
+        """The close time: windows whose last moment is below it are closed. It never goes back.
+
+        None before the first record.
+        """
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NO_CLOSE_TIME else time_ms
 

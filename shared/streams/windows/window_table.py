@@ -1,7 +1,7 @@
 """Live windows as rows of arrays, and the calls of the kernels that change them.
 
 The table owns the arrays, enlarges them when a kernel needs room, and returns the outcome of a batch. It knows nothing
-of a task: the operator handles rejected, late and closed records.
+of a task: the operator handles rejected and late records, and closed windows.
 """
 
 from __future__ import annotations
