@@ -39,9 +39,10 @@ def encode_result_key(key: Any) -> bytes | None:
 
 
 def encode_without_error(value: Any) -> bytes | None:
-    """Encode the key or value of a record that is written without a sink, such as a dead letter; never raises.
+    """Encode the key or value of a record that is written without a sink, such as a dead letter.
 
-    Text is encoded as UTF-8, bytes are unchanged. Anything else is encoded as JSON, or as its `repr` if that fails.
+    Text is encoded as UTF-8, bytes are unchanged. Anything else is encoded as JSON, or as its `repr` if that fails. So
+    only a user's `__repr__` can raise.
     """
     if value is None or isinstance(value, bytes):
         return value

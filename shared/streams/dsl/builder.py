@@ -450,10 +450,10 @@ class Stream(Generic[K, V]):
         """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
         Before the stream is grouped, or joined with a stream or a table, it passes through a repartition topic, so that
-        all records of a key come to one task. The topic is `<application>-<node>-repartition`, after the last node
-        before it. `name` is the name of the node that `key_by` adds. If the grouping or join directly follows, an
-        explicit `name` keeps the topic the same when the topology around it changes. A record whose new key is None is
-        skipped and counted before that topic, unless the stream is the left side of a left join.
+        all records of a key come to one task. The topic is `<application>-<node>-repartition`, where `<node>` is the
+        last node before the topic. `name` names the node of `key_by`. So an explicit `name` keeps the topic the same
+        when other nodes change, but only if the grouping or join follows `key_by` directly. A record whose new key is
+        None is skipped and counted before that topic, unless the stream is the left side of a left join.
         """
         selector = plain("key_by: selector", selector)
 

@@ -2,8 +2,8 @@
 
 A position is an offset in one topic. There are two ways for it to become invalid: the topic is deleted and created
 again, or the records at the position are deleted before they are read. By default, Kafka's clients reset such a
-position to the beginning or the end and continue silently. Here both cases are reported. `SourcePositions` looks up the
-first and end offsets of partitions, `start_position_of` decides, and `SourcePositions` sets the positions.
+position to the beginning or the end and continue silently. Here both cases are reported. `start_position_of` decides
+where to start. `SourcePositions` looks up the first and end offsets of the partitions for it, and sets the positions.
 """
 
 from __future__ import annotations
