@@ -4,13 +4,13 @@
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the piped
 records, and the output. Cases with windows are replayed through the DSL, cases with punctuation through the Processor
-API, both on Penstock's `TopologyTestDriver`. With `--batch N`, records are piped to windows in batches of N, with a
-commit after each batch. In that case only the net output of each commit is compared: the last value of each window, and
-a retraction only for a window that an earlier commit had output. With `--store rocksdb` the state is on disk, in a
-temporary folder, and no row stays in memory after its commit.
+API, both on Penstock's `TopologyTestDriver`. With `--batch N`, the records of cases with windows are piped in batches
+of N, with a commit after each batch. In that case only the net output of each commit is compared: the last value of
+each window, and a retraction only for a window that an earlier commit had output. With `--store rocksdb` the state is
+on disk, in a temporary folder, and no row stays in memory after its commit.
 
 The command prints each mismatch, then `K skipped` for cases of kinds that Penstock does not have, and last `N passed, M
-failed`. The exit status is 1 if a case failed.
+failed`. The exit status is 1 if a case failed or none passed, else 0.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def replay(case: Case, state: StateDirectory | None = None) -> str | None:
 
 
 def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -> str | None:
-    """As `replay`, but processes `size` records at once, with a commit after each batch."""
+    """As `replay`, but processes `size` records of a case with windows at once, with a commit after each batch."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
     driver = _make_driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)

@@ -65,7 +65,8 @@ class _Raise(ErrorHandlers):
 
 
 class TopologyTestDriver:
-    """Drives one task. It commits after every `pipe` unless `commit_each` is False.
+    """Drives one task. Unless `commit_each` is False, it commits after each `pipe`, `pipe_columns` and
+    `advance_wall_clock`.
 
     A record that cannot be processed raises ProcessingFailed, which names the node and the record. Its `__cause__` is
     the error of a user's function, or of decoding or writing. The driver cannot be used afterwards, as a worker stops
@@ -74,12 +75,12 @@ class TopologyTestDriver:
 
     By default every update of a result is forwarded, as in Kafka Streams with caching off; `deduplicate_updates`
     changes that. If `pipe_columns` gets at least `columns_min` records and the topology allows it, the records are
-    processed as columns. The wall clock stands at `now_ms` until it is advanced. Records whose timestamps are more than
-    `max_future_ms` ahead of the wall clock (by default a day, as in production) become dead letters. Without `now_ms`
+    processed as columns. The wall clock stands at `now_ms` until it is advanced. A record whose timestamp is more than
+    `max_future_ms` ahead of the wall clock (by default a day, as in production) cannot be processed. Without `now_ms`
     the clock stands at 0, and no record is too far ahead unless `max_future_ms` is set. `max_request_size` limits
     results and states, as the application's setting of that name does. With `state` the stores are on disk: `crash`
-    closes them as they are, and `restore` opens them again and reads the changelog from their position. `close`
-    releases the folder.
+    closes them as they are, and `restore` opens them again and reads the changelog from their position. `close` closes
+    them at the end of the test.
     """
 
     def __init__(
@@ -148,7 +149,8 @@ class TopologyTestDriver:
             raise ProcessingFailed(f"global table {tables[0].name!r}: {error}") from error
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
-        """Append (key, value, timestamp) records and process them as one poll's columns. Raises as `pipe` does."""
+        """Append (key, value, timestamp) records to a source topic, and process them as one poll's records. Raises as
+        `pipe` does."""
         self._require_topic(topic)
         piped: list[tuple[str, bytes | None, bytes | None, int, Headers]] = []
         for key, value, timestamp in records:
@@ -224,13 +226,14 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Release the folder of `state`, if there is one. Uncommitted work is not written."""
+        """Close the stores on disk, if there are any. Uncommitted work is not written."""
         if self._local is not None:
             self._local.close()
             self._local = None
 
     def restore(self) -> None:
-        """Take the partition over: replay the changelog by the reader's rule, then process the remaining records."""
+        """Take the partition over: restore the state from the changelog, then process the piped records that are not
+        committed."""
         if self.state is not None:
             self.close()
             self._local = self.state.state_of(self.partition)

@@ -28,11 +28,12 @@ NODES_MAX = 100
 class FakeCluster:
     """`async with FakeCluster(nodes=3) as cluster:` is a Kafka cluster at `cluster.bootstrap_servers`.
 
-    `configs` are broker configs (`configs.BROKER_CONFIGS` lists the known ones, with Kafka's defaults). `users` maps
+    `configs` are broker configs (`configs.BROKER_CONFIGS` lists the known ones, with their defaults). `users` maps
     names to passwords: with it, every connection must authenticate with SASL PLAIN. With `ssl_context` the ports speak
     TLS. `transaction_completion_ms` is the time the coordinator takes to write a transaction's markers after it has
     answered EndTxn. Until then the next transaction fails with CONCURRENT_TRANSACTIONS, as with a real broker. Nodes
-    have the ids 1, 2, ... An error of a hook, or of the broker itself, is raised when the cluster closes.
+    have the ids 1, 2, ... An error of a hook, or of the broker itself, is raised at the end of the `async with` block,
+    unless the block itself raises.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class FakeCluster:
         self._servers[node].resume()
 
     async def stop_node(self, node: int) -> None:
-        """Close a node's port and connections. The next replica leads its partitions."""
+        """Close a node's port and connections. The next running replica leads its partitions."""
         self._state.node_stopped(node)
         await self._servers[node].stop()
 

@@ -1,8 +1,8 @@
 """The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
 
-All nodes share one state. Each node leads some partitions and coordinates some groups and transactions. For others it
-returns Kafka's error, such as NOT_LEADER_OR_FOLLOWER. A handler is a function of the cluster and a request; `HANDLERS`
-lists the handlers.
+All nodes share one state. Each node leads some partitions and coordinates some groups and transactions. For those of
+other nodes it returns Kafka's error, such as NOT_LEADER_OR_FOLLOWER. A handler is a function of the cluster and a
+request; `HANDLERS` lists the handlers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class ClusterState:
         configs: Mapping[str, str],
         assignments: Mapping[int, list[int]] | None = None,
     ) -> BrokerTopic:
-        """Create a valid topic. By default, the first leaders of successive topics rotate over the nodes."""
+        """Create a topic, whose values the caller has checked.
+
+        Without `assignments`, the leaders of partition 0 of successive topics rotate over the nodes.
+        """
         topic = BrokerTopic(name, dict(configs))
         if assignments:
             topic.assign(assignments, self.alive)

@@ -4,9 +4,9 @@ A table has one field a line: a name, a type, and optional properties. Fields of
 indented. The tables repeat Kafka's message definitions, but are written independently of the client's. So tests can
 detect an error in the client's definitions.
 
-    topics []                 an array of structs; `[]int32` is an array of numbers
-      name ?string            `?` can be null
-        leader_epoch int32 7+ = -1     from version 7 on, default -1
+    topics []                        an array of structs; `[]int32` is an array of numbers
+      name ?string                   `?` can be null
+      leader_epoch int32 7+ = -1     from version 7 on, default -1
       retention_ms int64 2-4         in versions 2 to 4
       current_leader {} 10+ tag 0    a struct in the tagged fields
 

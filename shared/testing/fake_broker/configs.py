@@ -1,8 +1,9 @@
-"""The configs that the fake broker knows, with Kafka's defaults, and the check of a value.
+"""The configs that the fake broker knows, with their defaults, and the check of a value.
 
 A topic may have any of `TOPIC_CONFIGS`. The configs of deletion and compaction are stored and returned, but nothing is
 ever deleted or compacted. The exception is `retention.bytes`, which limits the memory of a long test. `BROKER_CONFIGS`
-are the cluster's own.
+are the cluster's own. The defaults are Kafka's, except that topics are not created automatically and a group's first
+rebalance is not delayed.
 """
 
 from __future__ import annotations

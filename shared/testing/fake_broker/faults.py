@@ -23,7 +23,7 @@ from penstock.shared.testing.fake_broker.request import Request, partition_numbe
 
 @dataclass(frozen=True)
 class Drop:
-    """Never response. With `handled` the broker carries out the request, and only the response is lost."""
+    """Never answer the request, nor later ones of its connection. With `handled` the broker carries it out."""
 
     handled: bool = False
 
@@ -45,7 +45,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Fail:
-    """Answer with an error code: for all of the request, or for some partitions while the others succeed.
+    """Answer with an error code: for all of the request, or for some partitions while the others are handled.
 
     With `handled` the broker carries out the request even where it answers with the error. A real leader does so if it
     appends a batch and loses the leadership before the batch is replicated.
@@ -169,7 +169,7 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
 def merge_failures(response: Message, failures: Message) -> Message:
     """The broker's response in which the partitions that fail are replaced.
 
-    If the batch is already in the log (DUPLICATE_SEQUENCE_NUMBER), the response still contains its offset.
+    A partition that fails with DUPLICATE_SEQUENCE_NUMBER keeps the offset of the broker's response.
     """
     by_name = {topic.name: topic for topic in response.topics}
     for topic in failures.topics:

@@ -2,11 +2,14 @@
 
     Empty --join--> PreparingRebalance --all have joined--> CompletingRebalance --the leader's sync--> Stable
     CompletingRebalance, Stable --join with changes, leave, session timeout--> PreparingRebalance
+    CompletingRebalance --no sync of a member in time--> PreparingRebalance
+    Stable --join of the leader--> PreparingRebalance
     PreparingRebalance --no member left--> Empty
 
 A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed; members
-that have not joined by then are removed. A sync is answered when the leader has sent the assignment. A member that
-sends nothing for its session timeout is removed.
+that have not joined by then are removed. A sync is answered when the leader has sent the assignment. Members that have
+not sent a sync within that time are removed. A member that sends nothing for its session timeout is removed, unless it
+waits for the response to its join.
 """
 
 from __future__ import annotations
@@ -79,7 +82,10 @@ class BrokerGroup:
     _is_delayed: bool = field(default=False, repr=False)
 
     def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedResponse:
-        """Take part in the next generation. The response is sent when all members have joined."""
+        """Take part in the next generation. The response is sent when all members have joined.
+
+        It is sent at once for an error, or if the present generation continues.
+        """
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (
             body.protocol_type != self.protocol_type or not self._shared_protocols(protocols, body.member_id)

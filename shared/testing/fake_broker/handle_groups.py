@@ -33,7 +33,7 @@ def _group_error(state: ClusterState, request: Request) -> ErrorCode:
 
 
 def join_group(state: ClusterState, request: Request) -> Response:
-    """Join a group. The response is sent when the next generation starts."""
+    """Join a group; see `BrokerGroup.join` for the time of the response."""
     body = request.body
     code = _group_error(state, request)
     low, high = (int(state.configs[f"group.{end}.session.timeout.ms"]) for end in ("min", "max"))

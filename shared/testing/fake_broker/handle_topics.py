@@ -178,7 +178,7 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 
 
 def describe_configs(state: ClusterState, request: Request) -> Response:
-    """Return all configs of topics, with the values in force. For a broker, return no configs."""
+    """Return the requested configs of topics (all by default), with the values in force. For a broker, return none."""
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
 

@@ -20,7 +20,7 @@ class DelayedResponse:
         return f"DelayedResponse({self.value!r})" if self.is_done else "DelayedResponse()"
 
     def complete(self, value: Any) -> None:
-        """Set the delayed answer. Only the first one counts."""
+        """Set the response. Only the first call counts."""
         if not self.is_done:
             self.is_done = True
             self.value = value
@@ -30,7 +30,7 @@ class DelayedResponse:
                 call(value)
 
     def then(self, call: Callable[[Any], None]) -> None:
-        """Call `call` with the delayed answer, at once if it is available."""
+        """Call `call` with the response, at once if it is available."""
         if self.is_done:
             call(self.value)
         else:

@@ -4,17 +4,18 @@ The states of a transaction, with the events that change them:
 
     Empty, CompleteCommit, CompleteAbort --add partitions or offsets--> Ongoing
     Ongoing --EndTxn--> PrepareCommit or PrepareAbort
-    Ongoing --InitProducerId of another, or the timeout--> PrepareAbort, under the next epoch: the producer is fenced
+    Ongoing --InitProducerId, or the timeout--> PrepareAbort, under the next epoch: the producer is fenced
     PrepareCommit --markers are written--> CompleteCommit, and PrepareAbort to CompleteAbort
 
 EndTxn is answered once the end is prepared. Writing the markers takes `completion_ms`, by default no time, so that no
-request sees a Prepare state. While the markers are written, every request of the transactional id is answered with
-CONCURRENT_TRANSACTIONS.
+request sees a Prepare state. While the markers are written, the producer's InitProducerId, AddPartitionsToTxn,
+AddOffsetsToTxn and repeated EndTxn are answered with CONCURRENT_TRANSACTIONS.
 
 A producer that was fenced only by the timeout may request the new epoch, and continue (KIP-588). A producer that was
 fenced by another producer may not.
 
-If a producer repeats EndTxn with the same result, it gets the same response as the first time.
+If a producer repeats EndTxn with the same result after the markers are written, it gets the same response as the first
+time.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Transactions:
         """Handle InitProducerId: return the producer id and the new epoch. Producers with an earlier epoch are fenced.
 
         `expected` are the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. If a
-        transaction is open, it is aborted. The response is CONCURRENT_TRANSACTIONS, so that the producer tries again.
+        transaction is open, this aborts it and returns CONCURRENT_TRANSACTIONS, so that the producer tries again.
         """
         if not 0 < timeout_ms <= int(self._configs["transaction.max.timeout.ms"]):
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
@@ -180,7 +181,7 @@ class Transactions:
         return ErrorCode.NONE
 
     def end(self, known: BrokerTransaction, now_ms: int, *, committed: bool) -> ErrorCode:
-        """End the transaction. A repeated request with the same result succeeds."""
+        """End the transaction. A repeated request with the same result succeeds once the markers are written."""
         if known.is_completing and committed is (known.state is TransactionState.PREPARE_COMMIT):
             return ErrorCode.CONCURRENT_TRANSACTIONS
         target = END.get((known.state, committed))
