@@ -295,7 +295,10 @@ class Connection:
         return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
-        """Request new metadata. Returns a future that is done when the request is answered or has failed."""
+        """Request new metadata. Returns a future that is done when the request is answered or has failed.
+
+        If the connection is closed before, the future is never done.
+        """
         update: asyncio.Future[bool] = self._open_client.force_metadata_update()
         return update
 
