@@ -3,8 +3,9 @@
 Without this limit, a client that may create a connector could read and write every file of the worker's user. An entry
 is an absolute path of a folder, or a URL such as `s3://bucket/folder`. Either allows everything below it.
 
-A path is compared after every link and `..` in it is resolved. The folders between the allowed one and the file are
-then opened one by one without following links. A link that is made after the comparison is therefore rejected as well.
+A path is compared after every link and `..` in it is resolved. `open` and `write_whole` then open the folders between
+the allowed one and the file one by one, without following links. So they also reject a link that is made after the
+comparison.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ class AllowedFiles:
 
 
 def local_path(setting: str, given: str) -> str | None:
-    """Return the path that a path or a `file:` URL names, or None for any other URL. A ConfigError names the setting.
+    """Return the path that a path, a `file:` URL or a `local:` URL names, or None for any other URL.
+
+    Raises ConfigError, which names the setting, if such a URL has a host, `?` or `#`.
 
     >>> local_path("url", "out/x"), local_path("url", "file:///out/a%20b"), local_path("url", "s3://bucket/x")
     ('out/x', '/out/a b', None)
@@ -197,7 +200,10 @@ def are_allowed_files(name: str, value: Any) -> None:
 
 
 def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
-    """Return a descriptor of a folder below an allowed one. No folder between them may be a link."""
+    """Open a folder below an allowed one and return its descriptor. With `make`, missing folders are created.
+
+    Raises OSError if this folder, or one between the two, is a link.
+    """
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -1,8 +1,11 @@
 """Secrets and other values from outside a configuration: `${env:NAME}`, `${file:PATH:KEY}`, `${dir:PATH:FILE}`.
 
 The worker stores and shows a configuration with its variables (`${…}`). When it starts a connector or task, it replaces
-them by their values. In the task configurations that a connector returns, it replaces the values by the variables
-again, so that no secret reaches the config topic. A variable of an unknown provider stays unchanged.
+them by their values. A variable of an unknown provider, or of an unknown key, stays unchanged.
+
+A task configuration that a connector returns has values. If a setting in it has the same value as in the connector's
+configuration, the worker stores the setting with its variables. A value that the connector has changed, or copied into
+another setting, is stored as it is.
 
 `config.providers` names a worker's providers. As in Kafka Connect, the default is none: otherwise, a client that may
 create connectors could read the worker's environment and files.
@@ -138,7 +141,7 @@ class ConfigTransformer:
         return {name: self._resolve_variables(value) if "${" in value else value for name, value in props.items()}
 
     def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
-        """Return a task configuration of a connector, with the values of variables replaced by the variables."""
+        """Return a connector's task configuration, with variables in the settings whose values are those of `raw`."""
         # Only a value that is still the variable's: a connector may have changed the setting for its task.
         resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
         return {
@@ -148,8 +151,8 @@ class ConfigTransformer:
     def masking(self, raw: Mapping[str, str]) -> Mask:
         """Return a function that masks the values of this configuration's variables, and its other secrets.
 
-        The function takes a text, and optionally the name of the setting that the text is about. Then that setting's
-        short secrets are masked too. The values of a provider that fails are not masked.
+        The function takes a text, and optionally the name of the setting that the text is about. With the name, that
+        setting's short secrets are masked too. A setting with a variable of a provider that fails is not masked.
         """
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():

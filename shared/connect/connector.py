@@ -34,7 +34,10 @@ class ConnectorContext(Protocol):
     """The calls that a connector may make to its worker."""
 
     def request_task_reconfiguration(self) -> None:
-        """Make the worker call `task_configs` again, because the division of the work has changed."""
+        """Make the worker call `task_configs` again, because the division of the work has changed.
+
+        Does nothing unless the connector is RUNNING: in `start` it has no effect.
+        """
         ...
 
     def raise_error(self, error: Exception) -> None:
@@ -86,8 +89,10 @@ class Connector(ABC):
         """Return the connector's own settings, without those that every connector has."""
 
     def validate(self, props: Props) -> list[ConfigValue]:
-        """Return the errors of the settings taken together. By default each setting is checked by its definition
-        alone."""
+        """Return each setting with its value and its errors.
+
+        The default checks each setting by its definition alone. Override it to check settings against each other.
+        """
         return self.config().validate_values(props)
 
 

@@ -1,9 +1,9 @@
 """The errors of connectors and of the Connect runtime.
 
 If `put` or `poll` raises RetriableError, the worker calls the method again, `put` with the same records. Every other
-error fails the task. DataError reports an invalid record, which is skipped or becomes a dead letter under
-`errors.tolerance=all`. ConfigError names a setting. These three are in `penstock.shared.common.errors`, so they have
-the same meaning when a Kafka client raises them.
+error of these methods fails the task. A converter or transform raises DataError for an invalid record, which
+`errors.tolerance=all` skips. ConfigError names a setting. These three are in `penstock.shared.common.errors`, so they
+have the same meaning when a Kafka client raises them.
 """
 
 from __future__ import annotations

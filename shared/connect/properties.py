@@ -64,7 +64,7 @@ def _unescape_java_text(text: str) -> str:
 def properties_from_json(body: Any, subject: str) -> dict[str, str]:
     """Return a JSON object as properties. Numbers and booleans keep their JSON form. Null values are left out.
 
-    Raises BadRequest, which names the `subject`, if it is not an object or if a value has another type.
+    Raises BadRequest, which names the `subject`, if `body` is not an object or a value is an array or an object.
 
     >>> properties_from_json({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
     {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}

@@ -29,8 +29,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
-    """The base of source and sink records. `timestamp` is ms since the epoch or None. `kafka_partition` None stands
-    for any."""
+    """The base of source and sink records. `timestamp` is ms since the epoch or None. If the `kafka_partition` of a
+    source record is None, the producer chooses the partition."""
 
     topic: str
     kafka_partition: int | None

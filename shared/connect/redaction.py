@@ -31,7 +31,7 @@ SECRET_WORDS = (
     *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),
     *("ssl.keystore.key", "http.headers", "authorization"),
 )
-"""The value of a property is never shown if its name contains one of these."""
+"""A setting that the connector does not define is secret if its name contains one of these."""
 PLUGINS_MAX = 1_000
 """How many plugins' secret settings are cached."""
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")

@@ -2,7 +2,7 @@
 
 A STRUCT or MAP is a `dict`, an ARRAY a `list`, and BYTES are `bytes`. The logical types are Decimal
 (`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
-zone). Functions convert them to the bytes or number of the underlying type.
+zone). Functions convert them to the bytes or number of the underlying type, and back.
 
 A value may also have no schema (JSON without an envelope). It is then passed on unchanged.
 
@@ -201,7 +201,7 @@ def decimal_schema(scale: int, **more: Any) -> Schema:
 
 
 def date_schema(**more: Any) -> Schema:
-    """Return a schema of the logical type Date: days after 1970."""
+    """Return a schema of the logical type Date: days since 1970-01-01."""
     return Schema(SchemaType.INT32, name=DATE, version=1, **more)
 
 
@@ -211,7 +211,7 @@ def time_schema(**more: Any) -> Schema:
 
 
 def timestamp_schema(**more: Any) -> Schema:
-    """Return a schema of the logical type Timestamp: milliseconds after 1970."""
+    """Return a schema of the logical type Timestamp: milliseconds since the epoch."""
     return Schema(SchemaType.INT64, name=TIMESTAMP, version=1, **more)
 
 
@@ -244,7 +244,7 @@ def scale_of(schema: Schema) -> int:
 
 
 def timestamp_to_ms(value: dt.datetime) -> int:
-    """Return a Connect Timestamp as ms after 1970. A datetime without a time zone is UTC."""
+    """Return a Connect Timestamp as ms since the epoch. A datetime without a time zone is UTC."""
     value = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
     return (value - EPOCH) // dt.timedelta(milliseconds=1)
 
@@ -262,7 +262,7 @@ def time_from_ms(ms: int) -> dt.time:
 
 
 def date_from_days(days: int) -> dt.date:
-    """Return the Connect Date of a number of days after 1970. Raises DataError if Python's dates cannot hold it."""
+    """Return the Connect Date of a number of days since 1970-01-01. Raises DataError if Python cannot hold it."""
     try:
         return EPOCH_DAY + dt.timedelta(days=days)
     except OverflowError:
@@ -270,7 +270,7 @@ def date_from_days(days: int) -> dt.date:
 
 
 def timestamp_from_ms(ms: int) -> dt.datetime:
-    """Return the Connect Timestamp of a number of ms after 1970. Raises DataError if Python cannot hold it."""
+    """Return the Connect Timestamp of a number of ms since the epoch. Raises DataError if Python cannot hold it."""
     try:
         return EPOCH + dt.timedelta(milliseconds=ms)
     except OverflowError:

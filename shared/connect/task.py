@@ -5,9 +5,9 @@ block. A `def` method runs in the task's own thread, as in Kafka Connect, so it 
 tasks. All `def` methods of a task run in the same thread. In that thread, `context.wait_for` waits for an awaitable,
 such as `context.offset_storage_reader.offset(partition)`.
 
-The worker makes one call at a time for each task, with one exception. While an `async def poll` of a source task waits,
-`commit` and `commit_record` may be called. The semantics are those of org.apache.kafka.connect.source.SourceTask and
-sink.SinkTask.
+The worker makes one call at a time for each task, with one exception under at-least-once. While an `async def` method
+of a source task waits (`poll`, `commit` or `commit_record`), `commit` and `commit_record` may be called. The semantics
+are those of org.apache.kafka.connect.source.SourceTask and sink.SinkTask.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class OffsetStorageReader(Protocol):
     """Returns to a source task the offsets at which it continues."""
 
     async def offset(self, partition: Partition) -> Offset | None:
-        """Return the offset up to which the source task has read a source partition, or None if it never did."""
+        """Return the stored source offset of a source partition, or None if none is stored."""
         ...
 
     async def offsets(self, partitions: Iterable[Partition]) -> list[Offset | None]:
-        """Return the source task's offsets of many source partitions, in their order."""
+        """Return the stored source offsets of many source partitions, in their order."""
         ...
 
 
@@ -52,11 +52,17 @@ class TransactionContext(Protocol):
     """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit after this record, or after the batch that the next poll returns."""
+        """Commit the transaction after this record, or else after the next batch that `poll` returns.
+
+        Called inside `poll`, that is the batch which this call returns.
+        """
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Abort after this record, or after the batch that the next poll returns: none of it is committed."""
+        """Abort the transaction after this record, or else after the next batch that `poll` returns.
+
+        No record of the transaction is committed. The source offsets of its records are stored nevertheless.
+        """
         ...
 
 
@@ -93,11 +99,11 @@ class ErrantRecordReporter(Protocol):
     """Takes records that a sink task cannot write."""
 
     def report(self, record: SinkRecord, error: Exception) -> Awaitable[None]:
-        """Handle a record that could not be processed, by `errors.tolerance`. The result is done when the dead letter
-        is stored.
+        """Report a record that could not be written: to the log and the DLQ, as `errors.*` configures.
 
-        Raises ConnectError if the error is not tolerated. The record's offset is committed only after the dead letter
-        is stored.
+        Await the result to wait until the dead letter is stored, if there is one. It raises ConnectError if the error
+        is not tolerated. Awaited or not, the record's offset is committed only after the dead letter is stored, and an
+        error that is not tolerated fails the task.
         """
         ...
 
@@ -133,7 +139,7 @@ class SinkTaskContext(Protocol):
     def resume(self, *partitions: TopicPartition) -> None: ...
 
     def timeout(self, timeout_ms: int) -> None:
-        """Set how long the worker waits, after RetriableError, before it delivers the batch again."""
+        """Set the maximum time until the next `put`. After RetriableError it is the wait before the redelivery."""
         ...
 
     def request_commit(self) -> None:
@@ -187,12 +193,15 @@ class SourceTask(Task):
         """
 
     def commit(self) -> Awaitable[None] | None:
-        """Called after the offsets of some of the records returned so far were stored."""
+        """Called after a commit of source offsets, under at-least-once also if there were none to store."""
         return NOTHING
 
     def commit_record(self, record: SourceRecord, metadata: RecordMetadata | None) -> Awaitable[None] | None:
-        """Called when the record is in Kafka. `metadata` is None if a transform dropped the record, or if its error
-        was tolerated."""
+        """Called after the record is in Kafka; under exactly-once, after its transaction is committed.
+
+        `metadata` is None if a transform dropped the record, its error was tolerated, or the task aborted its
+        transaction.
+        """
         return NOTHING
 
 
@@ -231,7 +240,11 @@ class SinkTask(Task):
         return offsets if flushed is None else _offsets_after_flush(flushed, offsets)
 
     def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """Release the resources of these partitions. Called after their last `pre_commit`."""
+        """Release the resources of these partitions. Called after their last `pre_commit`.
+
+        If the group has removed the task's consumer, other tasks may own the partitions, and `close` is called without
+        a last `pre_commit`.
+        """
         return NOTHING
 
 
