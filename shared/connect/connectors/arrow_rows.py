@@ -55,7 +55,10 @@ def row_of(record: SinkRecord) -> dict[str, Any]:
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """Return an Arrow table of consecutive records. Columns that have only nulls are left out."""
+    """Return an Arrow table of records. If they do not share a schema, columns that have only nulls are left out.
+
+    Raises DataError if the records do not fit one table, and NothingInIt if no column is left.
+    """
     rows = [row_of(record) for record in records]
     schema = records[0].value_schema
     try:

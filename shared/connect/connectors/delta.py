@@ -1,13 +1,13 @@
 """The Delta sink. It writes each record once, because each commit to the table also stores the offsets of its records.
 
 Records are buffered until there are `flush.size` of them or offsets are committed. One append then writes them to the
-table. A task starts at the offset in the table, and ignores the group's committed offset.
+table. If the table has an offset of a partition, a task starts there, and ignores the group's committed offset.
 
 A record with a lower offset than the table's fails the task, because its topic was deleted and created again. The same
-holds for an offset below that of the previous record, unless a failure came in between.
+holds for an offset below that of the previous record, unless a temporary error came in between.
 
-After a temporary error the task reads the records again. Any other error would be repeated forever, so the next `put`
-raises it, which fails the task.
+After a temporary error of an append the task reads the records again. Any other error would be repeated forever, so the
+next `put` raises it, which fails the task.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class DeltaSinkTask(SinkTask):
         await reporter.report(record, error)
 
     async def flush(self, offsets: Offsets) -> None:
-        """Append the records of these partitions at once. After a temporary error none was written, and they are read
-        again.
+        """Append the buffered records of these partitions. After a temporary error they are read again.
 
-        Records of other partitions stay in the buffer, since their offsets are not committed now.
+        Records that the table has already are skipped. Records of other partitions stay in the buffer, since their
+        offsets are not committed now.
         """
         mine = [record for record in self._buffer if _original_partition_and_offset(record)[0] in offsets]
         self._buffer = [record for record in self._buffer if _original_partition_and_offset(record)[0] not in offsets]

@@ -76,7 +76,10 @@ class FileStreamSourceTask(SourceTask):
         return True
 
     def _take_complete_lines(self) -> list[tuple[bytes, int]]:
-        """Return the complete lines of the buffer, each with its size in the file. \\n, \\r\\n or \\r ends a line."""
+        """Take at most `batch.size` complete lines out of the buffer. \\n, \\r\\n or \\r ends a line.
+
+        Returns each line without its end, and its size in the file.
+        """
         found: list[tuple[bytes, int]] = []
         lines = self._buffer.splitlines(keepends=True) if self._buffer else []
         used = 0

@@ -1,7 +1,7 @@
 """The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
 The sink retries temporary errors (no connection, 408, 425, 429, 5xx) after its backoff, or after `Retry-After` if that
-is longer. Any other status is an error of the records. The source sends one request after another. In its URL,
+is longer. Any other status than 2xx is an error of the records. The source sends one request after another. In its URL,
 `${offset}` is replaced by the offset of the last record read.
 """
 
@@ -120,7 +120,7 @@ def is_passing(status: int) -> bool:
 
 
 def retry_after_ms(response: httpx.Response) -> int:
-    """Return the wait of a `Retry-After` header in ms; 0 if it is not a number of seconds."""
+    """Return the wait of a `Retry-After` header in ms, at most five minutes; 0 if it is not a number of seconds."""
     text = response.headers.get("Retry-After", "")
     return min(int(text) * 1000, RETRY_AFTER_MAX_MS) if text.isdecimal() and len(text) < 10 else 0
 

@@ -1,7 +1,8 @@
 """VerifiableSource/Sink and MockSource/Sink: connectors for tests, under the names of Kafka's tools.
 
 The verifiable source writes rising numbers, at most `throughput` in a second, and prints one JSON line for each record.
-The sink prints a line for each record that it receives. The mocks run until `mock_mode` makes them fail.
+The sink prints a line for each record that it receives, and another one when it flushes the record. The mocks run until
+`mock_mode` makes them fail.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _now_ms() -> int:
 
 
 class _PropsConnector:
-    """A connector whose tasks get its own configuration, each with its number as `id`."""
+    """A connector whose tasks get the connector's configuration, each with the task's number as `id`."""
 
     _props: dict[str, str]
 

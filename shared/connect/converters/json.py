@@ -62,7 +62,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonConverter(Converter, HeaderConverter):
-    """JSON with or without an envelope. A value in an envelope has a schema."""
+    """JSON with or without an envelope. Only a value in an envelope has a schema, which may be null."""
 
     kafka_class = "org.apache.kafka.connect.json.JsonConverter"
 

@@ -187,7 +187,7 @@ def _has_text_keys(schema: Schema) -> bool:
 def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
     """Return a JSON Schema as a Connect schema. Returns None for an empty JSON Schema, whose values have no schema.
 
-    Raises DataError if Connect cannot represent it: recursion, or a union other than with null.
+    Raises DataError if Connect cannot represent it, such as recursion, or a union of several types besides null.
     """
     return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
 
@@ -314,7 +314,8 @@ def _property_index(json: Any) -> int:
 def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
     """Return a value as the JSON that its JSON Schema describes.
 
-    The result is that of JsonConverter, but the entries of a map are objects with `key` and `value`.
+    The result is that of JsonConverter, but a map whose keys are not strings is an array of objects with `key` and
+    `value`.
     """
     return _convert_maps_in_value(schema, value, lambda one, item: value_to_json(one, item, numeric), _map_to_entries)
 

@@ -1,8 +1,9 @@
 """The client of a schema registry's REST API: schemas by id, and ids by schema.
 
-Converters cache the results, so requests are rare, and each has its own connection. If a registry does not answer, or
-answers with a server error, the request is repeated, then sent to the other addresses. After that RetriableError is
-raised. If the registry rejects a request, DataError is raised with its message.
+Converters cache the results, so requests are rare. Each request has its own connection. If an address does not answer,
+or answers 429 or a server error, the request is sent to the next address. If all of them fail, all are tried again
+after a wait, at most twice. Then RetriableError is raised. If the registry rejects a request, DataError is raised with
+its message.
 """
 
 from __future__ import annotations

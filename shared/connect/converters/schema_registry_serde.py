@@ -1,8 +1,8 @@
 """The common code of converters with a schema registry: the wire format, subjects, and known schemas by id.
 
 A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. The schema of an id
-never changes, so each id is requested from the registry once. A schema to write is registered once under its subject.
-If a schema or id is not known yet, `MoreNeeded` is raised, and `RegistryClient` fetches it.
+never changes, so it is requested from the registry once, and cached. The id of a schema to write is cached too. If a
+schema or id is not in the cache, `MoreNeeded` is raised. Its `fetch` requests it by `RegistryClient`.
 
 >>> framed(7, b"value"), unframed(framed(7, b"value"))
 (b'\\x00\\x00\\x00\\x00\\x07value', (7, b'value'))
@@ -145,10 +145,10 @@ class SchemaRegistrySerde:
         return found
 
     def to_write(self, topic: str, text: str, record_name: str | None) -> tuple[int, RegistrySchema | None]:
-        """Return the id under which to write a value of this schema. With `use_latest` also return the subject's latest
-        schema.
+        """Return the id under which to write a value of this schema, and None. With `use_latest`, return the id of the
+        subject's latest schema, and that schema.
 
-        Raises MoreNeeded if they are not fetched yet.
+        Raises MoreNeeded if the result is not cached, and DataError as `subject_of` does.
         """
         subject = subject_of(self.strategy, topic, record_name, is_key=self.is_key)
         if self.use_latest:

@@ -58,7 +58,8 @@ def _validate_postgres_url(name: str, value: Any) -> None:
 async def connect(values: Mapping[str, Any]) -> Any:
     """Return a connection whose session is in UTC, so that times without a zone are UTC, whatever the database's zone.
 
-    Raises RetriableError if the database cannot be reached, ConnectError if it rejects the connection.
+    Raises RetriableError for a temporary error, such as a database that cannot be reached, else ConnectError. Raises
+    ConfigError if asyncpg is not installed.
     """
     asyncpg = driver()
     match = URL.fullmatch(values["connection.url"])

@@ -2,8 +2,8 @@
 
 The slot is the position at which a new connection continues. Postgres keeps the log from there on. The slot moves only
 after the records before the new position are stored in Kafka. The reader does not read from the slot, but from a
-temporary copy. The copy moves with every read, so nothing is decoded twice. It is dropped when the connection ends, and
-the next connection copies the slot again.
+temporary copy. The copy moves with every read, so a connection decodes nothing twice. The copy is dropped when the
+connection ends, and the next connection copies the slot again.
 
 The changes of a transaction arrive together, and transactions arrive in commit order. So a position is the final LSN of
 a transaction and the number of its changes that were read. Changes up to the stored position are skipped. If a change
@@ -60,7 +60,7 @@ log = get_logger(__name__)
 
 SLOT_NAME = re.compile("[a-z0-9_]{1,63}")
 CHANGES_MAX = 50_000
-"""The approximate number of changes that Postgres decodes in one read. The last transaction is complete."""
+"""After this number of changes, a read ends with the current transaction, which is always read to its end."""
 Position = tuple[int, int]
 """A transaction's final LSN, and the number of its changes that were read."""
 Row = dict[str, Any]
@@ -540,8 +540,10 @@ class LogicalReader:
         log.info("created a replication slot", slot=self._slot)
 
     async def _create_replication_object(self, connection: Any, statement: str, message: str) -> None:
-        """Execute a statement that creates a replication object. If Postgres rejects it, raises ConnectError with
-        the statement."""
+        """Execute a statement that creates a replication object.
+
+        Raises ConnectError with the statement if a privilege is missing or a limit is reached.
+        """
         pg = driver().exceptions
         try:
             await connection.execute(statement)

@@ -1,9 +1,9 @@
-"""The Postgres sink: insert, upsert, update and delete, with one transaction for each batch.
+"""The Postgres sink: insert, upsert, update and delete, in transactions of at most `batch.size` rows.
 
-Rows are sent by COPY. With `insert` they go directly into the table. Otherwise they go into a temporary table, and one
-statement applies them to the table. With `exactly.once=true` the offsets are in a table of the database, and change in
-the same transaction as the rows. If a task finds another offset than it stored last, another task owns the partition,
-and this task fails.
+Rows are sent by COPY. With `insert` they go directly into the table. Upserts, updates and deletes go into a temporary
+table, and one statement applies them to the table. With `exactly.once=true` the offsets are in a table of the database,
+and change in the same transaction as the rows. If a task finds another offset than it stored last, another task has
+written to the partition, and this task fails.
 """
 
 from __future__ import annotations

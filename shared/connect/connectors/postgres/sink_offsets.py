@@ -1,8 +1,8 @@
 """A sink's offsets in the target database: one row for each partition, updated in the same transaction as the data.
 
 A transaction locks the rows of its partitions and compares their offsets with those that the task knows. If they
-differ, another task owns the partition now, and the transaction fails. So a task that has lost a partition without
-noticing cannot change anything.
+differ, another task has written to the partition, and the transaction fails. So two tasks never write the same records,
+even if one has lost the partition without noticing.
 
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record with a lower offset comes from a topic that

@@ -1,8 +1,9 @@
-"""Converts records to rows: table, columns and key. If rows of a batch have the same key, only the latest one is
-written.
+"""Converts records to rows: table, columns and key. Consecutive rows with the same columns form a group.
 
-The type of a column comes from its schema, or else from the first value in the batch that is not null. A column with
-only nulls has no type. It is not created in a table, and is left out of the row.
+If rows of a group have the same key, only the latest one is upserted, updated or deleted. Inserts keep all rows.
+
+The type of a column comes from its schema, or else from the first value in the group that is not null. A column without
+a schema that has only nulls has no type. It is not created, and is left out of the rows if the table lacks it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The Postgres source: reads tables or a query repeatedly, or all changes from Postgres's log.
 
 `incrementing` finds new rows by a column that grows. `timestamp` finds new and changed rows. `timestamp+incrementing`
-finds both, and distinguishes rows with the same time. A row is read only when its time is `timestamp.delay.interval.ms`
-old, since a transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC.
+finds both, and distinguishes rows with the same time. In these last two modes a row is read only when its time is
+`timestamp.delay.interval.ms` old, since a transaction that began earlier may still commit a row with an earlier time.
+Times without a zone are UTC.
 
-`bulk` reads all rows each time. Its cursor does not block Postgres while the task does not read. `logical` reads every
-change from Postgres's log.
+`bulk` reads all rows each time. If the task does not read for `bulk.idle.ms`, no transaction stays open. `logical`
+reads every change from Postgres's log.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class SqlTable:
 def quoted(name: str) -> str:
     """Return a quoted identifier of Postgres. The parts of `schema.table` are quoted one by one.
 
-    Raises ConnectError if the name is so long that Postgres would cut it.
+    Raises ConnectError if a part is empty, has a NUL character, or is so long that Postgres would cut it.
     """
     parts = name.split(".")
     for part in parts:
@@ -39,8 +39,10 @@ def quoted(name: str) -> str:
 
 
 def quoted_column(name: str) -> str:
-    """Return a quoted name of a Postgres column, which may contain dots. Raises DataError if it is too long for
-    Postgres."""
+    """Return a quoted name of a Postgres column, which may contain dots.
+
+    Raises DataError if it is empty, has a NUL character, or is too long for Postgres.
+    """
     if not name or len(name.encode()) > NAME_BYTES_MAX or "\0" in name:
         raise DataError(f"{name!r} cannot be a column: 1 to {NAME_BYTES_MAX} bytes")
     return '"' + name.replace('"', '""') + '"'
