@@ -8,7 +8,8 @@ If a worker leaves, its work is lost. For `scheduled.rebalance.max.delay.ms` the
 that returns (a restart, a roll-out). After the delay it assigns the lost work to the workers with the least work, such
 as a worker that returned without work. During the delay, no work is revoked for balance.
 
-Connectors and tasks are balanced separately. Two workers' numbers of connectors, or of tasks, differ by at most one.
+Connectors and tasks are balanced separately. When no rebalance is left to do, two workers' numbers of connectors, or of
+tasks, differ by at most one.
 
 >>> assignor = IncrementalAssignor(max_delay_ms=300_000)
 >>> configured = ConnectorsAndTasks({"orders"}, {ConnectorTaskId("orders", 0), ConnectorTaskId("orders", 1)})

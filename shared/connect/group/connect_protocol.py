@@ -87,8 +87,10 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedAssignment:
-    """The leader's message to a worker. The meaning of `work` depends on the version (see the module). The worker
-    joins again after `delay_ms`."""
+    """The leader's message to a worker. The meaning of `work` depends on the version (see the module).
+
+    If `delay_ms` is not 0, the worker joins again after that time.
+    """
 
     leader: str
     leader_url: str

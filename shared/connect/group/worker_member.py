@@ -12,7 +12,7 @@ members, and that a worker keeps its work (`held`) through a rebalance.
 3. The group has probably removed the worker, so everything is lost. No heartbeat was answered for a session timeout, or
    the worker did not join in time.
 
-The caller must check case 3 (`is_given_up`) also between two steps.
+The caller must also check case 3 while it executes a step, and between steps (`has_lost_work`).
 """
 
 from __future__ import annotations
@@ -148,12 +148,13 @@ class WorkerMember(Member):
         return Join(self.member_id, protocols, self._reason)
 
     def is_given_up(self, now_ms: int) -> bool:
-        """Return whether others may have the held work: the worker was silent too long, or did not join in time."""
+        """Return whether others may have the held work: the group has not answered for a session timeout, or the worker
+        did not join in time."""
         silent_ms = now_ms - self._heard_ms
         return self._missed or (self._completed != NO_GENERATION and silent_ms >= self.config.session_timeout_ms)
 
     def has_lost_work(self, now_ms: int) -> bool:
-        """Return whether held work is lost while no response of the group is due, so that only time passes."""
+        """Return whether held work is lost. Returns False while the worker joins, since the next steps decide then."""
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
     def _synchronize_group(self) -> Step:

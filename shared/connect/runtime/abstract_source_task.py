@@ -4,8 +4,8 @@ The records of a `poll` are sent one by one, in order. If the producer does not 
 error, the task waits briefly and continues with that record. After it has taken a record, the producer reports the
 outcome through a callback.
 
-A second asyncio task watches the destinations of the records that are not in Kafka yet. It fails the task if one of
-these topics does not exist, even while a send waits.
+A second asyncio task watches the destinations of the records that are not in Kafka yet. It fails the task if such a
+topic or partition is still missing after `topic.wait.timeout.ms`, even while a send waits.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _record_dropped(self, record: SourceRecord) -> None:
-        """Called when a transform dropped the record, or it failed and the error is tolerated."""
+        """Called when a transform dropped the record, or its conversion failed and the error is tolerated."""
 
     @abstractmethod
     def _record_not_sent(self, token: object) -> None:
@@ -265,8 +265,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         """Send the polled records. Returns False if some of them must be sent later.
 
         The producer takes a record only when it knows the topic and has room for the record, however long that takes.
-        If the task is to stop or pause meanwhile, the record is taken back. It is then not sent, and is polled or sent
-        again.
+        If the task is to stop or pause meanwhile, the record is taken back. It is sent after the pause, or polled again
+        by the next task.
         """
         sending = asyncio.ensure_future(self._send_records())
         blocked_ms = 0
@@ -331,7 +331,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _fail_without_topic(self, destination: Destination, waited: str) -> None:
         """Raises ConnectError if the topic does not exist, or lacks the partition that a record names.
 
-        If no broker answers, that is not known, and the task continues to wait.
+        Returns with a warning if the topic cannot be looked up, for example because no broker answers.
         """
         topic, partition = destination
         # Four cases: 1. no response, 2. all exists, 3. the partition is missing, 4. the topic is missing.

@@ -1,7 +1,7 @@
 """Translates the Java clients' properties in worker and connector configurations to the settings of Penstock's clients.
 
 `security.protocol` becomes `security_protocol`, and so on. User and password are read from `sasl.jaas.config`. A
-truststore must be PEM. Properties without a counterpart are left out. Their names are returned, and logged once.
+truststore must be PEM. Properties without a counterpart are left out, and `kafka_settings` returns their names.
 
 >>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown

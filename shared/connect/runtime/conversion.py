@@ -58,8 +58,8 @@ class Conversion:
     async def sink_records(self, columns: Columns) -> list[SinkRecord]:
         """Return the records of one partition for `put`, without the records whose errors are tolerated.
 
-        Raises ToleranceExceeded if an error is not tolerated, after the error was reported. Raises Interrupted if the
-        task ends a wait.
+        Raises ToleranceExceeded if an error is not tolerated, after the error was reported. Raises Interrupted if a
+        stop or pause of the task ends a wait.
         """
         if (
             not self.chain
@@ -127,7 +127,7 @@ class Conversion:
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
         """Return a source's record for Kafka. Returns None if a transform dropped it, or if its error is tolerated.
 
-        Raises as `sink_records` does.
+        Raises as `sink_records` does, and DataError for an invalid timestamp, which is never tolerated.
         """
         try:
             made = await self._apply_transforms(record)

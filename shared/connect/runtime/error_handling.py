@@ -1,12 +1,14 @@
 """The decision on an error: retry, tolerate, or fail the task (`errors.*`).
 
-In a conversion or transform any error may be tolerated, at other stages only RetriableError. An operation with a
-retriable error is repeated until `errors.retry.timeout` has passed since its first attempt. The first delay is 300 ms,
-and each delay is twice the previous one, up to `errors.retry.delay.max.ms`. After that each delay is a random time
-below this maximum.
+Any error of a conversion or transform may be tolerated, and any error of a record that a sink reports. Under
+at-least-once, the same holds for a source's record that Kafka rejects.
 
-If the retries fail, or the error is not retriable, the record has failed. Under `errors.tolerance=none` the task fails.
-Under `all` the record is skipped, logged, and sent to the DLQ.
+A conversion or transform with a retriable error is repeated until `errors.retry.timeout` has passed since its first
+attempt. The first delay is 300 ms, and each delay is twice the previous one, up to `errors.retry.delay.max.ms`. After
+that each delay is a random time below this maximum.
+
+If the retries fail, or the error is not retriable, the record has failed. It is logged and sent to the DLQ if the
+connector configures that. Then the task fails under `errors.tolerance=none`, and the record is skipped under `all`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A dead letter is the record as it was read: key, value, headers and timestamp. If
 `errors.deadletterqueue.context.headers.enable` is set, ten headers that describe the failure follow. Their values are
-UTF-8 text. Until a sink task's offsets are committed, `RawRecords` keeps the records as they were read.
+UTF-8 text. Until a sink task's offsets are committed, `RawRecords` keeps the records as they were read, up to
+`CACHED_BYTES_MAX`.
 
 The task does not wait until a dead letter is stored. It waits before offsets are committed, so that no dead letter is
 lost if the worker ends. If a dead letter cannot be written, the task fails.
@@ -62,7 +63,8 @@ class ErrorReporters:
         producer: Producer | None = None,
         admin: Admin | None = None,
     ) -> None:
-        """`producer` and `admin` are for the dead-letter topic, if there is one. Both are closed with this object."""
+        """`producer` and `admin` are for the dead-letter topic, if there is one. `start` opens both and closes `admin`
+        again, and `close` closes `producer`."""
         self._id = id
         self._settings = settings
         self._metrics = metrics
@@ -92,7 +94,7 @@ class ErrorReporters:
                 await self.flush()
 
     def await_before_commit(self, future: asyncio.Future[Any]) -> None:
-        """Delay every commit of offsets until this is done, and prevent it if this fails."""
+        """Delay every commit of offsets until `future` is done. If `future` fails, the task fails without a commit."""
         self._pending.append(future)
 
     async def send(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> asyncio.Future[object] | None:

@@ -1,11 +1,11 @@
 """A source task under exactly-once: its records and their offsets are in one transaction.
 
 Each instance of a task has the same transactional id. A new instance therefore fences the old one before it reads the
-offsets. A transaction begins with its first record. Any error inside a transaction fails the task, and the next
-instance continues from the offsets of the last committed transaction.
+offsets. A transaction begins with its first record. If Kafka rejects a record, the task fails, even under
+`errors.tolerance=all`. The next instance continues from the offsets of the last committed transaction.
 
-If the connector's task aborts a transaction itself, the records are not written. Their offsets are still written, in a
-separate transaction, so that the records are not read again.
+If the connector's task aborts a transaction itself, the records are not committed. Their offsets are still committed,
+in a separate transaction, so that the records are not read again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
     """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
-    Afterwards, none of them can write, or has a transaction open. Raises KafkaTimeout, AuthorizationFailed.
+    Afterwards, none of them can write, or has a transaction open. Raises an ExceptionGroup with each producer's error,
+    such as KafkaTimeout or AuthorizationFailed.
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 
@@ -145,7 +146,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
             await self._commit_transaction()
 
     async def _commit_transaction(self) -> None:
-        """Add the offsets to the transaction and commit it. Does nothing if no record was sent."""
+        """Add the offsets to the transaction and commit it. Does nothing if no record was sent or dropped."""
         if not self._records:
             return
         await self._begin_transaction()

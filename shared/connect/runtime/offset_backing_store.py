@@ -67,7 +67,7 @@ class StoredOffsetReader:
 
 
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """Return the key of a source partition in an OffsetBackingStore. Equal partitions have equal bytes.
+    """Return the key of a source partition in an OffsetBackingStore. The order of its fields does not matter.
 
     Raises DataError if the partition is not JSON, or too large.
     """

@@ -70,7 +70,7 @@ class Plugins:
     """The plugins of a worker."""
 
     def __init__(self, plugins: Iterable[tuple[str | None, type]]) -> None:
-        """Take pairs of a name of its own, such as an entry point's, and the class."""
+        """Add plugins: pairs of an additional name, such as an entry point's, or None, and the class."""
         self._descs: list[PluginDesc] = []
         self._by_name: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
         for name, plugin in plugins:
@@ -83,7 +83,8 @@ class Plugins:
     def installed(cls) -> Plugins:
         """Return the plugins that ship with Penstock, and those of installed distributions.
 
-        A plugin that cannot be imported is left out and logged: it must not keep the worker from starting.
+        A distribution's plugin that cannot be imported is left out and logged: it must not keep the worker from
+        starting.
         """
         return cls([*_builtin_plugins(), *_entry_points()])
 

@@ -40,7 +40,7 @@ Partitions = frozenset[TopicPartition]
 REDELIVERY_MS = 3_000
 """How long a batch waits to be delivered again if the task sets no timeout."""
 COMMIT_BACKOFF_MAX_MS = 10_000
-"""The maximum addition to the interval before the next commit, after commits that timed out."""
+"""The maximum backoff before the next commit, after commits that timed out. The interval applies if it is longer."""
 
 
 class SinkTaskState:

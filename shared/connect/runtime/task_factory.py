@@ -52,7 +52,7 @@ from penstock.shared.connect.task import SinkTask, SourceTask
 Props = Mapping[str, str]
 INT_MAX = 2**31 - 1
 SINK_POLL_RECORDS = 2_000
-"""The maximum number of records for `put`, unless consumer.override.max.poll.records sets another."""
+"""The maximum number of records of one poll, unless the worker or the connector sets `max.poll.records`."""
 
 
 class TaskFactory:

@@ -8,7 +8,8 @@
 >>> values["sink_record_read_total"], values["put_batch_avg_time_ms"], values["put_batch_max_time_ms"]
 (5.0, 6.0, 8.0)
 
-A rate covers at least the last `RATE_WINDOW_MS`, or the time since the task was made if that is shorter.
+A rate covers at least the last `RATE_WINDOW_MS`, or the time since the task was made if that is shorter. Very frequent
+readings shorten this time (`SAMPLES_MAX`).
 
 >>> values["sink_record_read_rate"]
 5.0
@@ -23,7 +24,7 @@ from penstock.shared.connect.runtime.states import State
 RATE_WINDOW_MS = 30_000
 """The minimum window of a rate, as in Kafka."""
 SAMPLES_MAX = 64
-"""The number of earlier readings kept for rates. More frequent readings shorten the window of the rates."""
+"""The maximum number of earlier readings that are kept for rates."""
 RATED = (
     "sink_record_read",
     "sink_record_send",

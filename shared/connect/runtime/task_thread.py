@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 class TaskThread:
-    """Calls the methods of one task or connector, one after another. The thread starts with the first `def` method."""
+    """Calls the methods of one task or connector: `def` methods one after another, in the thread.
+
+    The thread starts with the first `def` method.
+    """
 
     def __init__(self, name: str = "task") -> None:
         self._name = name

@@ -1,7 +1,7 @@
 """The worker: runs connectors and tasks, whatever assigns them to it.
 
-A herder starts and stops them. The worker reports outcomes to the herder through a StatusListener. Connectors and tasks
-are isolated from each other: if one fails or hangs, all others continue.
+A herder starts and stops them. The worker reports outcomes to the herder through a StatusListener. If a connector or
+task fails or waits without end, all others continue. But an `async def` method that blocks the event loop blocks all.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Worker:
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
         """Return each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
 
-        Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code began.
-        `stalled` is 1 if this time is at least `task.stall.timeout.ms`, else 0.
+        Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code, or the
+        wait of the current conversion, began. `stalled` is 1 if this time is at least `task.stall.timeout.ms`, else 0.
         """
         now_ms = self._clock.monotonic_ms()
         limit_ms = self.config["task.stall.timeout.ms"]
@@ -132,7 +132,10 @@ class Worker:
             self._stalled = stalled
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
-        """Return how long a task has been inside one call of its connector's code, in ms; 0 if it is in none."""
+        """Return how long a task has been inside one call of its connector's code, or has waited in one conversion.
+
+        The result is in ms, and 0 if neither is in progress or the task is not on this worker.
+        """
         task = self._tasks.get(id)
         return 0 if task is None else task.stalled_ms(self._clock.monotonic_ms())
 
@@ -146,8 +149,9 @@ class Worker:
     ) -> State:
         """Start a connector and bring it to its target state. Returns the state that it reached.
 
-        `config` is the stored one, with unresolved variables (`${…}`). An error is not raised, but reported as the
-        connector's failure. `on_reconfiguration` is called when the connector requests a reconfiguration of its tasks.
+        `config` is the stored one, with unresolved variables (`${…}`). `on_reconfiguration` is called when the
+        connector requests a reconfiguration of its tasks. Raises ConnectError if the connector is already on this
+        worker. Any other error is not raised, but reported as the connector's failure.
         """
         if name in self._connectors:
             raise ConnectError(f"Connector with name {name} already exists")

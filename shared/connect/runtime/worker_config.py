@@ -119,7 +119,7 @@ def isolation_error(isolation: str, worker: Mapping[str, Any]) -> str | None:
 class WorkerConfig:
     """A worker's parsed settings. Also has the original properties (`props`).
 
-    `config[name]` is a setting's value. Raises one ConfigError that lists all errors.
+    `config[name]` is a setting's value. The constructor raises one ConfigError that lists all errors.
     """
 
     def __init__(

@@ -3,8 +3,9 @@
 Every `offset.flush.interval.ms` the task stores the offsets up to which every record is in Kafka. If that fails, the
 next flush stores them. After the last poll the task waits up to `offset.flush.timeout.ms` for pending records.
 
-When the offsets are stored, the connector's `commit_record` and `commit` are called. These calls may have to wait until
-a blocking `poll` returns.
+When the outcome of a record is known, the connector's `commit_record` is called: before the next poll, or with the next
+flush. After a flush that succeeds, `commit` is called, unless its last call still runs. These calls may have to wait
+until a blocking `poll` returns.
 """
 
 from __future__ import annotations

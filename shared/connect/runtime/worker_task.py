@@ -75,7 +75,7 @@ class WorkerTask(ABC):
         """Stop the connector's task and release all resources. Called once, also after an error."""
 
     def stalled_ms(self, now_ms: int) -> int:
-        """Return how many ms the task has been inside one call of the connector's code, or has retried one record's
+        """Return how many ms the task has been inside one call of the connector's code, or has waited in one record's
         conversion.
 
         Return 0 if neither is in progress.
@@ -123,7 +123,7 @@ class WorkerTask(ABC):
         return self._runner
 
     def transition_to(self, target: TargetState) -> None:
-        """Request a pause or a resume. A stopped connector's tasks are not paused but stopped."""
+        """Request a resume (STARTED) or a pause (any other state). For STOPPED the herder also ends the task."""
         self.target = target
         self._changed.set()
 
@@ -140,7 +140,7 @@ class WorkerTask(ABC):
         return bool(done)
 
     def cancel(self) -> None:
-        """End it now: running work is cancelled and not awaited, and nothing more is committed or reported."""
+        """End the task now: running work is cancelled and not awaited, and nothing more is committed or reported."""
         self.stopping = True
         self.cancelled = True
         if self._runner is not None:
