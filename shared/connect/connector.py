@@ -112,7 +112,8 @@ class SourceConnector(Connector):
     def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> Awaitable[bool] | bool:
         """Check or store offsets that a user alters. Returns False if the connector does neither.
 
-        An error that it raises rejects the offsets. The default returns False, and accepts all offsets without a check.
+        An offset of None is to be removed. An error that it raises rejects the offsets. The default returns False, and
+        accepts all offsets without a check.
         """
         return False
 

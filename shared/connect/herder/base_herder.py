@@ -1,7 +1,7 @@
 """The common base of both herders: reads, validation, and calls of plugins.
 
-Reads are answered from the configs and statuses that this worker has read. They neither wait for a rebalance nor need
-the leader. Each herder implements the changes in its own way.
+Reads of configs and statuses return what this worker has read. No read waits for a rebalance or needs the leader. Each
+herder implements the changes in its own way.
 """
 
 from __future__ import annotations
@@ -200,8 +200,9 @@ class BaseHerder(ABC):
     async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
         """Return the errors of a config, setting by setting. The values of its variables are masked.
 
-        `plugin` is the class in the request's path. Raises BadRequest if the config names another class. Raises
-        ConfigError if there is no such class.
+        `plugin` is the class in the request's path. Raises BadRequest if the config names another class, ConfigError if
+        it names no known class, and RequestTimedOut after a request's timeout. Raises ConnectError for any other error
+        of the connector.
         """
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._names_same_plugin(plugin, given):
@@ -256,8 +257,8 @@ class BaseHerder(ABC):
     ) -> tuple[bool, Json]:
         """Create a connector, or change it with `replace`. Returns whether it is new, and its form in REST.
 
-        Raises BadRequest or AlreadyExists. Raises StaleConfig if the current config is not `instead_of`. Other requests
-        need not wait for the validation.
+        Raises BadRequest or AlreadyExists. Raises StaleConfig if `instead_of` is given and the current config differs.
+        Other requests need not wait for the validation.
         """
 
     @abstractmethod

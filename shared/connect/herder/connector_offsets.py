@@ -1,9 +1,9 @@
 """Reads, alters and resets a connector's offsets. Those of a source are in the offset store, those of a sink in its
 group.
 
-Offsets are changed only while the connector is STOPPED, which the herder checks. A source's tasks that may still write
-are fenced first. Then the connector itself checks the offsets, and after that they are stored. If a sink's group still
-has members, an error is raised.
+Offsets are changed only while the connector is STOPPED, which the herder checks. Under exactly-once, a source's tasks
+that may still write are fenced first. Then the connector itself checks the offsets, and after that they are stored. If
+a sink's group still has members, an error is raised.
 """
 
 from __future__ import annotations

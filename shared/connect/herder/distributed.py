@@ -4,8 +4,9 @@ Everything that changes state runs in one loop, one step after another. `run_onc
 applies new configs, then runs the REST requests in the command queue. Slow work runs outside the loop, such as the
 start of a connector or a request to the leader. Its result comes back as a command.
 
-Only the leader writes configs. Another worker raises NotHere with the leader's address, and the REST layer forwards the
-request there. While a rebalance is pending, requests that change something are rejected (RebalanceNeeded).
+Only the leader writes configs, except that any worker may write a logger's level, or pause or resume a connector. For
+any other change, another worker raises NotHere with the leader's address, and the REST layer forwards the request
+there. A change waits for the end of a rebalance, and is rejected (RebalanceNeeded) if that takes too long.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class DistributedHerder(BaseHerder):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Read the three internal topics. Raises ConfigError if one of them is misconfigured."""
+        """Read the three internal topics. Raises an ExceptionGroup, with ConfigError if one is misconfigured."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stores.configs.start())
             tasks.create_task(self._stores.statuses.start())
@@ -516,8 +517,8 @@ class DistributedHerder(BaseHerder):
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Request all workers to restart a connector and its tasks. Returns the status, in which these are
-        RESTARTING."""
+        """Request all workers to restart what the request selects of a connector and its tasks. Returns the status, in
+        which these are RESTARTING."""
 
         async def put_restart_request() -> Json:
             name = request.connector

@@ -1,4 +1,4 @@
-"""The errors of a herder's requests. Each class has its own HTTP status.
+"""The errors of a herder's requests, with their HTTP statuses.
 
 ConnectorNotFound (404) and BadRequest (400) are in `penstock.shared.connect.errors`, ConfigError (400) is in
 `penstock.shared.common.errors`.
@@ -33,7 +33,7 @@ class NotHere(ConnectError):
 
 
 class RequestTimedOut(ConnectError):
-    """The herder did not reach the request in time (500)."""
+    """The request was not completed in time (500)."""
 
 
 class Forbidden(ConnectError):

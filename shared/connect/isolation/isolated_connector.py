@@ -11,7 +11,7 @@ A process ends in one of three ways:
 3. It exits unexpectedly, by a crash or a signal.
 
 In cases 2 and 3 all other parts have failed. They are started again in a new process. This happens after the backoff
-for failed tasks, or at once if another part of the connector is started.
+for failed tasks (with `task.restart.enable`), or at once if another part of the connector is started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A worker that runs connectors in separate processes if `penstock.task.isolation=process`.
 
-An `IsolatedConnector` runs one such connector and its tasks. Each validation and each change of offsets has a process
-of its own.
+An `IsolatedConnector` runs one such connector and its tasks. Each validation of its config, and each change of its
+offsets, has a process of its own.
 """
 
 from __future__ import annotations

@@ -165,8 +165,10 @@ class SinkTaskState:
     # Polls
 
     def poll_timeout_ms(self, now_ms: int) -> int:
-        """Return the poll timeout in ms: until the next commit, the current one's timeout, or the redelivery of a
-        batch."""
+        """Return the poll timeout in ms: until the next commit is due, or the current one times out.
+
+        It is at most the timeout that the task has set, or else `REDELIVERY_MS` while a batch waits for its redelivery.
+        """
         response_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
         timeout_ms = response_in_ms if self.committing else self.next_commit_in_ms(now_ms)
         if self.retry_timeout_ms is not None and self.retry_timeout_ms > 0:

@@ -77,7 +77,7 @@ class ConfigSnapshot:
     task_configs: Mapping[ConnectorTaskId, Config] = field(default_factory=dict)
     task_count_records: Mapping[str, int] = field(default_factory=dict)
     task_generations: Mapping[str, int] = field(default_factory=dict)
-    """How often each connector's tasks were committed. A task of an older generation must not start."""
+    """How many complete sets of task configs this reader has applied for each connector."""
     applied_configs: Mapping[str, Config] = field(default_factory=dict)
     """The connector's config that its tasks were made from."""
     pending_fencing: frozenset[str] = frozenset()

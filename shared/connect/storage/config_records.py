@@ -4,7 +4,7 @@
     task-<name>-<n>           {"properties": {…}}; counts only from the next commit on
     commit-<name>             {"tasks": n}: the n task configs written before it are complete
     target-state-<name>       {"state": …, "state.v2": …}; the first has no STOPPED, for workers that do not know it
-    tasks-fencing-<name>      {"task-count": n}: producers of n tasks have been fenced
+    tasks-fencing-<name>      {"task-count": n}: older producers are fenced, and those of n tasks may be active
     restart-connector-<name>  {"include-tasks": …, "only-failed": …}
     session-key               {"key": base64, "algorithm": …, "creation-timestamp": ms}
     logger-cluster-<name>     {"level": …}
@@ -75,7 +75,7 @@ class TargetStateRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskCountRecord:
-    """The number of tasks whose transactional producers were fenced, or None if the record is removed."""
+    """The number of tasks that may start, since older ones are fenced; None if the record is removed."""
 
     connector: str
     tasks: int | None
@@ -165,9 +165,10 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
-    """Return the record with this key and value in the config topic, or None if the key is unknown.
+    """Return the record with this key and value in the config topic. Returns None if the key is unknown, or for a
+    tombstone that has no effect.
 
-    Raises SerializationError if the value is invalid.
+    Raises SerializationError if the record is invalid.
     """
     name = (key or b"").decode(errors="replace")
     if name == SESSION_KEY:

@@ -100,7 +100,7 @@ class ConfigStore:
         await self._write_config_records([TargetStateRecord(name, state)])
 
     async def put_task_count(self, name: str, count: int) -> None:
-        """Record that the producers of all tasks were fenced, and the number of tasks that may start."""
+        """Record that the producers of older tasks were fenced, and the number of tasks that may start."""
         await self._write_config_records([TaskCountRecord(name, count)], privileged=True)
 
     async def put_session_key(self, key: SessionKey) -> None:
@@ -116,7 +116,7 @@ class ConfigStore:
         await self._write_config_records([level])
 
     async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
-        """Write the records in order, and read the topic to its end. Only the leader may make `privileged` writes."""
+        """Write the records in order, and read them back. Only the leader may make `privileged` writes."""
         raise AssertionError("a subclass writes")
 
     def _apply_config_record(self, record: ConfigRecord, offset: int) -> None:

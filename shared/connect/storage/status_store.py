@@ -1,7 +1,7 @@
 """The store of the statuses of connectors and tasks.
 
 A caller that reports a status does not wait. A background task writes the statuses one after another, in the order of
-the reports. A safe status is checked again before it is written, and left out if a newer status forbids it.
+the reports. A safe status is checked when its turn comes, and dropped if a newer status forbids it (`StatusCache`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 REPORTS_WAITING_MAX = 100_000
 """The maximum number of reports that wait to be written. Beyond it the oldest is dropped, with a warning."""
 FLUSH_MS = 5_000
-"""How long `stop` waits for pending reports."""
+"""How long `flush` waits for pending reports."""
 
 
 class StatusStore:

@@ -1,8 +1,8 @@
 """Cast: converts fields, or the whole key or value, to another primitive type.
 
-Numbers become narrower as in Java: integers wrap around, and floats are truncated and limited to the range of the
-integer. A text must be a number in the range of the type. Bytes become base64 text. Dates and times become their
-underlying number, or ISO text.
+Numbers become narrower as in Java. Integers wrap around. Floats are truncated and limited to the range of int64 for
+int64, else of int32, and then wrap around. A text must be a number in the range of the type, or `true` or `false` for
+boolean. Bytes become base64 text. Dates and times become their underlying number, or ISO text.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ ZONES = "zZX"
 
 
 class DatePattern:
-    """One Java date pattern. Raises ConfigError for an unknown pattern letter."""
+    """One Java date pattern. Raises ConfigError for an unknown pattern letter or an open quote."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

@@ -93,7 +93,7 @@ class _HoistField(OnPart):
 
 
 class _Flatten(OnPart):
-    """Flattens nested structs or maps to one level, with names joined by a delimiter. Arrays stay unchanged."""
+    """Flattens nested structs, or nested maps without a schema, to one level, with names joined by a delimiter."""
 
     @classmethod
     def config(cls) -> ConfigDef:
