@@ -42,8 +42,8 @@ class Converter(ABC):
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
         """Convert many values that share one schema.
 
-        Returns None if their schemas differ, or if one value cannot be converted. The caller then converts them one by
-        one.
+        Returns None or raises an error if their schemas differ, or if one value cannot be converted. The caller then
+        converts them one by one.
         """
         return None
 
