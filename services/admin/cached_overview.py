@@ -1,4 +1,5 @@
-"""The overview that the dashboard polls. All sources are sampled together, at most once in `CACHE_MS`.
+"""The overview that the dashboard polls. All sources are sampled together, at most once in `CACHE_MS`, unless the
+cached overview was invalidated.
 
 The number of open pages does not change the load: concurrent requests wait for the same samples.
 """

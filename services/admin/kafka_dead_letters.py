@@ -31,7 +31,7 @@ POLL_MS = 500
 READ_TIMEOUT_MS = 15_000
 """The time limit of one `read_newest`."""
 SCANNED_MAX = 20_000
-"""The most records of a topic that one `read_newest` scans, from the newest back."""
+"""The most records of a topic that one scan of `read_newest` reads, approximately, from the newest back."""
 COUNT_TIMEOUT_MS = 3_000
 """The time limit of one call that counts records. Later calls continue the count."""
 TEXT_CHARACTERS_MAX = 2_000
@@ -64,8 +64,8 @@ class DeadLetterCounter:
     """Counts dead letters and late records by reading them.
 
     The offsets alone are not enough, since transaction markers have offsets too. The counts are kept, so each call
-    reads only new records. If the first records of a partition were deleted, or the topic was created again, counting
-    starts again.
+    reads only records that no earlier call has counted. If the first records of a partition were deleted, or the topic
+    was created again, that partition is counted from its beginning.
     """
 
     def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_TIMEOUT_MS) -> None:
@@ -95,7 +95,10 @@ class DeadLetterCounter:
             return counts
 
     async def _count_records(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:
-        """Continue the count within the time limit of one call. Records that are not read in time stay uncounted."""
+        """Continue the count within the time limit of one call. The next call counts the records that remain.
+
+        An error of Kafka ends the count of this call too, and is logged.
+        """
         try:
             async with (
                 asyncio.timeout(self._limit_ms / 1000),
@@ -173,10 +176,11 @@ class KafkaDeadLetters:
         return {tp: Offsets(first[tp], ends[tp]) for tp in tps}
 
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """See the protocol. Reads at most about `SCANNED_MAX` records of all partitions together.
+        """See the protocol. Raises KafkaTimeout after READ_TIMEOUT_MS.
 
-        Transaction markers have offsets too. So if the newest offsets hold fewer than `limit` matching records, four
-        times as many offsets are read.
+        A scan reads about `SCANNED_MAX` records of all partitions together, or `limit` of each partition if that is
+        more. Without `stage`, the first scan reads only the newest `2 * limit` offsets of each partition. If these hold
+        fewer than `limit` records, since transaction markers have offsets too, the next scan reads four times as many.
         """
         self._check_dead_letter_topic(topic)
         description = (await self._admin.describe_topics([topic]))[topic]
@@ -225,9 +229,12 @@ class KafkaDeadLetters:
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
-        """See the protocol. Replays run one at a time, because each continues where the previous one ended.
+        """See the protocol. Replays run one at a time, because each continues from the offsets that the previous one
+        committed.
 
-        Raises InvalidRequest for an invalid target topic, and for a filter by stage or exception on a late topic.
+        Raises InvalidRequest if `topic` is neither a dead-letter nor a late topic, if `to` is `topic` or an internal
+        topic, and for a filter by stage or exception on a late topic. Raises UnknownTopicOrPartition if there is no
+        topic `to`.
         """
         self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)
@@ -299,6 +306,6 @@ def _dead_letter_row(record: ConsumerRecord) -> dict[str, Any]:
 def _text_in_row(data: bytes | None) -> str | None:
     """Return a key, value or header from Kafka as text for `_dead_letter_row`.
 
-    The text is cut to TEXT_CHARACTERS_MAX. Bytes that are not UTF-8 are escapes.
+    The text is cut to TEXT_CHARACTERS_MAX. Bytes that are not UTF-8 become escapes (`\\xff`).
     """
     return None if data is None else data.decode(errors="backslashreplace")[:TEXT_CHARACTERS_MAX]

@@ -40,7 +40,7 @@ class Source(Protocol):
     """One service of the overview."""
 
     async def sample(self) -> ServiceSample:
-        """Return the service's current sample. A failing service is a sample, not an error."""
+        """Return the service's current sample. If the service fails, the sample says so, and no error is raised."""
         ...
 
 
@@ -142,7 +142,7 @@ class KafkaSource:
 def sum_metrics(text: str) -> dict[str, float]:
     """Sum the samples of Prometheus' text format over their labels, by sample name.
 
-    Only metrics of Penstock are returned, and of the histograms only the buckets of the ingest latency.
+    Only metrics of Penstock are returned. Buckets of histograms are left out, except those of the ingest latency.
     """
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
