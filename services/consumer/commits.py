@@ -149,7 +149,7 @@ class TransactionalCommits:
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """See `Commits`. All partitions are committed together.
 
-        A transaction that takes longer than `timeout_ms` continues in the background.
+        Returns False after `timeout_ms`. The transaction then continues in the background.
         """
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -207,7 +207,8 @@ class TransactionalCommits:
     async def _write_outputs(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> None:
         """Write the outputs in one transaction.
 
-        If Kafka rejects a record, another transaction replaces the output that contains it with dead letters.
+        If Kafka rejects records, all outputs are written in another transaction. In it, dead letters replace each
+        output that contained a rejected record.
         """
         while True:
             try:
@@ -220,8 +221,8 @@ class TransactionalCommits:
     def _replace_rejected_outputs(self, outputs: list[_Output], rejection: OutputRejected) -> None:
         """Replace each output of this commit that has a rejected record with dead letters.
 
-        A rejected record that is too large is shortened first if possible. Raises the error of a dead letter that Kafka
-        rejects.
+        A dead letter that is too large is shortened instead. Raises the error of a rejected dead letter that cannot be
+        shortened.
         """
         index = 0
         for output in outputs:

@@ -116,7 +116,7 @@ class Executor:
         self.unwritten: dict[TopicPartition, str] = {}
         """The error by partition, for partitions with a dead letter that repeatedly could not be written.
 
-        The owner of the partitions removes those that are revoked or lost.
+        The handler loop removes the entries of partitions that are revoked or lost.
         """
 
     async def run(self, execution: Execution, task: asyncio.Task[Any] | None = None) -> Outcome:

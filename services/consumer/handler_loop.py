@@ -153,9 +153,9 @@ class HandlerLoop(RebalanceListener):
     def _pass_over(self) -> bool:
         """Mark offsets as finished that the consumer's position passed without returning a record.
 
-        Such offsets belong to transaction markers, or were skipped by `auto_offset_reset`. Returns True if a partition
-        had no committed position before. Its position must be committed at once. Otherwise, after a crash,
-        `auto_offset_reset` might choose a later position and skip records.
+        Such offsets belong, for example, to transaction markers, or were skipped by `auto_offset_reset`. Returns True
+        if a partition had no committed position before. Its position must be committed at once. Otherwise, after a
+        crash, `auto_offset_reset` might choose a later position and skip records.
         """
         is_new = False
         assigned = self._consumer.assignment()
@@ -247,9 +247,10 @@ class HandlerLoop(RebalanceListener):
         self._start_executions()
 
     async def _measure_lag(self) -> None:
-        """Measure the lag of each topic separately.
+        """Measure the lag of each partition.
 
-        If a topic is gone or its broker is unavailable, the lag behind the last known end offset is used.
+        Each topic's end offsets are requested separately. If a request fails, for example because the topic is gone,
+        the lag behind the last end offsets that a fetch returned is used.
         """
         topics: dict[str, list[TopicPartition]] = {}
         for partition in self.scheduler.partitions:

@@ -1,8 +1,9 @@
 """The handler runner calls a handler for every record of some topics, in your own program or in `penstock consumer`.
 
-The handler is loaded first, so that an invalid one is rejected before any record is read. `run` waits for Kafka and the
-topics, creates missing dead-letter topics and joins the group. At the end no new call starts, the calls in flight
-drain, their offsets are committed and the member leaves the group.
+The handler is loaded first, so that an invalid one is rejected before any record is read. With
+`create_dead_letter_topics`, `run` waits for Kafka and the topics, and creates missing dead-letter topics. Then it joins
+the group. At the end no new call starts, the calls in flight drain, their offsets are committed and the member leaves
+the group.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class RecordProducer:
 
 
 class HandlerRunner:
-    """Runs a handler until it is cancelled: at least once or exactly once, as configured.
+    """Runs a handler until `run` is cancelled: at least once or exactly once, as configured.
 
-    `async with HandlerRunner(settings) as runner: await runner.run()`. Raises ConfigError for an invalid handler, and
-    for an exception name in `retry` that no class has.
+    `async with HandlerRunner(settings) as runner: await runner.run()`. Raises ConfigError for an invalid handler or
+    value format, and for an exception name in `retry` that no class has.
     """
 
     def __init__(self, settings: ConsumerServiceSettings, *, registry: CollectorRegistry | None = None) -> None:

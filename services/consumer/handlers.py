@@ -4,8 +4,8 @@ A handler is `async def handle(record: ConsumerRecord)`. A batch handler takes `
 `tuple`); that annotation or the attribute `handle.batch = True` marks it. A batch holds records of one partition in
 offset order. With the value formats `json` and `module:Struct`, the record's `value` is the decoded value.
 
-A handler returns the records to write to Kafka: a `ProducerRecord`, or a list or tuple of them. Any other return value
-is ignored.
+A handler returns the records to write to Kafka: a `ProducerRecord`, or a list or tuple of them. A list or tuple that
+mixes them with other values fails the call. Any other return value is ignored.
 
 >>> records_in("app:handle", [ProducerRecord("alerts", b"1")])
 (ProducerRecord(topic='alerts', value=b'1', key=None, headers=(), partition=None, timestamp=None),)
@@ -13,8 +13,8 @@ is ignored.
 ((), ())
 
 A handler that exceeds its limit is cancelled and its end is awaited. Otherwise the next record of its key would be
-handled at the same time. The call has failed, even if the handler catches the cancellation and returns or raises
-another exception.
+handled at the same time. Such a call fails, even if the handler catches the cancellation and returns or raises another
+exception.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class Handler:
     ) -> Records | Exception:
         """Call the handler with the records (one record, unless it is a batch handler).
 
-        Returns the records to write, or the exception that the handler raised. `task` is the running task, by default
-        `asyncio.current_task()`.
+        Returns the records to write, or the error of a failed call: the handler's exception, HandlerTimeout,
+        HandlerCancelled or HandlerExited. A cancellation by the caller is raised. `task` is the running task, by
+        default `asyncio.current_task()`.
         """
         is_over = False
         task = task or asyncio.current_task()

@@ -180,13 +180,13 @@ class ConsumerServiceSettings(ServiceSettings):
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
         """Return the producer's settings. `record_bytes_max` is the size of the largest dead letter.
 
-        Dead letters are compressed. The producer's limit applies before compression, and is higher than the topic's
-        limit, which applies after compression. So if a record fits into its topic only when compressed, its dead letter
-        fits too.
+        By default, dead letters are compressed. The producer's limit applies before compression, and is higher than the
+        topic's limit, which applies after compression. So if a record fits into its topic only when compressed, its
+        dead letter fits too.
 
-        Under exactly-once the producer has its own transactional id. The id of a static member does not change. So
-        after a crash, the member's next process at once ends the transaction that the crashed one left open. After a
-        crash of a dynamic member, the open transaction ends after `transaction_timeout_ms`.
+        Under exactly-once the producer has its own transactional id. A configured id and that of a static member do not
+        change. So after a crash, the member's next process at once ends the transaction that the crashed one left open.
+        After a crash of another member, the open transaction ends after `transaction_timeout_ms`.
         """
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}

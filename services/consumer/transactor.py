@@ -85,11 +85,11 @@ class OutputTransactor:
             await producer.close(CLOSE_TIMEOUT_MS)
 
     async def transact(self, records: Sequence[ProducerRecord], offsets: Offsets, group: GroupMetadata) -> None:
-        """Write records and commit offsets in one transaction, which has ended when this returns or raises.
+        """Write records and commit offsets in one transaction. Returns when the transaction is committed.
 
         Raises OutputRejected for records that can never be written, and CommitFailed if the member is no longer in the
-        group. Raises RetriableError or TransactionAborted for temporary errors. If it raises, the transaction is not
-        committed. Do not cancel this call.
+        group. Raises RetriableError or TransactionAborted for temporary errors. After these errors the transaction is
+        not committed. After a FatalError it may be committed. Do not cancel this call.
         """
         producer = await self._ready_producer()
         await self._find_topics(producer, records)
