@@ -48,7 +48,7 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
     """Return the REST app behind its authentication. Raises ConfigError if a secret is missing or too short.
 
     Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
-    accepts only requests whose Host header names this machine.
+    accepts only requests whose Host header is a loopback name, unless `rest.advertised.host.name` is set.
     """
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}

@@ -1,6 +1,6 @@
 """Reads the command line of `penstock connect`: Kafka Connect's properties files, overridden by flags.
 
-`--group.id=orders` is `group.id=orders` in the worker's file.
+`--group.id=orders` overrides the `group.id` of the worker's file.
 """
 
 from __future__ import annotations
