@@ -68,7 +68,7 @@ class ProducerDaemon(KafkaHttpDaemon):
         await self._producer.start()
 
     async def shutdown(self) -> None:
-        """Finish the work in flight, each step within its share of the limit."""
+        """Finish the work in flight. The requests and the last flush have shares of the limit."""
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
         await self.server.stop(int(limit_ms * REQUEST_SHARE))

@@ -71,7 +71,10 @@ class KafkaTransactor:
         return await self._await_transaction(self._store_with_key(key, records, make_response))
 
     async def close(self) -> None:
-        """Wait for the transactions in progress, and close every producer."""
+        """Wait for the transactions in progress, at most `ack_timeout_ms`. Then close the producers that are idle.
+
+        The producers of Idempotency-Keys are closed after their transactions in progress.
+        """
         if self._running:
             await asyncio.wait(self._running, timeout=self._settings.ack_timeout_ms / 1000)
         closing = [producer.close() for producer in self._idle]

@@ -1,11 +1,13 @@
 """The Idempotency-Keys in one partition of their topic, and the format of their records.
 
-Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the response. A key expires
-`ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys instead.
+Sans-IO. A record's key is the digest of the Idempotency-Key. Its value has the request's fingerprint, the response and
+the time. A key expires `ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys
+instead.
 
 A stored response is small, however many offsets it contains. Its JSON is compressed. The rows of `?offsets=true` would
-be most of the JSON, so they are stored separately, as columns of differences between consecutive rows. Positions, and
-offsets within a partition, mostly increase by one, so the differences compress very well.
+be most of the JSON, so they are stored separately, as compressed columns. The columns of positions (`line` or `index`)
+and offsets hold differences between consecutive rows, of the same partition for offsets. Most differences are one, so
+they compress very well.
 
 >>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
 >>> keys.put(b"k" * 32, encode_stored_key(b"f" * 32, StoredResponse(200, b"{}"), 5_000))

@@ -35,7 +35,7 @@ class TopicCheckingProducer:
         return f"TopicCheckingProducer({len(self._looked_up_ms)} topics, {self._producer!r})"
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
-        """Return the topic's partitions. Raises UnknownTopicOrPartition after about a second if it does not exist."""
+        """Return the topic's partitions. Raises UnknownTopicOrPartition at once if a look-up finds no topic."""
         looked_up_ms = self._looked_up_ms.get(topic)
         now_ms = self._clock.monotonic_ms()
         if looked_up_ms is None or now_ms - looked_up_ms >= LOOKUP_EVERY_MS:
