@@ -66,8 +66,8 @@ async def read_tail(
     read. Both are called again if reading starts again with a newer snapshot. The partitions are read to `ends`, by
     default their current ends.
 
-    Raises ChangelogHole if records are missing or the snapshot is of a deleted topic, CorruptRecord for a record that
-    cannot be decoded, and LakeUnavailable.
+    Raises ChangelogHole or OffsetOutOfRange if records are missing, ChangelogHole if the snapshot is of a deleted
+    topic, CorruptRecord for a record that cannot be decoded, LakeUnavailable, and the errors of the check.
     """
     snapshot = await _read_snapshot(location, topic)
     while True:

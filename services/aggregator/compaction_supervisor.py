@@ -6,8 +6,8 @@ result. The rules:
 1. One job runs at a time. A request during a job is dropped; the punctuator requests again at its next time. If a job
    has left records, the next job starts at once.
 2. A failed job is retried with backoff and never harms the aggregator.
-3. If a job is stopped by its timeout while it reads, the next job reads at most half as many records. So a backlog of
-   any size is compacted in the end. Each success doubles the number again, up to the setting.
+3. If a job is stopped by its timeout after it began to read, the next job reads at most half as many records. So a
+   backlog of any size is compacted in the end. Each success doubles the number again, up to the setting.
 4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
 
 Metrics, `/health` and a line in the log at start-up report that compaction is off. Metrics and `/health` also report
@@ -66,8 +66,8 @@ OWNERSHIP_POLL_MS = 100
 def command(settings: AggregatorSettings) -> list[str]:
     """Return the job's command line. Secrets go through the environment, see `environment`.
 
-    The job also reads the settings file, which may hold other settings for `penstock compact` runs by hand. So every
-    setting that the aggregator decides is passed as a flag, even if it is off.
+    The job also reads penstock.toml, which may hold other settings for `penstock compact` runs by hand. So every
+    setting that the aggregator decides is passed as a flag, even if it is off. Only an unset `after` is not passed.
     """
     streams = settings.streams
     compaction = settings.compaction
@@ -93,7 +93,10 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """Return the job's environment: this process's, and every setting that may hold a secret, from any source."""
+    """Return the job's environment: this process's without PENSTOCK_ variables, and settings that may hold secrets.
+
+    These settings are passed whatever source the aggregator has them from.
+    """
     connection = {}
     for name in type(settings.kafka).model_fields:
         value = getattr(settings.kafka, name)

@@ -1,4 +1,4 @@
-"""Filters keys by typed text: a part of the key's text, JSON in any spacing and order, or a number.
+"""Filters keys by a text that a user enters: a part of the key's text, JSON in any spacing and order, or a number.
 
 >>> [KeyFilter("UA").has(key) for key in ("UA-EWR", b"UA-EWR", "ua")]
 [True, True, False]

@@ -17,7 +17,7 @@ from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state_store import StateStoreRow
 
 ROWS_LOOKED_AT_MAX = 20_000
-"""The most rows of one store that one request reads. The event loop is blocked meanwhile."""
+"""The most rows of a store that one request reads in each partition. The event loop is blocked meanwhile."""
 
 
 def describe_live_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ class Aggregator:
         )
 
     def run_beside(self, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-        """Run coroutines, by name, concurrently with the worker. If one of them ends, `main_loop` ends too."""
+        """Run coroutines, by name, concurrently with the worker. If one of them ends, `main_loop` raises an error."""
         self._beside += [asyncio.create_task(one, name=name) for name, one in work.items()]
 
     async def main_loop(self) -> None:
@@ -202,7 +202,7 @@ class Aggregator:
         return {"windows": found.windows, "continuation": pages.encode(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:
-        """Request a compaction. Returns "" if it was started, else the reason why not."""
+        """Request a compaction. Returns "" if it will start, else the reason why it does not."""
         reason = self.compaction.why_not_now()
         if not reason:
             self.compaction.request()

@@ -1,9 +1,9 @@
 """`penstock streams restore-offsets`: sets an application's group back to the positions in its changelog.
 
 An application continues at the source offsets in its changelog (the changelog's positions), and compares the group's
-committed offsets with them. If committed offsets are ahead, the aggregator does not start (`GroupAhead`). A cause is
-another consumer that committed under the application's group id. This command commits the changelog's positions for
-these partitions.
+committed offsets with them. If committed offsets are ahead, the aggregator does not start (`GroupAhead`). A possible
+cause is another consumer that committed under the application's group id. This command commits the changelog's
+positions for these partitions.
 
 The command may run at any time, also while the aggregator restarts over and over:
 

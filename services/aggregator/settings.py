@@ -30,7 +30,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 WORKERS_MAX = 64
-"""The most processes on one machine. Each has its own Python process and connections to every broker."""
+"""The most workers on one machine. Each is a Python process with its own connections to every broker."""
 
 
 class CompactionSettings(Section):

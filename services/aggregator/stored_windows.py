@@ -174,9 +174,9 @@ class StoredWindowsQuery:
     """One query of windows in lake and changelog. It finds at most `rows_max` windows, those that start first.
 
     With `after`, the query continues after that position. `run` sets the other attributes. `position` has, by
-    partition, the source offsets that the response reflects. `missing` is set if the lake has no tables of the
-    application: before the first compaction, or if the settings name the wrong lake. `last` is the position after which
-    there may be more windows.
+    partition, the source offsets that the response reflects. `missing` is a text if a lake is set that has no tables of
+    the application: before the first compaction, or if the settings name the wrong lake. `last` is the position after
+    which there may be more windows; None if there are no more.
     """
 
     def __init__(self, options: WindowQueryOptions, after: WindowPosition | None = None) -> None:
@@ -193,7 +193,8 @@ class StoredWindowsQuery:
     async def run(self) -> tuple[StoreSchema, list[StoredWindow]]:
         """Return the store, and the keys' windows in order of their positions.
 
-        Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
+        Raises ConfigError, UnknownTopicOrPartition without a changelog topic, KafkaTimeout after `timeout_ms`, and the
+        errors of `read_tail`.
         """
         options = self._options
         async with Admin(options.location.kafka) as admin:
@@ -230,7 +231,10 @@ class StoredWindowsQuery:
         snapshot: state_snapshot.Snapshot | None,
         after: WindowPosition | None,
     ) -> tuple[list[dict[str, Any]], list[window_queries.ClosedWindow], WindowPosition | None]:
-        """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
+        """Return the next live and the next closed windows, and the position up to which both are complete.
+
+        The position is None if both are complete to the end.
+        """
         options = self._options
         if snapshot is None:
             return [], [], None
@@ -306,7 +310,8 @@ def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 def _is_window_covered(row: window_queries.ClosedWindow, covered: dict[int, state_snapshot.PartitionSnapshot]) -> bool:
     """Return whether the snapshot covers a closed window in the lake.
 
-    If not, a compaction crashed after it appended the window. Such a window is also in the tail.
+    If not, the compaction that appended the window has not committed a snapshot: it crashed, or still runs. Such a
+    window is also in the tail.
     """
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)

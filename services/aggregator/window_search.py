@@ -121,7 +121,7 @@ def _open_window_of_row(row: dict[str, Any]) -> Window:
 
 
 async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a search in an event loop of a thread of its own, so that it does not block the caller's loop.
+    """Run a search in an event loop of its own in a worker thread, so that it does not block the caller's loop.
 
     Returns the result of `search`, or raises its error. `search` must open its own connections. If the caller is
     cancelled, `search` is cancelled too.
