@@ -17,7 +17,7 @@ from penstock.shared.streams.topology_loading import NAME_PATTERN
 RUN_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
 OPTIMIZE_FILES_MAX = 20
 RETENTION_HOURS_MIN = 24
-"""How long versions of the lake's tables stay readable: longer than any job, restore or query takes."""
+"""The shortest time for which versions of the lake's tables stay readable: longer than a job, restore or query."""
 RETENTION_DAYS_MAX = 100_000
 """The limit for closed windows: nearly three centuries, so that now minus this is a valid date."""
 SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"

@@ -1,8 +1,9 @@
 """The lifecycle of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
 
-SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. Both together may take `shutdown_timeout_ms`, after which
-`run` returns. A second signal ends the process at once. The exit status is 0 after a requested shutdown, 1 after an
-error, and 2 after an error that only other settings fix (ConfigError: a port in use, a missing file).
+SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. The two share the limit `shutdown_timeout_ms`, after which
+`run` returns. A second signal ends the process at once. The exit status is 0 if the work is done or a requested
+shutdown succeeded. It is 1 after an error, also if the limit passed. It is 2 after an error that only other settings
+fix (ConfigError: a port in use, a missing file).
 
 A Penstock error is logged as one line. An unexpected error is logged with its traceback.
 """
@@ -54,7 +55,8 @@ def serve(
     """Run a daemon as a command: load its settings, set up its log, run it to its end, and return the exit status.
 
     `make` is called within the event loop. `limit_ms` returns the limit of the shutdown, by default
-    `shutdown_timeout_ms`. A wrong setting is printed as one line on standard error.
+    `shutdown_timeout_ms`. A wrong setting is printed as one line on standard error. If the settings cannot be loaded,
+    this raises SystemExit(2).
     """
     settings = load_settings_or_exit(settings_class, arguments, program)
     configure(settings.log, program.split()[-1])

@@ -49,7 +49,7 @@ class KafkaHttpDaemon:
         await self._admin.__aenter__()
 
     async def _connect_with_retries(self) -> None:
-        """Connect to Kafka. A RetriableError is logged once and retried after RECONNECT_MS."""
+        """Connect to Kafka. Try again RECONNECT_MS after a RetriableError, and log it if its reason is new."""
         logged_reason = ""
         while True:
             try:
