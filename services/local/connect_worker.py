@@ -1,8 +1,8 @@
 """A Connect worker as one service of a local set-up, configured by the settings that all services share.
 
 Its `group.id` is `connect`, and the names of its three internal topics begin with that. Its converters read and write
-keys as text and values as JSON without schemas, as ingest and topologies do. `PENSTOCK_CONNECT` sets any other setting
-of a worker, by Kafka Connect's names: `PENSTOCK_CONNECT='{"offset.flush.interval.ms": "10000"}'`.
+keys as text and values as JSON without schemas, as ingest and topologies do. `PENSTOCK_CONNECT` sets or overrides any
+setting of a worker, by Kafka Connect's names: `PENSTOCK_CONNECT='{"offset.flush.interval.ms": "10000"}'`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class KafkaDied(FatalError):
 class EmbeddedKafka:
     """One broker and its data folder. Use `async with`, or `start` and `stop`, from one event loop.
 
-    `java` and `jars` are found (and downloaded once) by default.
+    By default, `java` is looked for on this machine, and the `jars` are downloaded once.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Penstock's services as children of one process: started, watched, killed and restarted.
 
-Every child listens on a port of this machine, gets its settings only through its environment, and ends with its parent.
-The settings include the child's shutdown timeout. `stop` waits longer than that timeout before it kills the child.
+Every child listens on a port of this machine, gets the settings of its spec through its environment, and ends with its
+parent. The settings include the child's shutdown timeout. `stop` waits longer than that timeout before it kills the
+child.
 """
 
 from __future__ import annotations

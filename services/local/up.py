@@ -2,7 +2,7 @@
 
 A service that ends unexpectedly is restarted after a pause that doubles. If a service ends because of an invalid
 setting, `up` ends everything and reports the reason. The services' settings come from the environment and penstock.toml
-as usual. `up` sets those that only it knows (addresses).
+as usual. `up` overrides some of them, such as the addresses, the lake and the topics.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Up:
         self._stack = Stack(folder, hermetic=False)
 
     async def startup(self) -> None:
-        """Start Kafka, then the services. Raises ConfigError or ChildDied with the reason if one cannot start.
+        """Start Kafka, then the services.
+
+        Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if one of them does not start.
 
         Ports, the aggregator's settings and the topology are checked before anything starts. If Kafka has no data yet,
         the topics that the services need are checked then too. Otherwise an earlier start may have created them, so

@@ -24,8 +24,8 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 class Coverage(NamedTuple):
     """How far `state` covers one partition of the changelog topic with the id `topic_id`.
 
-    `offset` is the next changelog offset, and `progress` that of the newest covered commit. Closed windows that end
-    before the highest `expired_ms` of all partitions have expired: retention has deleted them or will delete them.
+    `offset` is the next changelog offset. `progress` is the progress of the newest covered commit. Closed windows that
+    end before the highest `expired_ms` of all partitions have expired: retention has deleted them or will delete them.
     """
 
     offset: int

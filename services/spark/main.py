@@ -5,9 +5,9 @@ Progress goes to standard error, the result to standard output. `compact` and `b
 Exit statuses of `compact`: 0 done (also if there was nothing new), 1 rejected or failed, 2 invalid settings, 3 another
 job committed a compaction at the same time. A run that printed its line is committed, whatever the status. If the
 status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later run.
-Exit statuses of `batch`: 0 done, 1 rejected or failed, 2 invalid settings, 3 fenced by a live instance that started
-during the batch. With `--every`, a step that fails after a run does not end the command; the run's line lists it
-(`failed`).
+Exit statuses of `batch`: 0 done (also if SIGTERM ended it with `--every`), 1 rejected or failed, 2 invalid settings, 3
+fenced by a live instance that started during the batch. With `--every`, a later step of a run that fails, as of
+`compact`, does not end the command; the run's line lists it (`failed`).
 Exit statuses of `audit`: 0 no differences, 1 differences, 2 invalid settings, 3 the audit could not be carried out or
 there was no window to compare. The audit cannot be carried out either if processor nodes before the window make Spark's
 sessions incomparable with the stream's; the message names these nodes.

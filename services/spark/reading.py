@@ -21,7 +21,7 @@ from penstock.shared.common.lake.location import hadoop_uri, lake_root
 def session(settings: SparkSettings | None = None, lake: str | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session for reading Delta tables with `penstock.spark`, and stop it at the end.
 
-    `settings` default to a local Spark.
+    Without `settings`, Spark runs on this machine (`local[*]`).
 
     Pass the `lake` if it is on S3, so that Spark loads the connector. Raises ConfigError without Java or the
     connectors' jars, SparkFailed if Spark does not start.
@@ -45,7 +45,7 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
     """Read a store's late records as a DataFrame of Spark, one row each, with the results of that record alone.
 
-    A result is null if the aggregation rejected the record. Columns: `key` (or `key_bytes`), `event_time`, `missed`
+    All results are null if an aggregation rejected the record. Columns: `key` (or `key_bytes`), `event_time`, `missed`
     (the starts of the windows that the record missed), a column of results for each aggregation, `source_offset`,
     `state`, `partition`, `changelog_offset`, `topic_id`. Raises the errors of `closed`.
     """

@@ -1,11 +1,12 @@
 """The columns of an application's Delta tables: `state`, `closed/<store>` and `late/<store>`.
 
-All tables are only appended to. `state` is a log-structured snapshot: a window (partition, store, key and start) may
-have several rows, and the row with the highest changelog offset is valid. `live` is false if the window is gone. Each
-compaction also appends one progress row for each partition, so that live windows and progress change in one commit.
+A compaction only appends rows; rewrites and retention remove them. `state` is a log-structured snapshot: a window
+(partition, store, key and start) may have several rows, and the row with the highest changelog offset is valid. `live`
+is false if the window is gone. For each partition in which it finds something new, a compaction also appends one
+progress row to `state`. So live windows and progress change in one commit.
 
 The columns are defined here as Arrow schemas; Spark SQL's columns are derived from them (`spark_sql.sql_columns`). The
-second half converts times, states and typed results to Arrow arrays, without a Python object for each value.
+second half converts times, states and typed results to Arrow arrays. Only sketches become Python objects.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def lake_time_column(times_ms: Any) -> pa.Array:
 def lake_state_column(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
     """Return the column `state` of a lake table, with a struct of the store's state columns for each encoded state.
 
-    Raises CorruptRecord, which names the first invalid state.
+    Raises CorruptRecord for the first invalid state. The message has the reason, but not which state it is.
     """
     columns = [
         binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)

@@ -83,9 +83,9 @@ def changelog_offsets(settings: JobSettings) -> TopicOffsets:
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
     """Wait until each transaction that has written to a topic is committed or aborted, then return the topic's offsets.
 
-    A topic's end is its last stable offset. So without the wait, records of a committed transaction could be beyond
-    the end in one topic, behind an open transaction, and not in another topic. Raises Undecided after `timeout_ms`, and
-    the errors of `topic_offsets`.
+    A topic's end is its last stable offset, which lies before the first open transaction. So without the wait, records
+    of one committed transaction could be before the end in one topic, and after the end in another. Raises Undecided
+    after `timeout_ms`, and the errors of `topic_offsets`.
     """
     found = topic_offsets(kafka, [topic], timeout_ms)[topic]
     ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}

@@ -123,7 +123,7 @@ class CsvEvents:
         self.unfit = 0
 
     def count(self) -> int:
-        """Return the number of rows. Reads the whole file, so a truncated file is detected before anything is sent."""
+        """Return the number of rows. Reads all of them, so a truncated file is detected before anything is sent."""
         if self._count is None:
             self._count = sum(row.number != HEADER for row in read_rows(self._path, self._limit))
         return self._count

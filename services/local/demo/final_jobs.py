@@ -135,7 +135,7 @@ def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
 def windows_and_late_records(spark: Any, lake: str, application: str, store: str) -> Any:
     """Return the closed and open windows and the late records of the demo's aggregator or batch, for the comparison.
 
-    The changelog's partitions and offsets are left out, since they differ.
+    Their states and their coordinates in the changelog are left out.
     """
     from penstock.services.spark.reading import closed, late, live
 

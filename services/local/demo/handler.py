@@ -2,7 +2,7 @@
 variable names. A session is notable if it has many events or a large mean delay.
 
 A line is written whole or not at all. A record that is handled again (at least once) writes the same line again.
-Readers remove duplicates by key, start and end.
+Readers count equal lines once.
 """
 
 from __future__ import annotations

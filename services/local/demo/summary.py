@@ -39,7 +39,7 @@ class DemoOutcome:
         """Whether the number of dead letters is that of the unfit events.
 
         An event that ingest rejected becomes no dead letter, and it is unknown whether it was unfit. So each rejected
-        event makes the expected number one lower or not.
+        event may lower the expected number by one.
         """
         dead: int = self.audit.get("dead_letters", -1)
         return self.unfit - self.counts.rejected <= dead <= self.unfit

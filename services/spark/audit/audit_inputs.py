@@ -37,7 +37,7 @@ COORDINATES = ["partition", "offset"]
 
 
 class NotAuditable(FatalError):
-    """Spark cannot determine which records reached the window operator. The message has the reason.
+    """The store's windows cannot be compared with its source topic. The message has the reason.
 
     Nothing was compared.
     """
@@ -197,7 +197,8 @@ def require_no_files(found: LakeTables) -> None:
 def covered_offsets(found: LakeTables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
     """Return, for each partition of the source, the offset up to which the tables cover it; 0 for no commit.
 
-    Raises NotAuditable if the tables were made from a deleted topic of the same name.
+    Raises NotAuditable if the tables were made from a deleted topic of the same name, or cover records after the
+    topic's end.
     """
     covered = dict.fromkeys(source.latest, 0)
     for partition, one in found.covered.items():

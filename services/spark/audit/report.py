@@ -42,7 +42,7 @@ class AuditCheck(NamedTuple):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """The result of an audit. Every record that was read is in one of six groups, whose sizes add up to `records`.
+    """The result of an audit. If no record was lost or counted twice, the sizes of six groups add up to `records`.
 
     The groups are `in_windows`, `late`, `dead_letters`, `skipped` (no key), `uncovered` (after the lake's covered
     offsets) and `left_out` (may share windows with deleted records). `in_windows` is the sum of the counts of the

@@ -9,7 +9,7 @@ Steps of a batch:
 5. Compact the changelog records that the tasks committed, in the same Spark session.
 
 The next batch continues where the previous one ended, whether that succeeded or failed. A batch without records to read
-does nothing.
+runs no tasks.
 """
 
 from __future__ import annotations

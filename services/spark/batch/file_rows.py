@@ -77,7 +77,7 @@ class FileRows(NamedTuple):
 
     `columns` are the columns that the settings can name. `whole` is a record's value if the settings name no value
     column. `prefix` precedes the names of `columns` in `rows`, except for those from `folders`. `found` has the types
-    that Spark infers for a CSV file's columns, which may differ from those in `columns`.
+    that Spark infers for the columns; None if they are those in `columns`.
     """
 
     rows: DataFrame
@@ -206,7 +206,7 @@ def with_row_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], It
 def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """Return the rows of JSON files: one object for each line, unless the reader's options define another layout.
 
-    A column that comes from a folder's name is text, exactly as in that name.
+    Without reader options, a column that comes from a folder's name is text, exactly as in that name.
     """
     options = settings.reader_options
     files = settings.files_read

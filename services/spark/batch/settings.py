@@ -41,7 +41,7 @@ LiveFrom = Annotated[str, Field(pattern=LIVE_FROM_PATTERN), AfterValidator(requi
 class BatchSettings(MaintenanceSettings, TaskSettings):
     """`penstock batch`: processes the available records with a topology, in Spark.
 
-    The tasks have the aggregator's settings.
+    The tasks have settings of the aggregator (`TaskSettings`).
     """
 
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(

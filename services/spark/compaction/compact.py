@@ -20,9 +20,8 @@ table and the newest progress row normally agree. There are two exceptions:
    partition is deleted until the table has caught up.
 
 Two jobs at once. A commit creates the table version after the one that the job planned with, or fails (see
-`delta_writer`).
-If two jobs plan with the same versions, one commits and the other ends with CompactionConflict before it writes the
-next table.
+`delta_writer`). If two jobs plan with the same versions, one commits and the other ends with CompactionConflict before
+it commits to the next table.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class CompactionReport(NamedTuple):
     """The result of a compaction.
 
     `from_offsets` and `to_offsets` are, by changelog partition, the covered offsets before and after the compaction.
-    `live_rows` is the number of changed windows and `deleted_rows` the number of tombstones added to `state`.
+    `live_rows` is the number of changed live windows and `deleted_rows` the number of tombstones added to `state`.
     `closed_rows` and `late_rows` are the numbers of rows added to the other tables. `remaining_records` is the number
     of changelog records that existed when the compaction began and are left to the next compaction. `failed` lists the
     steps after the commits that failed; the compaction stays committed.
@@ -142,9 +141,9 @@ class CompactionJob:
     def run(self) -> CompactionReport:
         """Compact once. The report's `failed` lists the steps that failed after the commit of `state`.
 
-        `maintenance.require_done()` raises their first error. Raises CorruptRecord, ChangelogHole, SchemaMismatch
-        (nothing was changed), CompactionConflict (another job was first), LakeUnavailable, or an error of Kafka or
-        Spark.
+        `maintenance.require_done()` raises their first error. Raises CorruptRecord, ChangelogHole or SchemaMismatch
+        before the first commit. Raises CompactionConflict (another job was first), LakeUnavailable, or an error of
+        Kafka or Spark. After these, `closed` and `late` may have rows that `state` does not cover.
         """
         try:
             plan = self.plan()
@@ -469,8 +468,9 @@ def is_rewrite_due(row: Row, files_max: int) -> bool:
 def offsets_to_delete(ranges: Iterable[ChangelogRange], offsets: TopicOffsets) -> dict[TopicPartition, int]:
     """Return, by changelog partition, the offset before which a compaction deletes the records.
 
-    It is the offset that the tables covered before this compaction. A partition is left out if the changelog has no
-    records before it, and if a `closed` or `late` table lagged behind: that table may still need the records.
+    It is the offset that the tables covered before this compaction. A partition is left out if it had no progress row,
+    if the changelog has no records before that offset, or if a `closed` or `late` table lagged behind: that table may
+    still need the records.
     """
     # Use the progress rows from before this compaction: a restore may still read the previous version of `state`, and
     # needs the changelog from its covered offset on. A table that lagged may not have caught up yet, since this

@@ -63,10 +63,10 @@ POLL_RECORDS = 50_000
 class ChangelogRange(NamedTuple):
     """The range of one partition to read: from `first` to `end`.
 
-    If no commit ends before `end`, the range is extended to a commit's end, at most to `latest`. The reader begins with
-    the `epoch` and the `progress` that the tables record for `first`. `newest` is the partition's newest progress row;
-    `state` already has the changes below the row's covered offset. `positions` has, by table, the last changelog offset
-    up to which the table is complete.
+    If no commit ends before `end`, the range is extended until a commit ends in it, at most to `latest`. The reader
+    begins with the `epoch` and the `progress` that the tables record for `first`. `newest` is the partition's newest
+    progress row; `state` already has the changes below the row's covered offset. `positions` has, by table, the last
+    changelog offset up to which the table is complete.
     """
 
     partition: int

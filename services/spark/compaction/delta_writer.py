@@ -210,9 +210,10 @@ def commit(
 ) -> int:
     """Add files to a table and remove others, as the version after the one it was opened at. Returns that version.
 
-    If files are removed, the added files must have the same rows, rearranged. The commit then has `dataChange` false,
-    so a streaming reader of the table does not read the rows again. `table` stays at its version, so it can commit
-    once. Raises CompactionConflict if that version exists already, or LakeUnavailable.
+    If files are removed, the added files must replace them: they have the same rows, except for superseded ones of
+    `state`. The commit then has `dataChange` false, so a streaming reader of the table does not read the rows again.
+    `table` stays at its version, so it can commit once. Raises CompactionConflict if that version exists already, or
+    LakeUnavailable.
     """
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = list(removed)

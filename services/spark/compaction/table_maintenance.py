@@ -39,7 +39,7 @@ VACUUM_ENDED = "VACUUM END"
 OPTIMIZE = "OPTIMIZE"
 """The kind of our OPTIMIZE in a commit's metadata, and the operation of another engine's."""
 FILE_BYTES = 128 * 1024 * 1024
-"""OPTIMIZE merges files up to this size, because the driver holds a merged file's rows in memory."""
+"""The most bytes of files that OPTIMIZE merges into one, because the driver holds a merged file's rows in memory."""
 EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
 
 
