@@ -1,8 +1,8 @@
 """The view of the whole application by one of its instances, which queries the others over HTTP.
 
-A Kafka topic lists the instances and the partitions that each one owns. An instance is queried with `local=true`: it
-answers only for itself, so requests do not loop. A request has the timeout `timeout_ms`, and its response has at most
-`RESPONSE_BYTES_MAX`. The partitions of an instance that does not answer are listed as missing. Requests are not
+A Kafka topic lists the instances and the partitions that each one owns. An instance is queried with `local=true`: its
+response is about itself alone, so requests do not loop. A request has the timeout `timeout_ms`, and its response has at
+most `RESPONSE_BYTES_MAX`. The partitions of an instance that does not answer are listed as missing. Requests are not
 retried: the client can retry.
 
 The responses are merged: each partition comes only from the instance that owns it. An instance that does not know yet
@@ -39,7 +39,7 @@ OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
 RowT = TypeVar("RowT")
 
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
-"""The largest answer of one instance: ten thousand rows of some kilobytes."""
+"""The largest response of one instance: ten thousand rows of some kilobytes."""
 CONNECTIONS_MAX = 64
 """The most open connections to all other instances."""
 RETRY_AFTER_S = 1
@@ -51,7 +51,7 @@ GLOBAL_TABLE = "global table"
 
 
 class OwnInstanceView(StreamsView, Protocol):
-    """The view of this instance alone, whose answers are merged with those of the others."""
+    """The view of this instance alone, whose responses are merged with those of the other instances."""
 
     @property
     def application(self) -> str:

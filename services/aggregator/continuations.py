@@ -1,4 +1,4 @@
-"""Answers page by page: the query that a continuation belongs to, and a response's rows with their continuation."""
+"""Responses page by page: the query that a continuation belongs to, and a response's rows with their continuation."""
 
 from __future__ import annotations
 

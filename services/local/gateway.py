@@ -32,7 +32,7 @@ class GatewayDaemon(ProducerDaemon):
         super().__init__(settings)
 
     async def main_loop(self) -> None:
-        """Take the overview at intervals while the server runs."""
+        """Build the overview at intervals while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._overview.run())
             tasks.create_task(super().main_loop())

@@ -45,9 +45,10 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
     """Read a store's late records as a DataFrame of Spark, one row each, with the results of that record alone.
 
-    All results are null if an aggregation rejected the record. Columns: `key` (or `key_bytes`), `event_time`, `missed`
-    (the starts of the windows that the record missed), a column of results for each aggregation, `source_offset`,
-    `state`, `partition`, `changelog_offset`, `topic_id`. Raises the errors of `closed`.
+    All results and the state are null if an aggregation rejected the record, or if its state was too large for the
+    changelog. Columns: `key` (or `key_bytes`), `event_time`, `missed` (the starts of the windows that the record
+    missed), a column of results for each aggregation, `source_offset`, `state`, `partition`, `changelog_offset`,
+    `topic_id`. Raises the errors of `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.late(found.store(store))

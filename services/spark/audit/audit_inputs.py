@@ -260,9 +260,9 @@ def deleted_until_ms_of(
 ) -> dict[int, int]:
     """Return, for each partition whose first records are deleted, the highest timestamp in ms that these can have.
 
-    The first record that is left and was accepted by a window determines this time. The record was not late. So the
-    stream time before it was at most its timestamp plus the time that a window stays open. That is the window's size
-    plus the grace period, or for sessions twice the gap plus the grace period.
+    The first remaining record that a window accepted determines this time. That record was not late. So the stream time
+    before it was at most its timestamp plus the time that a window stays open. A window stays open for its size plus
+    the grace period, a session for twice the gap plus the grace period.
     """
     partitions = [partition for partition, first in earliest.items() if first > 0]
     if not partitions:

@@ -81,14 +81,14 @@ def label_outcomes(inputs: Inputs) -> DataFrame:
 
 
 def late_window_count(store: StoreSchema) -> SparkColumn:
-    """Return the number of windows, of any kind, that a late record missed if it missed all of its windows."""
+    """Return how many windows a late record lists if it missed all of its windows, for any kind of window."""
     if store.kind != "hopping":
         return F.lit(1)
     return F.size(late_window_starts(store))
 
 
 def late_window_starts(store: StoreSchema) -> SparkColumn:
-    """Return the starts of the windows, of any kind, that a late record missed if it missed all of its windows."""
+    """Return the starts that a late record lists if it missed all of its windows, for any kind of window."""
     time = F.col("timestamp_ms")
     if store.kind == "session":
         return F.array(time)

@@ -456,8 +456,8 @@ def _count_written_rows(kind: str, files: Mapping[str, list[DataFile]]) -> int:
 def is_rewrite_due(row: Row, files_max: int) -> bool:
     """Return whether a partition of `state` is to be rewritten, by its newest progress row.
 
-    It is if many rows, relative to its size, or more than `files_max` files (0: any number is allowed) were added since
-    its last rewrite.
+    A rewrite is due if many rows, relative to the partition's size, or more than `files_max` files were added since the
+    last rewrite. With `files_max` 0, any number of files is allowed.
     """
     # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of live
     # windows.
