@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from penstock.shared.testing.fake_broker import handle_groups, handle_logs, handle_topics, handle_transactions
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.handler_responses import Response
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import Response
 
 SOFTWARE_NAMED_SINCE = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")

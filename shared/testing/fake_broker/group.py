@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.handler_responses import DelayedResponse
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.responses import DelayedResponse
 from penstock.shared.testing.fake_broker.timers import Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4

@@ -8,9 +8,9 @@ from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import BrokerGroupState
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_logs import respond_for_partitions
+from penstock.shared.testing.fake_broker.handler_responses import Response
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import Response
 
 MEMBERS_LISTED_SINCE = 3
 OFFSET_METADATA_TOO_LARGE = 12

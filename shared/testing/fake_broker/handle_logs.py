@@ -9,10 +9,10 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.broker_batches import BrokerBatch, InvalidBatch, parse
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.handler_responses import CloseConnection, DelayedResponse, Response
 from penstock.shared.testing.fake_broker.partition_log import TimedOffset
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import CloseConnection, DelayedResponse, Response
 from penstock.shared.testing.fake_broker.topics import BrokerTopic, Partition
 
 ACKS_NONE = 0

@@ -8,9 +8,9 @@ from penstock.shared.common.topic_names import is_topic_name
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 from penstock.shared.testing.fake_broker.codec import NO_UUID, Message
 from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
+from penstock.shared.testing.fake_broker.handler_responses import Response
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import Response
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, BrokerTopic, Partition
 
 TOPIC_RESOURCE = 2

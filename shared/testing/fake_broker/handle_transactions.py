@@ -10,9 +10,9 @@ from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_groups import commit_one
 from penstock.shared.testing.fake_broker.handle_logs import respond_for_partitions
+from penstock.shared.testing.fake_broker.handler_responses import Response
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import Response
 from penstock.shared.testing.fake_broker.transaction_coordinator import BrokerTransaction
 
 OPERATION_NOT_ATTEMPTED = 55

@@ -26,6 +26,7 @@ from penstock.shared.testing.fake_broker.faults import (
     merge_failures,
     without_partitions,
 )
+from penstock.shared.testing.fake_broker.handler_responses import CloseConnection, DelayedResponse, Response
 from penstock.shared.testing.fake_broker.protocol import (
     SUPPORTED_APIS,
     Api,
@@ -35,7 +36,6 @@ from penstock.shared.testing.fake_broker.protocol import (
     encode_response,
 )
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import CloseConnection, DelayedResponse, Response
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""

@@ -10,9 +10,9 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.api_handlers import HANDLERS
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.handler_responses import DelayedResponse
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
 from penstock.shared.testing.fake_broker.request import Request
-from penstock.shared.testing.fake_broker.responses import DelayedResponse
 from tests.shared.testing.fake_broker.test_broker_batches import built
 
 T0 = TopicPartition("t", 0)

@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import BrokerGroup, BrokerGroupState
+from penstock.shared.testing.fake_broker.handler_responses import DelayedResponse
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.responses import DelayedResponse
 from penstock.shared.testing.fake_broker.timers import Timers
 
 CLIENT = ("client", "/127.0.0.1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.testing.fake_broker.responses import DelayedResponse
+from penstock.shared.testing.fake_broker.handler_responses import DelayedResponse
 
 
 def test_an_answer_comes_once() -> None:
