@@ -79,7 +79,7 @@ async def test_a_service_without_streams_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         httpx.ConnectError("refused"),
         httpx.ReadTimeout(""),
