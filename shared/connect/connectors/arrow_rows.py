@@ -27,7 +27,7 @@ _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("u
 
 
 class NothingInIt(DataError):
-    """The records contain only nulls, so no table can be made of them."""
+    """The records have no columns, or only nulls without a type, so no table can be made of them."""
 
 
 def arrow_type(schema: Schema) -> Any:
@@ -46,30 +46,36 @@ def arrow_type(schema: Schema) -> Any:
 
 
 def row_of(record: SinkRecord) -> dict[str, Any]:
-    """Return the record's value as a row. Raises DataError if it is neither a struct nor a map."""
-    if not isinstance(record.value, Mapping):
+    """Return the record's value as a row. Raises DataError if it is neither a struct nor a map with strings as keys."""
+    value = record.value
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         topic, partition, offset = record.original
-        kind = type(record.value).__name__
-        raise DataError(f"{topic}-{partition}@{offset}: the value is {kind}, not a struct or map")
-    return dict(record.value)
+        kind = "a map with keys that are no strings" if isinstance(value, Mapping) else type(value).__name__
+        raise DataError(f"{topic}-{partition}@{offset}: the value is {kind}: a row needs a struct, or strings as keys")
+    return dict(value)
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """Return an Arrow table of records. If they do not share a schema, columns that have only nulls are left out.
+    """Return an Arrow table with one row for each record.
+
+    Records that share a struct's schema have its fields as columns. For all other records, each name in a row is a
+    column, with the type of the values if the records share a map's schema. Columns without a type are left out.
 
     Raises DataError if the records do not fit one table, and NothingInIt if no column is left.
     """
     rows = [row_of(record) for record in records]
-    schema = records[0].value_schema
+    first = records[0].value_schema
+    schema = first if all(record.value_schema == first for record in records) else None
     try:
-        if schema is not None and all(record.value_schema == schema for record in records):
+        if schema is not None and schema.fields:
             fields = [pa.field(field.name, arrow_type(field.schema)) for field in schema.fields]
             return pa.Table.from_pylist(rows, pa.schema(fields))
+        kind = None if schema is None or schema.value_schema is None else arrow_type(schema.value_schema)
         names = list(dict.fromkeys(name for row in rows for name in row))
-        table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+        table = pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
         raise DataError(f"the records do not form a table: {e}") from e
     kept = [name for name in names if not pa.types.is_null(table.schema.field(name).type)]
     if not kept:
-        raise NothingInIt("all columns are null in all records")
+        raise NothingInIt("the records have no values that are not null")
     return table.select(kept)
