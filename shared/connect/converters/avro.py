@@ -101,11 +101,13 @@ class AvroConverter(Converter):
         return known.schema, self._decode_avro_value(topic, id, known, encoded)
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
-        head = datas[0][:HEAD_BYTES] if datas and datas[0] else b""
-        known = self._read.get(int.from_bytes(head[1:], "big"))
+        if not datas or datas[0] is None:
+            return None
+        id, _ = unframed(datas[0])
+        head = framed(id, b"")
+        known = self._read.get(id)
         if known is None or not all(data is not None and data.startswith(head) for data in datas):
             return None
-        id = int.from_bytes(head[1:], "big")
         return known.schema, [
             self._decode_avro_value(topic, id, known, data[HEAD_BYTES:]) for data in datas if data is not None
         ]

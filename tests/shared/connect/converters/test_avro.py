@@ -108,6 +108,21 @@ async def test_values_and_schemas_round_trip() -> None:
         assert registry.subjects == {"orders-value": [1]}
 
 
+async def test_values_at_once_need_the_magic_byte() -> None:
+    """A first byte that is not zero is an error of each way of reading, whatever schemas are known."""
+    async with schema_registry() as registry:
+        made = converter(registry)
+        data = await fetching(lambda: made.from_connect_data("t", STRING, "a"))
+        assert data is not None
+        await fetching(lambda: made.to_connect_data("t", data))
+        wrong = b"\x01" + data[1:]
+        for convert in (made.to_connect_data, lambda topic, one: made.to_connect_values(topic, [one, one])):
+            with pytest.raises(DataError, match="magic byte"):
+                convert("t", wrong)
+        assert made.to_connect_values("t", [data, wrong]) is None
+        assert made.to_connect_values("t", [None, data]) is made.to_connect_values("t", []) is None
+
+
 async def test_fastavro_reads_what_is_written() -> None:
     """fastavro reads the bytes after the five-byte prefix with the registered schema."""
     async with schema_registry() as registry:
