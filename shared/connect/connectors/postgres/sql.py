@@ -83,8 +83,14 @@ def upsert_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
 
 
 def update_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
-    """Return the statement that updates the rows which another table has too."""
-    sets = ",".join(f"{quoted_column(name)}=s.{quoted_column(name)}" for name in names if name not in table.key)
+    """Return the statement that updates the rows which another table has too.
+
+    Raises DataError if the key has all columns, since there is then nothing to update.
+    """
+    rest = [name for name in names if name not in table.key]
+    if not rest:
+        raise DataError(f"insert.mode=update has nothing to update: the key has all columns ({', '.join(names)})")
+    sets = ",".join(f"{quoted_column(name)}=s.{quoted_column(name)}" for name in rest)
     where = " AND ".join(f"t.{quoted_column(name)}=s.{quoted_column(name)}" for name in table.key)
     return f"UPDATE {quoted(table.name)} t SET {sets} FROM {quoted(source)} s WHERE {where}"
 
