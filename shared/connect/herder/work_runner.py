@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import trace_of
 from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
@@ -177,7 +176,8 @@ class WorkRunner:
         await self._start_connector(name)
 
     async def start_task(self, task: ConnectorTaskId) -> None:
-        """Start a task with its current config. If `before_task` is set, the task starts only if that returns True."""
+        """Start a task with its current config. If `before_task` is set, the task starts only if that returns True. If
+        that raises an error, the task is FAILED."""
         if self._before_task is None:
             await self._start_task(task)
         elif task not in self._preparing:
@@ -190,7 +190,7 @@ class WorkRunner:
         assert self._before_task is not None
         try:
             may = await self._before_task(task)
-        except (PenstockError, OSError) as e:  # the fencing failed: without it, an older task might still write
+        except Exception as e:  # the fencing failed: without it, an older task might still write
             self._listener.on_event(task, Event.FAILURE, trace_of(e))
             may = False
         finally:

@@ -44,8 +44,8 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
     """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
-    Afterwards, none of them can write, or has a transaction open. Raises an ExceptionGroup with each producer's error,
-    such as KafkaTimeout or AuthorizationFailed.
+    Afterwards, none of them can write, or has a transaction open. Raises ConnectError with the first error, such as
+    KafkaTimeout or AuthorizationFailed.
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 
@@ -53,9 +53,12 @@ async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]
         async with limit, Producer(kafka, ProducerSettings(transactional_id=transactional_id)) as producer:
             await producer.init_transactions()
 
-    async with asyncio.TaskGroup() as tasks:
-        for transactional_id in transactional_ids:
-            tasks.create_task(fence_producer(transactional_id))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for transactional_id in transactional_ids:
+                tasks.create_task(fence_producer(transactional_id))
+    except ExceptionGroup as e:
+        raise ConnectError(f"earlier tasks cannot be fenced: {summary_of(e.exceptions[0])}") from e
 
 
 class ExactlyOnceSourceTask(AbstractWorkerSourceTask):

@@ -6,10 +6,16 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
+import pytest
+
+from penstock.shared.common.errors import KafkaTimeout
 from penstock.shared.connect.group.connect_protocol import ConnectorsAndTasks
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
+from tests.shared.connect.harness import StatusRecorder
+
+TASK = ConnectorTaskId("x", 0)
 
 
 class SlowToStop:
@@ -97,3 +103,23 @@ async def test_a_restart_stops_and_starts() -> None:
     work, started = runner(worker)
     await work.restart_connector("x")
     assert (worker.starts, started) == (1, ["x"])
+
+
+@pytest.mark.parametrize("error", [KafkaTimeout("late"), ExceptionGroup("several", [KafkaTimeout("late")]), KeyError()])
+async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> None:
+    """Any error before a task's start is the task's: its status is FAILED with the trace, and it does not start."""
+    snapshot = ConfigSnapshot(configs={"x": {}}, task_configs={TASK: {}}, task_counts={"x": 1})
+    listener = StatusRecorder()
+
+    async def before_task(task: ConnectorTaskId) -> bool:
+        raise error
+
+    work = WorkRunner(
+        cast(Any, SlowToStop()), cast(Any, listener), lambda: snapshot,
+        on_started=print, on_reconfiguration=print, before_task=before_task,
+    )  # fmt: skip
+    await work.start_task(TASK)
+    await turns()
+    assert listener.of(TASK) == ["failure"]
+    assert type(error).__name__ in listener.traces[0]
+    assert work.running().tasks == frozenset()

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime import abstract_source_task
+from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, Running, running, source_record
 
 ENABLED = {"exactly_once_source_support": "enabled"}
@@ -103,6 +106,16 @@ async def test_a_newer_instance_fences_the_older() -> None:
         await run.until(lambda: task().commits == 1)
         assert values(run) == [b"a", b"b"]
         zombie.cancel()
+
+
+async def test_producers_that_cannot_be_fenced_are_one_error() -> None:
+    """If producers cannot be fenced, one ConnectError has the reason."""
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        denied = Fail(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        with cluster.control(Api.INIT_PRODUCER_ID, denied), pytest.raises(ConnectError, match="AuthorizationFailed"):
+            await fence_producers(kafka, ["g-c-0", "g-c-1"])
+        await fence_producers(kafka, ["g-c-0", "g-c-1"])
 
 
 async def test_a_failed_task_aborts_its_transaction() -> None:
