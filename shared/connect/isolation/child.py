@@ -127,6 +127,9 @@ class ChildOffsetStore:
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
         await (await self._open_offset_store()).set(values)
 
+    async def records(self, values: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+        return await (await self._open_offset_store()).records(values)
+
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
         return await (await self._open_offset_store()).connector_offsets(connector)
 

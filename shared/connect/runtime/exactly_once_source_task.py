@@ -77,6 +77,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         super().__init__(id, listener, parts, metrics, clock)
         if store.topic is None:
             raise ConnectError("exactly-once sources need offsets in a Kafka topic: run a distributed worker")
+        self._store = store
         self._offsets_topic = store.topic
         self._boundary = boundary
         self._open = False
@@ -155,7 +156,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._begin_transaction()
         started_ms = self._clock.monotonic_ms()
         await self.parts.reporters.flush()
-        for key, value in encode_offsets(self.id.connector, self._last_source_offsets().values()).items():
+        offsets = encode_offsets(self.id.connector, self._last_source_offsets().values())
+        for key, value in (await self._store.records(offsets)).items():
             await self.producer.send(self._offsets_topic, value, key=key)
         await self.producer.commit_transaction()
         self._open = False

@@ -45,6 +45,14 @@ class OffsetBackingStore(Protocol):
         """Return when the values are stored durably. Raises a PenstockError if that cannot be confirmed."""
         ...
 
+    async def records(self, values: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+        """Return the keys and values of the records that store these values.
+
+        The key of a partition that the topic has already is the one in the topic. Every writer must use it, since a
+        compaction compares bytes.
+        """
+        ...
+
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
         """Return every offset of a connector that is not None, by its key."""
         ...

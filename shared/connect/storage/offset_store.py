@@ -1,7 +1,7 @@
 """The stores of source offsets: in memory, in a file, or in the offset topic.
 
 Each one is an `OffsetBackingStore`. Keys are compared by their content, not by bytes, because the members of a JSON
-object have no order. A later `set` of a partition uses the key that is already stored.
+object have no order. Later records of a partition have the key that is already stored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class OffsetCache:
     """The newest offset of each source partition, by connector. All records of the topic must be applied in order.
 
     A record's key is the JSON array of the connector's name and the source partition. The order of the members in a
-    partition does not matter. The cache keeps the key that is in the topic. The next `set` of the partition uses the
-    same key. So its record replaces the earlier one also in a compaction, which compares bytes.
+    partition does not matter. The cache keeps the key that is in the topic. The next record of the partition has the
+    same key. So it replaces the earlier one also in a compaction, which compares bytes.
 
     >>> cache = OffsetCache()
     >>> cache.apply(b'["files",{"b":1,"a":2}]', b'{"position":17}')
@@ -129,7 +129,10 @@ class MemoryOffsetStore:
         return {key: self.cache.value(key) for key in keys}
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        await self._write_offsets({self.cache.key_for(key): value for key, value in values.items()})
+        await self._write_offsets(await self.records(values))
+
+    async def records(self, values: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+        return {self.cache.key_for(key): value for key, value in values.items()}
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
         await self._read_offsets_to_end()

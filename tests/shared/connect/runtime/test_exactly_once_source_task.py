@@ -8,6 +8,7 @@ import pytest
 
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime import abstract_source_task
 from penstock.shared.connect.runtime.exactly_once_source_task import fence_producers
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
@@ -42,6 +43,21 @@ async def test_records_and_offsets_are_one_transaction() -> None:
         assert values(run) == [b"a", b"b"]
         assert values(run, "offsets") == [b'{"position":2}']
         assert task().committed == [("a", True), ("b", True)]
+
+
+async def test_offsets_have_the_key_that_is_in_the_topic() -> None:
+    """A transaction's offset has its partition's key in the topic, so that a compaction keeps one of the two, and a
+    reset removes both.
+    """
+    async with running(**ENABLED) as run:
+        stored = b'["c",{"b":1,"a":2}]'  # in another order, as of a Java worker
+        run.store.cache.apply(stored, b'{"position":1}')
+        await started(run)
+        task().batches.put_nowait(
+            [SourceRecord("t", None, None, None, None, "x", source_partition={"a": 2, "b": 1}, source_offset={"n": 2})]
+        )
+        await run.until(lambda: task().commits == 1)
+        assert [(record.key, record.value) for record in run.cluster.records("offsets")] == [(stored, b'{"n":2}')]
 
 
 async def test_the_task_defines_transaction_boundaries() -> None:
