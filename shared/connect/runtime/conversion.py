@@ -94,7 +94,8 @@ class Conversion:
         return [
             SinkRecord(
                 topic, partition, key_schema, key, value_schema, value,
-                timestamp=timestamp, kafka_offset=offset,
+                timestamp=timestamp if timestamp >= 0 else None,
+                kafka_offset=offset, original_topic=topic, original_partition=partition,
             )
             for key, value, timestamp, offset in rows
         ]  # fmt: skip
