@@ -247,9 +247,10 @@ class _Build:
                 flush_interval_ms=interval_ms,
                 flush_timeout_ms=self._config["offset.flush.timeout.ms"],
             )
+        boundary_ms = self._values["transaction.boundary.interval.ms"]
         boundary = boundary_of(
             self._values["transaction.boundary"].lower(),
-            lambda: self._values["transaction.boundary.interval.ms"] or interval_ms,
+            interval_ms if boundary_ms is None else boundary_ms,
             self._clock.monotonic_ms(),
         )
         if isinstance(boundary, ConnectorBoundary):

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
@@ -52,7 +51,7 @@ class PollBoundary:
 
 
 class IntervalBoundary:
-    """One transaction for each interval."""
+    """One transaction for each interval; with an interval of 0 one for each batch."""
 
     def __init__(self, interval_ms: int, now_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -107,8 +106,8 @@ class ConnectorBoundary:
         return self.after_batch(0) if is_whole else Ending.NOT
 
 
-def boundary_of(kind: str, interval_ms: Callable[[], int], now_ms: int) -> TransactionBoundary:
+def boundary_of(kind: str, interval_ms: int, now_ms: int) -> TransactionBoundary:
     """Return the boundary that `transaction.boundary` names."""
     if kind == "connector":
         return ConnectorBoundary()
-    return IntervalBoundary(interval_ms(), now_ms) if kind == "interval" else PollBoundary()
+    return IntervalBoundary(interval_ms, now_ms) if kind == "interval" else PollBoundary()

@@ -92,6 +92,15 @@ async def test_the_task_defines_transaction_boundaries() -> None:
         assert values(run, "offsets")[3:] == [b'{"position":5}']
 
 
+async def test_an_interval_of_0_commits_each_batch() -> None:
+    """`transaction.boundary.interval.ms=0` ends a transaction after each batch; the worker's interval has no effect."""
+    async with running(**ENABLED, offset_flush_interval_ms="600000") as run:
+        await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="0")
+        for commits in (1, 2):
+            task().batches.put_nowait([source_record("a", commits)])
+            await run.until(lambda commits=commits: task().commits == commits)
+
+
 async def test_a_pause_leaves_no_transaction_open() -> None:
     """A pause commits the open transaction, which Kafka would abort after its timeout."""
     async with running(**ENABLED) as run:
