@@ -1,7 +1,7 @@
 """The producer service: serves ingest over one Producer.
 
 While Kafka cannot be reached, ingest answers 503. A shutdown has this order: new requests are rejected, requests in
-flight finish, the producer sends its buffered records, the connections close.
+flight finish, the producer sends its buffered records, the transactions in progress end, the connections close.
 """
 
 from __future__ import annotations
@@ -68,10 +68,13 @@ class ProducerDaemon(KafkaHttpDaemon):
         await self._producer.start()
 
     async def shutdown(self) -> None:
-        """Finish the work in flight. The requests and the last flush have shares of the limit."""
+        """Finish the work in flight. The requests and the last flush have shares of the limit.
+
+        The transactions in progress have the rest of it. They come after the flush, since they may hang.
+        """
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
         await self.server.stop(int(limit_ms * REQUEST_SHARE))
-        await self._transactor.close()
         await self._producer.close(int(limit_ms * FLUSH_SHARE))
+        await self._transactor.close()
         await self._admin.close()
