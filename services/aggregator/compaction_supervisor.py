@@ -66,8 +66,7 @@ OWNERSHIP_POLL_MS = 100
 def command(settings: AggregatorSettings) -> list[str]:
     """Return the job's command line. Secrets go through the environment, see `environment`.
 
-    The job also reads penstock.toml, which may hold other settings for `penstock compact` runs by hand. So every
-    setting that the aggregator decides is passed as a flag, even if it is off. Only an unset `after` is not passed.
+    Every setting that the aggregator decides is passed as a flag, even if it is off: `None` unsets a setting.
     """
     streams = settings.streams
     compaction = settings.compaction
@@ -84,9 +83,8 @@ def command(settings: AggregatorSettings) -> list[str]:
         "retention-hours": compaction.retention_hours,
         "vacuum-every": compaction.vacuum_every,
         "closed-retention-days": compaction.closed_retention_days,
+        "after": compaction.after,
     }
-    if compaction.after is not None:
-        given["after"] = compaction.after
     flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     flags.append("--delete-covered" if compaction.delete_covered else "--no-delete-covered")
     return [sys.executable, "-m", "penstock.services.cli", "compact", *flags]
@@ -95,7 +93,8 @@ def command(settings: AggregatorSettings) -> list[str]:
 def environment(settings: AggregatorSettings) -> dict[str, str]:
     """Return the job's environment: this process's without PENSTOCK_ variables, and settings that may hold secrets.
 
-    These settings are passed whatever source the aggregator has them from.
+    These settings are passed whatever source the aggregator has them from. The job reads no settings file, which may
+    hold other settings for `penstock compact` runs by hand.
     """
     connection = {}
     for name in type(settings.kafka).model_fields:
@@ -110,6 +109,7 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
+            "PENSTOCK_CONFIG": os.devnull,
             "PENSTOCK_LAKE_OPTIONS": msgspec.json.encode(settings.streams.lake_options).decode(),
             "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark.conf).decode(),
             "PENSTOCK_LOG__FORMAT": settings.log.format,

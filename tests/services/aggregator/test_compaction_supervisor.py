@@ -66,7 +66,6 @@ def test_the_job_understands_its_command_line() -> None:
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
     assert job.after == "my_steps:publish"
-    assert "--after" not in command(settings())
     assert (job.run_records_max, job.runs_max) == (1234, 1)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
@@ -78,7 +77,10 @@ def test_the_job_understands_its_command_line() -> None:
 def test_the_job_ignores_settings_of_manual_compactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings in the file for a manual `penstock compact` do not apply to the job."""
     monkeypatch.chdir(tmp_path)
-    by_hand = "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
+    by_hand = (
+        "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
+        "after = 'my_steps:publish'\n[lake_options]\ntimeout = '5s'\n[spark.conf]\n'spark.ui.enabled' = 'true'\n"
+    )
     (tmp_path / "penstock.toml").write_text(f"{by_hand}[streams]\nlake = 'lake'\n[compaction]\nvacuum_every = 2\n")
     given = AggregatorSettings.load(["--topology", "a:b", "--no-compaction.delete-covered"], environ={})
     given = given.model_copy(update={"compaction": given.compaction.model_copy(update={"retention_hours": None})})
@@ -86,6 +88,7 @@ def test_the_job_ignores_settings_of_manual_compactions(tmp_path: Path, monkeypa
     assert not job.delete_covered
     assert (job.retention_hours, job.closed_retention_days) == (None, None)
     assert (job.vacuum_every, job.runs_max) == (2, 1)
+    assert (job.after, job.lake_options, job.spark.conf) == (None, {}, {})
 
 
 def test_no_secret_in_the_command_line() -> None:
