@@ -1,7 +1,8 @@
 """A Connect worker as a process. It starts the REST server, the stores and the herder, in this order.
 
 The REST server listens first, so that a port in use is reported before anything else. It answers 503 until the herder
-has read its topics. Each error that prevents the start has its own exit status (`EXIT_STATUSES`).
+is ready, except for `/` and `/metrics` once Kafka is reached. Each error that prevents the start has its own exit
+status (`EXIT_STATUSES`).
 """
 
 from __future__ import annotations
