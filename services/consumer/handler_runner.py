@@ -1,7 +1,7 @@
 """The handler runner calls a handler for every record of some topics, in your own program or in `penstock consumer`.
 
-The handler is loaded first, so that an invalid one is rejected before any record is read. With
-`create_dead_letter_topics`, `run` waits for Kafka and the topics, and creates missing dead-letter topics. Then it joins
+The handler is loaded first, so that an invalid one is rejected before any record is read. Then `run` waits for Kafka.
+With `create_dead_letter_topics` it waits for the topics as well, and creates missing dead-letter topics. Then it joins
 the group. At the end no new call starts, the calls in flight drain, their offsets are committed and the member leaves
 the group.
 """
@@ -94,7 +94,7 @@ class HandlerRunner:
     async def run(self) -> None:
         """Connect, then handle records until cancelled. Raises an error after which the runner cannot continue."""
         settings = self._settings
-        largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
+        largest = await self._prepare_dead_letter_topics()
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
         self.consumer = await self._clients.enter_async_context(consumer)
         self.loop = await self._make_handler_loop(consumer, settings.producer_settings(largest))
@@ -142,13 +142,15 @@ class HandlerRunner:
         )
 
     async def _prepare_dead_letter_topics(self) -> int:
-        """Create the missing dead-letter topics, with room for every record of their source.
+        """Wait for Kafka. With `create_dead_letter_topics` create those that are missing, with room for every record.
 
-        Returns the largest `max.message.bytes` that they need.
+        Returns the largest `max.message.bytes` that they need, or 0 if they are not created.
         """
         while True:
             try:
                 async with Admin(self._settings.kafka) as admin:
+                    if not self._settings.create_dead_letter_topics:
+                        return 0
                     widths = [
                         await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()
                     ]

@@ -75,3 +75,19 @@ async def test_an_endless_rebalance_is_reported(arguments: list[str]) -> None:
             is_held_up = False
             while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
                 await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("create", [True, False])
+async def test_the_service_waits_for_kafka(create: bool, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Kafka is down at the start, the service waits, also if it creates no dead-letter topics."""
+    monkeypatch.setattr("penstock.services.consumer.handler_runner.CONNECT_RETRY_MS", 10)
+    async with FakeCluster() as cluster:
+        cluster.create_topic("clicks")
+        await cluster.stop_node(1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=5)
+        async with running(cluster, arguments, kafka=kafka, create_dead_letter_topics=create) as daemon:
+            while cluster.bootstrap_servers not in daemon.check().detail:  # noqa: ASYNC110 - the daemon is another task
+                await asyncio.sleep(0)
+            await cluster.start_node(1)
+            while not daemon.check().ok:  # noqa: ASYNC110 - the daemon is another task
+                await asyncio.sleep(0)
