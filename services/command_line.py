@@ -18,8 +18,16 @@ def run_app(app: Callable[..., object], arguments: list[str], program: str) -> i
     try:
         app(args=arguments, prog_name=program)
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else ExitStatus.OK
+        return status_of_system_exit(e)
     except PenstockError as e:
         print(e if isinstance(e, ConfigError) else f"{program}: {type(e).__name__}: {e}", file=sys.stderr)
         return exit_status_of(e)
     return ExitStatus.OK
+
+
+def status_of_system_exit(error: SystemExit) -> int:
+    """Return the exit status of a SystemExit. As in Python, a text is printed on standard error and the status is 1."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or ExitStatus.OK
+    print(error.code, file=sys.stderr)
+    return ExitStatus.FAILED

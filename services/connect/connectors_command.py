@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.services.command_line import status_of_system_exit
 from penstock.services.connect.property_files import read_properties
 from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.terminal_tables import plain
@@ -221,7 +222,7 @@ def main(arguments: list[str]) -> int:
     try:
         app(args=arguments, prog_name="penstock connectors")
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else ExitStatus.OK
+        return status_of_system_exit(e)
     except PenstockError as e:
         print(f"penstock connectors: {e}", file=sys.stderr)
         return exit_status_of(e)

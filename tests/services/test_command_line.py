@@ -14,6 +14,7 @@ from penstock.shared.common.errors import ConfigError, KafkaTimeout
         (None, 0, ""),
         (SystemExit(2), 2, ""),
         (SystemExit(), 0, ""),
+        (SystemExit("stopped by hand"), 1, "stopped by hand\n"),
         (ConfigError("topics: empty"), 2, "topics: empty\n"),
         (KafkaTimeout("no response"), 1, "penstock dlq: KafkaTimeout: no response\n"),
     ],
