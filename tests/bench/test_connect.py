@@ -7,21 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from bench import connect
+from bench._side_by_side import Figures
 from bench.connect import (
     OURS,
     POSTGRES,
-    POSTGRES_ROWS_MIN,
+    THEIRS,
     TOPIC,
     Progress,
     fill,
     lines_in,
     ours,
     postgres_of,
-    too_slow,
     value_of,
 )
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
+
+FIGURES: Figures = {"records_per_second": 30_000.0, "cpu_us_per_record": 1.0}
 
 
 def test_records_are_all_of_one_size(tmp_path: Path) -> None:
@@ -45,14 +48,27 @@ def test_a_rate_begins_with_the_first_record_seen() -> None:
     assert rate > 0
 
 
-def test_too_few_rows_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Postgres fails below its minimum rate. Without Postgres, the bench reports that it was left out."""
-    assert not too_slow({OURS: {"records_per_second": 1.0}})
-    assert "left out" in capsys.readouterr().out
-    assert too_slow({POSTGRES: {"records_per_second": POSTGRES_ROWS_MIN - 1.0}})
-    assert not too_slow({POSTGRES: {"records_per_second": float(POSTGRES_ROWS_MIN)}})
+def test_a_given_postgres_is_used() -> None:
+    """If the bench gets a URL, it starts no Postgres."""
     with postgres_of("postgresql://there/db") as url:
         assert url == "postgresql://there/db"
+
+
+def test_json_is_the_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--json` the last line is JSON. Too few rows a second in Postgres are a failure."""
+    figures = {OURS: FIGURES, THEIRS: FIGURES, POSTGRES: FIGURES | {"records_per_second": 29_999.0}}
+
+    async def measure(records: int, rounds: int, postgres: str) -> dict[str, Figures]:
+        return figures
+
+    monkeypatch.setattr(connect, "measure", measure)
+    monkeypatch.setattr("sys.argv", ["bench", "--json", "--postgres", "postgresql://there/db"])
+    assert connect.main() == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["figures"] == figures
+    figures[POSTGRES] = FIGURES
+    assert connect.main() == 0
+    del figures[POSTGRES]  # no Postgres on this machine
+    assert connect.main() == 0
 
 
 async def test_our_file_sink_is_measured(tmp_path: Path) -> None:
