@@ -45,6 +45,7 @@ def test_columns_of_structs_come_from_their_schema() -> None:
 
 @pytest.mark.parametrize("schema", [None, MAP, Schema.struct("Empty")])
 def test_records_without_columns_are_an_error(schema: Schema | None) -> None:
+    """Records of which no column can be made are rejected. They would be lost as a table without rows."""
     with pytest.raises(NothingInIt):
         table_of(records((schema, {}), (schema, {})))
 
