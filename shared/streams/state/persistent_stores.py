@@ -279,7 +279,9 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         if now is not None:
             self._due.to_ms = max(self._due.to_ms, now + rule.last_ms)
         self.fetch_ahead(keys)
-        limit = max(NEVER if now is None else now, time_ms - rule.waits_ms) + rule.last_ms
+        # After a restart under a shorter grace, a record closes windows even if it does not advance the stream time.
+        reached = max(time_ms, self.windows.stream_time_ms)
+        limit = max(NEVER if now is None else now, reached - rule.waits_ms) + rule.last_ms
         self._fetch_due(limit)
         # Retained windows (of sliding rules) are removed later than they close, so they are searched for a second time.
         for key in self._expired.take(self._rows, limit - rule.retained_ms) if rule.retains else ():

@@ -83,24 +83,30 @@ def test_a_shorter_grace_that_is_reverted_closes_no_window(
 
 @pytest.mark.parametrize("kind", KINDS)
 @PIPES
-def test_a_window_due_under_a_shorter_grace_closes_with_the_next_record(kind: str, pipe: Pipe) -> None:
-    """A window that is due under a shorter grace is closed by the first keyed record, even if that does not advance the
-    time, or by an advance. It stays closed when the grace is changed back."""
-    for by_record in (True, False):
-        driver = gone_on_with(begun(kind, pipe), cut(kind, SHORT_MS))
+@pytest.mark.parametrize("record_ms", [4_999, 4_400, None])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_window_due_under_a_shorter_grace_closes_with_the_next_record(
+    kind: str, pipe: Pipe, record_ms: int | None, on_disk: bool
+) -> None:
+    """A window that is due under a shorter grace is closed by the first keyed record, even if that is late, or by an
+    advance. It stays closed when the grace is changed back. This holds in memory and on disk."""
+    with TemporaryDirectory() as folder, directory_of(folder) as directory:
+        state: StateDirectory | None = directory if on_disk else None
+        driver = gone_on_with(begun(kind, pipe), cut(kind, SHORT_MS), state)
         no_record(driver)
         assert closed(driver) == []
-        if by_record:
-            pipe(driver, (b"b", 4_999))
+        if record_ms is not None:
+            pipe(driver, (b"b", record_ms))
         else:
             for ms in (0, 1):  # it is quiet from the first look on
                 driver.advance_wall_clock(ms)
         found = closed(driver)
         assert {row[0] for row in found} == {"a"}
-        driver = gone_on_with(driver, cut(kind, LONG_MS))
+        driver = gone_on_with(driver, cut(kind, LONG_MS), state)
         windows, late = ended(driver, pipe)
         assert late == [(b"a", 4_505)]
         assert {row[0] for row in windows} == {"b"}
+        driver.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
