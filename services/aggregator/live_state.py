@@ -14,7 +14,7 @@ from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
 from penstock.shared.common.row_positions import LivePosition, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.state_store import StateStoreRow
+from penstock.shared.streams.state_store import StateStoreRow, is_open
 
 ROWS_LOOKED_AT_MAX = 20_000
 """The most rows of a store that one request reads in each partition. The event loop is blocked meanwhile."""
@@ -45,7 +45,7 @@ def live_windows(
     limit: int,
     after: LivePosition | None = None,
 ) -> LiveRows:
-    """Return the live windows of all tasks whose keys match, latest end first, after the position `after`.
+    """Return the open windows of all tasks whose keys match, latest end first, after the position `after`.
 
     A large store is searched only in part, except for a row whose whole key is the filter's text.
     """
@@ -64,7 +64,7 @@ def live_windows(
             if len(first) == ROWS_LOOKED_AT_MAX:
                 unseen += max(0, len(kept) - len(first))
             matching = chain(exact, (row for row in first if key_filter.has(row.key)))
-            positioned = {_live_position(name, partition, row): row for row in matching}
+            positioned = {_live_position(name, partition, row): row for row in matching if is_open(row)}
             wanted = (position for position in positioned if after is None or live_order(position) > live_order(after))
             found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=live_order)}
     positions = heapq.nsmallest(limit + 1, found, key=live_order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
@@ -37,6 +37,7 @@ from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, Progress, decode_progress
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from penstock.shared.streams.state_store import NEVER
 
 NO_TABLES = "lake: {} has no tables"
 
@@ -63,10 +64,12 @@ def stored_windows_of_key(
     live: Sequence[dict[str, Any]],
     changes: Sequence[TailChange],
     reach: tuple[int, int],
+    open_from_ms: int,
 ) -> list[StoredWindow]:
     """Return a key's stored windows in a partition: the open ones, and those that the tail closes.
 
     `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order.
+    `open_from_ms` is that of the newest progress.
     """
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
@@ -81,11 +84,10 @@ def stored_windows_of_key(
             )
         else:
             open_[change.start] = (change.end, change.state)
-    closed = {(one.start_ms, one.end_ms) for one in found}  # a closed sliding window is kept for a while
     found += [
         StoredWindow(partition, start, end, "open", stored_window_results(store, state))
         for start, (end, state) in open_.items()
-        if (start, end) not in closed
+        if end >= open_from_ms
     ]
     return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
 
@@ -96,6 +98,7 @@ def stored_windows_of_partition(
     live: Sequence[dict[str, Any]],
     changes: Iterable[TailChange],
     reach: tuple[int, int],
+    open_from_ms: int,
 ) -> list[StoredWindow]:
     """Like `stored_windows_of_key`, for all keys in the partition, each window with its key."""
     lives = defaultdict[bytes, list[dict[str, Any]]](list)
@@ -108,7 +111,7 @@ def stored_windows_of_partition(
     found = []
     for raw in {**lives, **changes_of}:
         key: str | bytes = raw.decode() if store.key == "string" else raw
-        own = stored_windows_of_key(partition, store, lives.get(raw, ()), changes_of.get(raw, ()), reach)
+        own = stored_windows_of_key(partition, store, lives.get(raw, ()), changes_of.get(raw, ()), reach, open_from_ms)
         found += [one._replace(key=key) for one in own]
     return found
 
@@ -206,12 +209,14 @@ class StoredWindowsQuery:
         progress |= {p: newest for p, (_, newest) in tails.items() if newest is not None}
         self.position = {p: dict(newest.sources) for p, newest in sorted(progress.items())}
         store = choose_store([*progress.values(), *known], options.store)
+        open_from_ms = {p: newest.open_from_ms(store) for p, newest in progress.items()}
         after = self._after
         while True:
-            live, closed, all_to = await self._windows_of_lake(store, snapshot, after)
+            live, closed, all_to = await self._windows_of_lake(store, snapshot, open_from_ms, after)
             found = [closed_window_of_lake(store, row) for row in closed if _is_window_covered(row, covered)]
             for partition, (changes, _) in tails.items():
-                found += stored_windows_of_partition(partition, store, live, changes, options.reach)
+                open_from = open_from_ms.get(partition, NEVER)
+                found += stored_windows_of_partition(partition, store, live, changes, options.reach, open_from)
             positioned = [(one.position, one) for one in found if options.status in ("all", one.status)]
             positioned = [
                 (position, one)
@@ -229,6 +234,7 @@ class StoredWindowsQuery:
         self,
         store: StoreSchema,
         snapshot: state_snapshot.Snapshot | None,
+        open_from_ms: Mapping[int, int],
         after: WindowPosition | None,
     ) -> tuple[list[dict[str, Any]], list[window_queries.ClosedWindow], WindowPosition | None]:
         """Return the next live and the next closed windows, and the position up to which both are complete.
@@ -244,7 +250,8 @@ class StoredWindowsQuery:
         closed: list[window_queries.ClosedWindow] = []
         ends: list[WindowPosition] = []
         if options.status != "closed":
-            arguments = (*where, snapshot.version, options.keys, options.reach, most, self._lake_options, after)
+            narrowed = (options.keys, options.reach, open_from_ms)
+            arguments = (*where, snapshot.version, *narrowed, most, self._lake_options, after)
             live = await asyncio.to_thread(window_queries.find_live_windows, *arguments)
             ends += [window_queries.window_position(live[-1])] if len(live) == most else []
         if options.status != "open":

@@ -87,7 +87,10 @@ class LakeTables:
         return self._read_table(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
-        """Return the store's live windows: the key, window_start, window_end, the results, state, partition."""
+        """Return the store's live windows: the key, window_start, window_end, the results, state, partition.
+
+        Closed sliding windows that `state` still has are left out.
+        """
         key = F.col("key").cast("string").alias("key") if store.key == "string" else F.col("key").alias("key_bytes")
         if store.name in self._state.columns:
             # Select the newest row of each window by a join on its offset, because a sort would move all states.
@@ -95,6 +98,8 @@ class LakeTables:
             newest = windows.groupBy("partition", "key", "start_ms").agg(F.max("changelog_offset").alias("newest"))
             newest = newest.select("partition", F.col("newest").alias("changelog_offset"))
             rows = windows.join(newest, ["partition", "changelog_offset"], "left_semi").filter("live")
+            open_from_ms = {p: covered.progress.open_from_ms(store) for p, covered in self.covered.items()}
+            rows = rows.filter(F.col("end_ms") >= by_partition(open_from_ms, "bigint"))
         else:
             rows = empty(self._spark, sql_columns(state_schema([store])))
         rows = rows.withColumn("state", F.col(quoted(store.name)))

@@ -39,6 +39,15 @@ class StateStoreRow(Protocol):
         ...
 
 
+def is_open(row: StateStoreRow) -> bool:
+    """Return whether a live row's window is open, by the rule of `Progress.open_from_ms`.
+
+    A store keeps closed sliding windows for a while, because later windows begin with their state. Queries leave them
+    out.
+    """
+    return not getattr(row, "closed", False)
+
+
 class RowChanges(NamedTuple):
     """The changes of a table or a join for a commit.
 

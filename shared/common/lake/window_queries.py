@@ -1,4 +1,4 @@
-"""Finds an application's windows in the lake by key and time: live ones in `state`, closed ones in `closed/<store>`.
+"""Finds an application's windows in the lake by key and time: open ones in `state`, closed ones in `closed/<store>`.
 
 `<lake>/<application>/closed/<store>` has one row for each closed window. Everything here blocks: call it with
 `asyncio.to_thread`.
@@ -24,6 +24,7 @@ from penstock.shared.common.lake.delta_tables import (
 )
 from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.lake.state_snapshot import WINDOWS
+from penstock.shared.common.records import INT64_MIN
 from penstock.shared.common.row_positions import WindowPosition
 
 TIMESTAMP_MS_MAX = 8_000_000_000_000_000
@@ -49,12 +50,14 @@ def find_live_windows(
     version: int,
     keys: KeyRange,
     reach: tuple[int, int],
+    open_from_ms: Mapping[int, int],
     rows_max: int,
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[dict[str, Any]]:
     """Find live windows of the keys that overlap `reach` (ms, both inclusive) in a snapshot, a version of `state`.
 
+    `open_from_ms` has times by partition: windows that end before it are closed, and are left out.
     Windows are in the order of their positions; with `after`, only those after that position. Each window has
     partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
     """
@@ -65,7 +68,7 @@ def find_live_windows(
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {text_literal(store)} AND {_sql_key_range('key', *keys)}"
     where += f" AND start_ms <= {int(reach[1])}{first}"
-    wanted = f"live AND end_ms >= {int(reach[0])}{_sql_after_position(after, _STATE_POSITION)}"
+    wanted = f"live AND end_ms >= {int(reach[0])}{_sql_open(open_from_ms)}{_sql_after_position(after, _STATE_POSITION)}"
     position = ", ".join(_STATE_POSITION)
     sql = f"SELECT {position}, {quote_column_name(store)} AS state FROM {newest_rows_query(where)} AND {wanted}"
     sql += f" ORDER BY {position} LIMIT {int(rows_max)}"
@@ -148,6 +151,11 @@ def _sql_after_position(position: WindowPosition | None, names: _PositionColumns
     behind = f"partition > {partition} OR (partition = {partition} AND {names.key} > {key})"
     behind = f"{names.end} > {last} OR ({names.end} = {last} AND ({behind}))"
     return f" AND {names.start} >= {first} AND ({names.start} > {first} OR {behind})"
+
+
+def _sql_open(open_from_ms: Mapping[int, int]) -> str:
+    cases = "".join(f" WHEN {int(p)} THEN {int(ms)}" for p, ms in open_from_ms.items() if ms > INT64_MIN)
+    return f" AND end_ms >= CASE partition{cases} ELSE end_ms END" if cases else ""
 
 
 def _sql_key_range(column: str, first: str | bytes | None, last: str | bytes | None) -> str:

@@ -47,6 +47,7 @@ import msgspec
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.streams.changelog.store_schema import StoreSchema
+from penstock.shared.streams.state_store import NEVER
 
 FORMAT_VERSION = 1
 VERSIONS_MAX = 7  # a protocol buffer can begin with the byte 8 or higher
@@ -119,6 +120,14 @@ class Progress(msgspec.Struct, frozen=True):
     idle_ms: int = 0
     close_times_ms: dict[str, int] = {}
     input: BatchInput | msgspec.UnsetType = msgspec.UNSET
+
+    def open_from_ms(self, store: StoreSchema) -> int:
+        """Return the time from which on the windows of the store's live entries are open.
+
+        A live entry of a window that ends before it is closed. Only a store of sliding windows has such entries: it
+        keeps a closed window for a while, because later windows begin with its state.
+        """
+        return self.close_times_ms.get(store.name, NEVER) if store.kind == "sliding" else NEVER
 
 
 class Takeover(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state.store_builder import StoreBuilder
-from penstock.shared.streams.state_store import StateStoreRow
+from penstock.shared.streams.state_store import StateStoreRow, is_open
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import KeyType, Topology
 
@@ -221,7 +221,9 @@ class _StoreQueryPage:
             self._bound = self._found[-1][0]
 
     def _row_matches(self, row: StateStoreRow) -> bool:
-        return self._builder is None or _overlaps_queried_time(row, self._builder.schema, self._query)
+        if self._builder is None:
+            return True
+        return is_open(row) and _overlaps_queried_time(row, self._builder.schema, self._query)
 
     def _row_as_dict(self, row: StateStoreRow) -> dict[str, Any]:
         if self._builder is None:
@@ -257,7 +259,7 @@ def _overlaps_queried_time(row: StateStoreRow, schema: StoreSchema, query: Store
             query.to_ms is not None and row.start > query.to_ms
         ):
             return False
-    return not getattr(row, "closed", False)  # a closed sliding window that is kept for its numbers
+    return True
 
 
 def _query_key(key: str | bytes, key_type: KeyType) -> str | bytes:

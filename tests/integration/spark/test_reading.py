@@ -154,6 +154,23 @@ def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[st
         assert (ms(row.window_end), {name: row[name] for name in given}) == (end, given)
 
 
+def test_a_closed_sliding_window_is_not_live(spark: Any, tmp_path: Path) -> None:
+    """Each sliding window is either closed or live, although the store keeps closed ones for later windows."""
+    driver = TopologyTestDriver(topology("sliding", GRACE, n=Count()))
+    for at in range(0, 400, 15):
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=at)
+    LakeWriter(tmp_path / "app").run({0: driver.changelog})
+    closed, live = (
+        {(ms(row.window_start), ms(row.window_end)) for row in read(spark, str(tmp_path), "app", "s").collect()}
+        for read in (lake.closed, lake.live)
+    )
+    close_time = driver.task.stores["s"].close_time_ms
+    assert closed
+    assert all(end < close_time for _, end in closed)
+    assert live
+    assert all(end >= close_time for _, end in live)
+
+
 def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
     """Kinds, aggregations, stores and lakes."""
     for name, kind, own in (

@@ -56,6 +56,17 @@ def test_windows_are_ordered_by_end_and_found_by_key() -> None:
     assert (row["partition"], row["start_ms"], row["end_ms"], row["states"]) == (0, 10, 15, [1, {"x": "y"}])
 
 
+def test_a_closed_sliding_window_is_not_live() -> None:
+    """A sliding window that is closed and kept for later windows is not found, neither by search nor by its key."""
+    store = WindowStore("s", WindowRule("sliding", 10), StateColumns([Count()]), text_keys=True)
+    store.load("k", 10, 20, [1])
+    store.load("k", 21, 31, [1])
+    store.begin(31, 31)
+    held: Any = {0: SimpleNamespace(task=task_of(store, "string"))}
+    for search in ("", "k"):
+        assert [w["start_ms"] for w in live_windows(held, None, KeyFilter(search), 10).windows] == [21]
+
+
 def test_pages_of_windows() -> None:
     """The pages contain each window once, the latest end first."""
     seen, last = [], None

@@ -31,6 +31,7 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from penstock.shared.streams.state_store import NEVER
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())
@@ -89,20 +90,26 @@ def test_the_tail_overrides_the_snapshot() -> None:
     rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
     live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
     tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
-    found = sorted(stored_windows_of_key(0, STORE, live, tail, ALWAYS), key=lambda one: one.start_ms)
+    found = sorted(stored_windows_of_key(0, STORE, live, tail, ALWAYS, NEVER), key=lambda one: one.start_ms)
     assert [(one.start_ms, one.end_ms, one.status, one.results["n"]) for one in found] == [
         (0, 5, "closed", 1),
         (50, 70, "open", 2),
         (200, 205, "open", 1),
         (300, 300, "open", 1),
     ]
-    assert [one.start_ms for one in stored_windows_of_key(0, STORE, live, tail, (65, 250))] == [50, 200]
+    assert [one.start_ms for one in stored_windows_of_key(0, STORE, live, tail, (65, 250), NEVER)] == [50, 200]
 
 
 def test_a_kept_closed_window_is_reported_once() -> None:
     """The live row of a sliding window after its final row is not a separate window."""
     tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
-    assert [one.status for one in stored_windows_of_key(0, STORE, [], tail, ALWAYS)] == ["closed"]
+    assert [one.status for one in stored_windows_of_key(0, STORE, [], tail, ALWAYS, 6)] == ["closed"]
+
+
+def test_a_kept_closed_window_of_the_snapshot_is_not_open() -> None:
+    """A live row of the snapshot that ends before the time from which windows are open is left out."""
+    live = [{"partition": 0, "start_ms": end - 5, "end_ms": end, "state": state(ONE)} for end in (19, 20)]
+    assert [one.end_ms for one in stored_windows_of_key(0, STORE, live, [], ALWAYS, 20)] == [20]
 
 
 def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
@@ -122,11 +129,11 @@ def test_a_tail_is_decoded_by_the_schema_that_wrote_it() -> None:
     reader = ChangelogReader(apply_one_by_one(lambda change: seen.append(decode_tail_change(change))))
     for offset, (key, value) in enumerate(log):
         reader.feed_record(offset, key, value)
-    (found,) = stored_windows_of_key(0, STORE, [], seen, ALWAYS)
+    (found,) = stored_windows_of_key(0, STORE, [], seen, ALWAYS, NEVER)
     assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
     for offset, (key, value) in enumerate(entries(STORE, 2, StateCodec(STORE.state_columns()).pack(whole)), len(log)):
         reader.feed_record(offset, key, value)
-    (found,) = stored_windows_of_key(0, STORE, [], seen, ALWAYS)
+    (found,) = stored_windows_of_key(0, STORE, [], seen, ALWAYS, NEVER)
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
 
 
@@ -134,11 +141,11 @@ def test_windows_of_several_keys_are_independent() -> None:
     """Changes of one key do not affect other keys' windows, and each window has its key."""
     live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
     found = stored_windows_of_partition(
-        0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS
+        0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS, NEVER
     )
     assert sorted((one.key, one.start_ms, one.status, one.results["n"]) for one in found) == [
         ("k", 0, "closed", 2),
         ("k", 20, "open", 1),
         ("l", 0, "open", 1),
     ]
-    assert stored_windows_of_partition(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9)) == []
+    assert stored_windows_of_partition(0, STORE, live, [change(FINAL, 0, 4, ONE)], (5, 9), NEVER) == []

@@ -19,9 +19,12 @@ from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.row_positions import RowPosition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import decode_entry
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.lake_tables import live, progress, write_closed, write_state
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.lake_tables import LakeWriter, live, progress, write_closed, write_state
 from tests.services.aggregator.closed_logs import STORE, TOPIC, Log, records
 
 LOGS = (Log.of([[(f"k{t}", 100 - t)] for t in range(5)]), Log.of([[("x", 5), ("y", 6)]]))
@@ -111,6 +114,37 @@ async def test_closed_windows_come_from_lake_and_tail(status: Any, tmp_path: Pat
     assert len(windows_with_status(pages, "open")) == (0 if status == "closed" else 4)
     window = {"partition": 0, "key": "k1", "start_ms": 96, "end_ms": 99, "status": "closed", "results": {"n": 1}}
     assert page["windows"] == [window]
+
+
+@pytest.mark.parametrize("rows_max", [1, 9])
+@pytest.mark.parametrize("compacted", ["nothing", "before closing", "all"])
+@pytest.mark.parametrize("status", ["open", "closed", "all"])
+async def test_a_sliding_window_is_open_or_closed(status: Any, compacted: str, rows_max: int, tmp_path: Path) -> None:
+    """A closed sliding window, which the store keeps for later ones, is found once and is closed, wherever it is."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().sliding_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    driver.commit()
+    half = len(driver.changelog)
+    for at in (31, 35):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
+    driver.commit()
+    async with FakeCluster() as cluster:
+        await write(cluster, Log(driver.changelog, []))
+        writer = LakeWriter(tmp_path / "app", str((await described(cluster)).topic_id))
+        if compacted != "nothing":
+            writer.run({0: driver.changelog[: half if compacted == "before closing" else None]})
+        (schema,) = driver.topology.schemas()
+        searching = search(cluster, tmp_path)
+        found, continuation = list[Any](), None
+        while True:
+            page = await searching.find(schema, status, query_params(continuation, rows_max))
+            found += [(one["start_ms"], one["end_ms"], one["status"]) for one in page["windows"]]
+            if (continuation := page["continuation"]) is None:
+                break
+    expected = [(10, 20, "closed"), (21, 31, "closed"), (25, 35, "open"), (32, 42, "open")]
+    assert found == [one for one in expected if status in ("all", one[2])]
 
 
 async def test_without_a_lake_open_windows_come_from_the_tasks() -> None:

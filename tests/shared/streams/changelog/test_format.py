@@ -18,6 +18,7 @@ from penstock.shared.streams.changelog.format import DecodedEntry, Progress, Tak
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.state_decoding import unpacked_columns
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from penstock.shared.streams.state_store import NEVER
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 epochs, stores, commits = st.integers(0, fmt.EPOCH_MAX), st.integers(0, 255), st.integers(0, 2**63 - 1)
@@ -142,6 +143,14 @@ def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]
     assert codec.unpack(before + packed, len(before)) == list(state)
     columns = unpacked_columns(codec, PackedBytes.of([before, packed, packed])[1:])
     assert [list(row) for row in zip(*columns, strict=True)] == ([list(state)] * 2 if types else [])
+
+
+def test_only_sliding_windows_have_closed_live_entries() -> None:
+    """Sliding windows are open from the store's close time on, other live entries always."""
+    sliding = msgspec.structs.replace(SCHEMA, kind="sliding")
+    assert PROGRESS.open_from_ms(sliding) == 53
+    assert PROGRESS.open_from_ms(SCHEMA) == NEVER
+    assert PROGRESS.open_from_ms(msgspec.structs.replace(sliding, name="other")) == NEVER
 
 
 def test_state_columns_are_named_by_their_aggregation() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, apply_one_by_one
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.state_store import is_open
+from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.task.test_restore import (
     KINDS,
@@ -124,3 +131,47 @@ def test_the_close_time_never_goes_back(kind: str) -> None:
     driver = gone_on_with(driver, cut(kind, SHORT_MS))
     driver.pipe("in", key=b"b", value=b"{}", timestamp=5_001)
     assert progress_of(driver).close_times_ms == {"s": 5_001 - driver.topology.schemas()[0].close_delay_ms}
+
+
+def sliding(grace_ms: int) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().sliding_window(20, grace_ms).aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_close_time_tells_which_live_entries_are_closed(seed: int, on_disk: bool) -> None:
+    """At every commit, under every grace, the live entries that also have a final entry are those that end before
+    `open_from_ms`. The rows of the store that are not open are the same."""
+    chance = random.Random(seed)
+    live: dict[tuple[bytes, int], int] = {}
+    final: set[tuple[bytes, int, int]] = set()
+
+    def apply(change: Change) -> None:
+        if change.operation == fmt.LIVE:
+            live[change.key, change.start] = change.end
+        else:
+            live.pop((change.key, change.start), None)
+        if change.operation == fmt.FINAL:
+            final.add((change.key, change.start, change.end))
+
+    with TemporaryDirectory() as folder, directory_of(folder) as directory:
+        state: StateDirectory | None = directory if on_disk else None
+        driver = gone_on_with(TopologyTestDriver(sliding(30)), sliding(30), state)
+        reader, read, both = ChangelogReader(apply_one_by_one(apply)), 0, 0
+        for at in range(0, 400, 4):
+            if chance.random() < 0.1:
+                driver = gone_on_with(driver, sliding(chance.choice([0, 30, 60])), state)
+            pipe_singly(driver, (chance.choice([b"a", b"b"]), max(0, at - chance.choice([0, 0, 5, 40, 90]))))
+            open_from_ms = progress_of(driver).open_from_ms(driver.topology.schemas()[0])
+            for offset, (key, value) in enumerate(driver.changelog[read:], read):
+                reader.feed_record(offset, key, value)
+            read = len(driver.changelog)
+            closed_entries = {(*window, end) for window, end in live.items()} & final
+            assert closed_entries == {(*window, end) for window, end in live.items() if end < open_from_ms}
+            rows = [row for row in driver.task.stores["s"].rows() if not is_open(row)]
+            assert {(row.key.encode(), row.start, row.end) for row in rows} == closed_entries
+            both += len(closed_entries)
+        assert both
+        driver.close()
