@@ -31,7 +31,7 @@ class Point(TypedDict):
     records_per_second: of.Rate | None
     p99_ms: of.Rate | None
     lag: of.Lag
-    open_sessions: of.Count | None
+    state_rows: of.Count | None
     late_per_second: of.Rate | None
     dead_letters: of.Count | None
 
@@ -72,7 +72,7 @@ def point(overview: Mapping[str, Any]) -> Point:
         "records_per_second": ingest.get("records_per_second"),
         "p99_ms": ingest.get("p99_ms"),
         "lag": sum(group["lag"] for group in overview.get("groups", ())),
-        "open_sessions": streams.get("open_sessions"),
+        "state_rows": streams.get("state_rows"),
         "late_per_second": streams.get("late_per_second"),
         "dead_letters": overview.get("dead_letters"),
     }

@@ -137,8 +137,8 @@ class StreamsOverview(TypedDict):
     """The tasks of all applications, in the shape of `/v1/streams/tasks`."""
 
     tasks: Annotated[list[dict[str, Any]], Field(examples=[[{"partition": 0, "state": "running"}]])]
-    open_sessions: of.Count | None
-    closed_sessions: of.Count | None
+    state_rows: of.Count | None
+    closed_windows: of.Count | None
     late_records: of.Rate | None
     late_per_second: of.Rate | None
     restore_estimate_s: of.Seconds | None
@@ -350,8 +350,8 @@ class OverviewBuilder:
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
-                "open_sessions": _sum_of_tasks(tasks, "open_sessions"),
-                "closed_sessions": _sum_of_tasks(tasks, "closed_sessions"),
+                "state_rows": _sum_of_tasks(tasks, "state_rows"),
+                "closed_windows": _sum_of_tasks(tasks, "closed_windows"),
                 "late_records": late_records,
                 "late_per_second": self._late_rate.add(monotonic_ms, late_records),
                 "restore_estimate_s": restore_estimate_s(tasks, services),
@@ -436,7 +436,7 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
     if not restores or not changelog_records:
         return None
     large = [(ms, restored) for ms, restored in restores if restored >= RESTORE_RATE_RECORDS_MIN]
-    records = sum(task.get("open_sessions") or 0 for task in tasks) + sum(changelog_records)
+    records = sum(task.get("state_rows") or 0 for task in tasks) + sum(changelog_records)
     if not large:
         return float(min(ms for ms, _ in restores) + records / RESTORE_RECORDS_PER_MS) / 1_000
     return float(records * sum(ms for ms, _ in large) / sum(restored for _, restored in large)) / 1_000

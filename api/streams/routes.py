@@ -33,8 +33,9 @@ class TaskState(TypedDict, total=False):
     """The highest event time of a record that the task processed, in ms since the epoch, without dead letters."""
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
     """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
-    open_sessions: of.Count | None
-    closed_sessions: of.Count | None
+    state_rows: of.Count | None
+    """The rows of the task's stores, such as live windows and rows of tables."""
+    closed_windows: of.Count | None
     late_records: of.Count | None
     dead_letters: of.Count | None
     restore_ms: of.Count | None
@@ -218,7 +219,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
 
     @router.get(
         "/v1/streams",
-        summary="Tasks with stream time, open sessions, late records and restores; compactions",
+        summary="Tasks with stream time, rows of state, late records and restores; compactions",
         responses={200: {"model": StreamsState}},
     )
     async def get_streams_state(local: Local = False) -> Response:

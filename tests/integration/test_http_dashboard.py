@@ -48,7 +48,7 @@ class Streams:
         self.late += 3
         now_ms = SYSTEM_CLOCK.now_ms()
         task = TaskState(
-            partition=0, state="running", stream_time_ms=now_ms - 60_000, open_sessions=2, late_records=self.late
+            partition=0, state="running", stream_time_ms=now_ms - 60_000, state_rows=2, late_records=self.late
         )
         return {"application_id": "banks", "tasks": [task], "compactions": [*self.runs]}
 

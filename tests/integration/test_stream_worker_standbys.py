@@ -97,7 +97,7 @@ async def test_a_standby_takes_over_with_the_tail_alone(
 
                 async def shows() -> bool:
                     (shown,) = second.describe()["standbys"]
-                    return bool(shown["state"] == "current" and shown["open_sessions"] > 0 and shown["lag"] == 0)
+                    return bool(shown["state"] == "current" and shown["state_rows"] > 0 and shown["lag"] == 0)
 
                 await until(shows)
             written = (await chain.confirmed(partition)).entries_applied

@@ -58,7 +58,7 @@ SHORT_REST_EVENTS = 500_000  # about as many are processed while one compaction 
 FINAL_JOBS_LINES = 100  # of the final jobs' output: more than an audit prints
 REASONS = 3  # of dead letters, in the summary
 
-COUNTED = ("closed_sessions", "late_records", "dead_letters")
+COUNTED = ("closed_windows", "late_records", "dead_letters")
 
 Task = dict[str, Any]
 
@@ -251,7 +251,7 @@ class Scenario:
         tasks = self._tasks
         figures.acknowledged = replay.counts.acknowledged
         figures.processed = self._processed_records()
-        figures.open = sum(t.get("open_sessions", 0) for t in tasks) if tasks else None
+        figures.open = sum(t.get("state_rows", 0) for t in tasks) if tasks else None
         figures.stream_time_ms = max((t.get("stream_time_ms", -1) for t in tasks), default=None)
         self._show_totals(tasks)
         figures.notable = count_notable_sessions(self._notable)

@@ -50,7 +50,7 @@ class Standby:
         return {
             "partition": self.partition,
             "state": "failed" if self.failed else "current" if self.is_current else "catching up",
-            "open_sessions": 0 if task is None else sum(map(len, task.stores.values())),
+            "state_rows": 0 if task is None else sum(map(len, task.stores.values())),
             "lag": self.lag,
         }
 

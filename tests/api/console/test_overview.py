@@ -33,11 +33,11 @@ def test_unknown_values_are_none() -> None:
 
 def test_tasks_of_all_services_are_summed() -> None:
     """Tasks of several aggregators are listed by partition, and their counts are added."""
-    one = {"tasks": [{"partition": 1, "open_sessions": 3, "late_records": 1}], "compactions": [{"started_at_ms": 1}]}
-    two = {"tasks": [{"partition": 0, "open_sessions": 4}], "compactions": [{"started_at_ms": 2}]}
+    one = {"tasks": [{"partition": 1, "state_rows": 3, "late_records": 1}], "compactions": [{"started_at_ms": 1}]}
+    two = {"tasks": [{"partition": 0, "state_rows": 4}], "compactions": [{"started_at_ms": 2}]}
     overview = build([ServiceSample("a", "", "ok", streams=one), ServiceSample("b", "", "ok", streams=two)])
     assert [t["partition"] for t in overview["streams"]["tasks"]] == [0, 1]
-    assert (overview["streams"]["open_sessions"], overview["streams"]["late_records"]) == (7, 1)
+    assert (overview["streams"]["state_rows"], overview["streams"]["late_records"]) == (7, 1)
     assert [c["started_at_ms"] for c in overview["compactions"]] == [2, 1]
 
 
@@ -137,16 +137,16 @@ def test_restore_estimates_use_the_last_restores_rate() -> None:
     """The estimate uses the last restores' rate for open windows and changelog records, and is
     None without a restore.
     """
-    large = {"restore_ms": 100, "restored_windows": 9_000, "restored_changelog_records": 1_000, "open_sessions": 20_000}
-    small = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 10_000}
+    large = {"restore_ms": 100, "restored_windows": 9_000, "restored_changelog_records": 1_000, "state_rows": 20_000}
+    small = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "state_rows": 10_000}
     aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 20_000}})
     assert restore_estimate_s([large, small], [aggregator]) == 0.5
     assert restore_estimate_s([], [aggregator]) is None
-    assert restore_estimate_s([{"open_sessions": 5}], [aggregator]) is None
+    assert restore_estimate_s([{"state_rows": 5}], [aggregator]) is None
 
 
 def test_small_restores_do_not_determine_the_rate() -> None:
     """A restore of a few records mostly measures connecting, so it does not determine the rate."""
-    first = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 50_000}
+    first = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "state_rows": 50_000}
     aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 50_000}})
-    assert restore_estimate_s([first, {**first, "restore_ms": 40, "open_sessions": 0}], [aggregator]) == 1.03
+    assert restore_estimate_s([first, {**first, "restore_ms": 40, "state_rows": 0}], [aggregator]) == 1.03

@@ -23,7 +23,7 @@ class View:
     """One task."""
 
     async def describe(self) -> StreamsState:
-        return {"tasks": [{"partition": 0, "open_sessions": 4}]}
+        return {"tasks": [{"partition": 0, "state_rows": 4}]}
 
 
 def registry() -> CollectorRegistry:
@@ -46,7 +46,7 @@ async def test_a_service_is_read_through_http() -> None:
     sample = await HttpSource("aggregator", "http://a", client(app)).sample()
     assert (sample.status, sample.detail) == ("failing", "kafka: no broker")
     assert sample.metrics["penstock_streams_late_records_total"] == 5
-    assert sample.streams == {"tasks": [{"partition": 0, "open_sessions": 4}]}
+    assert sample.streams == {"tasks": [{"partition": 0, "state_rows": 4}]}
 
 
 async def test_a_services_health_as_one_check() -> None:

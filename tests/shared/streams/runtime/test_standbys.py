@@ -57,7 +57,7 @@ class Instance:
             await (await producer.send_many(records))
 
     def shown(self) -> list[tuple[int, str, int]]:
-        return [(one["partition"], one["state"], one["open_sessions"]) for one in self.standbys.describe()]
+        return [(one["partition"], one["state"], one["state_rows"]) for one in self.standbys.describe()]
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
