@@ -38,7 +38,7 @@ SECRET_STRUCTS = (
 def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
     """Return the TLS context of the settings. Returns None without TLS.
 
-    Raises ConfigError, which names the invalid file.
+    Raises ConfigError, which names the invalid file. For a certificate with a key file it names both files.
     """
     if not kafka_settings.security_protocol.endswith("SSL"):
         return None
@@ -56,7 +56,10 @@ def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
                 password=password.get_secret_value() if password is not None else "",
             )
         except (OSError, ssl.SSLError) as e:
-            raise ConfigError(f"kafka.ssl_certfile: {kafka_settings.ssl_certfile}: {e}") from None
+            # OpenSSL does not report which of the two files is invalid.
+            files = {"ssl_certfile": kafka_settings.ssl_certfile, "ssl_keyfile": kafka_settings.ssl_keyfile}
+            named = ", ".join(f"kafka.{name}: {file}" for name, file in files.items() if file is not None)
+            raise ConfigError(f"{named}: {e}") from None
     return context
 
 

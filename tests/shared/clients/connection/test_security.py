@@ -18,6 +18,7 @@ from penstock.shared.clients.connection.security import SeenThrough, TokenProvid
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError
 from penstock.shared.common.settings import KafkaSettings
+from tests.integration.certificates import Authority
 
 SECRET = "open-sesame"
 HERE = "penstock_test_tokens"
@@ -174,6 +175,11 @@ def test_ssl(tmp_path: Path) -> None:
         ssl_context(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
     with pytest.raises(ConfigError, match=r"kafka\.ssl_certfile: .*missing\.pem"):
         ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=missing))
+    certfile = Authority(tmp_path, "authority").issue("client")
+    assert ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=certfile, ssl_keyfile=certfile)) is not None
+    # The certificate is valid, and OpenSSL does not report that the key is not.
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_certfile: .*client\.pem, kafka\.ssl_keyfile: .*missing\.pem"):
+        ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=certfile, ssl_keyfile=missing))
     with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*missing\.pem"):
         Producer(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
     with pytest.raises(ConfigError, match="ssl_certfile"):
