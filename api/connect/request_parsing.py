@@ -37,10 +37,10 @@ WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 async def json_body(request: Request) -> Any:
-    """Return the decoded body; an empty body is an empty object.
+    """Return the decoded body; an empty body of any content type is an empty object.
 
-    The content type may be missing. Raises HTTPException (415) for the content types that a browser sends to another
-    origin without a CORS preflight (text/plain, forms).
+    The content type may be missing. For a body that is not empty, raises HTTPException (415) if a browser sends its
+    content type to another origin without a CORS preflight (text/plain, forms).
     """
     body = await request.body()
     content_type = request.headers.get("content-type", "")

@@ -64,9 +64,9 @@ class BodyDrain:
                 timeout.reschedule(self.deadline)
 
     async def wait(self, wait: Callable[[], Awaitable[T]], deadline: float, timeout_message: Callable[[], str]) -> T:
-        """Return the result of `wait`, or raise an error at the earlier of two deadlines.
+        """Await `wait()` and return its result, or raise an error at the earlier of two deadlines.
 
-        Raises BodyStalled with `timeout_message` at `deadline` (the loop's time), and ServiceShuttingDown at the
+        Raises BodyStalled with `timeout_message()` at `deadline` (the loop's time), and ServiceShuttingDown at the
         deadline that `begin` has set.
         """
         loop = asyncio.get_running_loop()

@@ -52,7 +52,10 @@ BODY = {
 
 
 class StoredRecord(TypedDict):
-    """The coordinates of a stored record, or its error. `error_code` is 2 if it may be sent again, else 1."""
+    """The coordinates of a stored record, or its error.
+
+    `error_code` is null if the record is stored, 1 if the error is permanent, 2 if the record may be sent again.
+    """
 
     partition: of.Partition | None
     offset: of.Offset | None

@@ -8,5 +8,5 @@ from penstock.services.admin.settings import AdminServiceSettings
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock admin` until SIGTERM. Returns the exit status: 2 for an invalid setting."""
+    """Run `penstock admin` until SIGTERM. The exit status is 2 if a setting is invalid."""
     return daemon.serve("penstock admin", AdminServiceSettings, AdminDaemon, arguments)

@@ -219,10 +219,10 @@ class TransactionalCommits:
                 self._replace_rejected_outputs(outputs, e)
 
     def _replace_rejected_outputs(self, outputs: list[_Output], rejection: OutputRejected) -> None:
-        """Replace each output of this commit that has a rejected record with dead letters.
+        """If Kafka has rejected a record of an output, replace all records of this output with dead letters.
 
-        A dead letter that is too large is shortened instead. Raises the error of a rejected dead letter that cannot be
-        shortened.
+        But a dead letter that is too large is shortened. Raises the error if a dead letter that replaced an output is
+        itself rejected and cannot be shortened.
         """
         index = 0
         for output in outputs:

@@ -10,7 +10,7 @@ from penstock.services.consumer.settings import ConsumerServiceSettings
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock consumer` until SIGTERM. Returns the exit status (2 for an invalid setting or handler)."""
+    """Run `penstock consumer` until SIGTERM. The exit status is 2 if a setting or the handler is invalid."""
     return daemon.serve("penstock consumer", ConsumerServiceSettings, ConsumerDaemon, arguments)
 
 

@@ -78,7 +78,11 @@ class OutputTransactor:
         await self._ready_producer()
 
     async def close(self) -> None:
-        """Close the producer, which aborts an open transaction. A commit without a response is requested once more."""
+        """Close the producer within CLOSE_TIMEOUT_MS.
+
+        A commit without a response is requested again. If no commit was requested, the open transaction is aborted. A
+        transaction that is still open then is ended by the next start.
+        """
         producer = self._producer
         self._producer = None
         if producer is not None:

@@ -106,7 +106,10 @@ class EmbeddedKafka:
         return self.address(config.CLIENT_LISTENER)
 
     def address(self, listener: str) -> str:
-        """Return `host:port` of a listener of the settings. Raises IllegalState before the first start."""
+        """Return `host:port` of the listener with this name.
+
+        Raises IllegalState before the first start, and for an unknown name.
+        """
         if listener not in self._ports:
             raise IllegalState(f"{listener}: the broker was not started, or has no such listener")
         return f"{self.settings.host}:{self._ports[listener]}"

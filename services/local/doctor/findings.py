@@ -126,8 +126,8 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
 def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_servers: str) -> list[Finding]:
     """Return the findings on whether a changelog keeps its records.
 
-    A topic whose name ends like a changelog's may belong to another system. It counts as Penstock's if the user named
-    it, or if there is a group of the application's name. Otherwise the finding is a warning.
+    A topic whose name ends like a changelog's may belong to another system. The finding is a problem if the user named
+    the topic, or if there is a group of the application's name. Otherwise it is a warning.
     """
     wrong = [name for name in CHANGELOG_CONFIGS_REQUIRED if topic.configs.get(name) != CHANGELOG_CONFIGS[name]]
     if not wrong:

@@ -210,11 +210,13 @@ class CompactionJob:
     def _start_of_partition(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """Return the first offset to read of a partition, and the progress row there (0 and None if there is none).
+        """Return the first offset to read of a partition, and the progress row that has it (0 and None without a row).
 
-        1. If no table lags: the covered offset of the newest progress row.
-        2. Otherwise: the offset of the newest progress row that is at most one after the lowest position of a lagging
-           table.
+        Reading starts at the covered offset of this progress row:
+
+        1. If no table lags: the newest row.
+        2. Otherwise: the newest row whose covered offset is at most the lowest position of the lagging tables plus 1,
+           since a position is the last offset that a table has.
 
         Raises ChangelogHole if that offset is deleted or beyond the changelog's end.
         """

@@ -90,9 +90,10 @@ class ChangelogRange(NamedTuple):
 
 
 def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
-    """Return the tables for which a task reads a part of a partition again.
+    """Return the tables that lack rows of a partition which they once had, as after an older copy was put back.
 
-    According to the partition's newest progress row, these tables had rows that they lack now.
+    `newest`, the partition's newest progress row, has each table's last changelog offset. A table lags if its position
+    is lower. A compaction's task reads the changelog again for it.
     """
     appended = {} if newest is None else json.loads(newest["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)

@@ -388,7 +388,7 @@ class Producer:
             return list(await self._connection.wait_for_topic(topic, self._settings.max_block_ms))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics by the Java producer's names.
+        """Return metrics of the Java producer under their names, in snake_case, and a few of this producer's own.
 
         There are totals since the start, and the current state of the buffer and the requests. Rates (per second),
         averages and maxima (bytes, ms) cover the last `metrics_num_samples` windows of `metrics_sample_window_ms`.

@@ -197,9 +197,9 @@ def _read_jar_member(jar: Path, name: str) -> str | None:
 
 
 def _ivy_folder() -> Path | None:
-    """The folder of pyspark's Ivy, whose settings have Maven Central's address; None without pyspark.
+    """The folder of pyspark's jars; None without pyspark.
 
-    It is found without importing pyspark.
+    One of the jars is Ivy, whose settings have Maven Central's address. pyspark is not imported.
     """
     folders: Iterator[Path] = (
         Path(folder, "jars")

@@ -99,11 +99,13 @@ def read_window_changes(
 ) -> Iterator[pa.RecordBatch]:
     """Read one partition's changes of a store's windows in a snapshot (a version of `state`), by changelog offset.
 
-    Each batch is one slice of about SLICE_ROWS rows. Apply the batches in order: the last change of each window is its
-    live state. Columns: key (binary), start_ms, end_ms (int64), live (bool), then the fields `columns` of the state, in
-    the order given (int64, float64 or binary). A field is null if the row is a tombstone, or was written before the
-    store had that aggregation. A store that the snapshot does not contain has no windows. Raises LakeUnavailable or
-    NotASnapshot.
+    Each batch is one slice of about SLICE_ROWS rows. Apply the batches in order. The last change of a window counts: if
+    its `live` is false, the window is not live any more. There are no batches for a store that the snapshot does not
+    contain. Raises LakeUnavailable or NotASnapshot. The columns are:
+
+    - key (binary), start_ms, end_ms (int64), live (bool).
+    - The fields `columns` of the state, in this order (int64, float64 or binary). A field is null in a tombstone, and
+      in a row that was written before the store had that aggregation.
 
     Rows may be in any order in the files, because other programs may rewrite the files. The steps are:
 

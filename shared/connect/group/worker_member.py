@@ -154,7 +154,10 @@ class WorkerMember(Member):
         return self._missed or (self._completed != NO_GENERATION and silent_ms >= self.config.session_timeout_ms)
 
     def has_lost_work(self, now_ms: int) -> bool:
-        """Return whether held work is lost. Returns False while the worker joins, since the next steps decide then."""
+        """Return whether other workers may have the held work (case 3 of the module).
+
+        Returns False from before a join until the worker has an assignment: `next_step` checks this before each join.
+        """
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
     def _synchronize_group(self) -> Step:

@@ -255,10 +255,11 @@ class BaseHerder(ABC):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Create a connector, or change it with `replace`. Returns whether it is new, and its form in REST.
+        """Create a connector. With `replace`, change it if it exists. Returns whether it is new, and its form in REST.
 
-        Raises BadRequest or AlreadyExists. Raises StaleConfig if `instead_of` is given and the current config differs.
-        Other requests need not wait for the validation.
+        Raises BadRequest if the config is invalid, and the other errors of `validate`. Raises AlreadyExists if the
+        connector exists and `replace` is false. Raises StaleConfig if `instead_of` is given and is not the current
+        config. Other requests need not wait for the validation.
         """
 
     @abstractmethod
@@ -266,8 +267,9 @@ class BaseHerder(ABC):
         """Run a change as a command of the herder's loop, which makes all changes."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
-        """Change some settings of a connector; None removes one. Raises ConnectorNotFound, and the errors of
-        `put_connector`.
+        """Change some settings of a connector; None removes one.
+
+        Raises ConnectorNotFound, and the errors of `put_connector` except AlreadyExists and StaleConfig.
 
         If the config changes while the merged config is validated, the patch is merged and validated again.
         """

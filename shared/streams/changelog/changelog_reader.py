@@ -60,14 +60,15 @@ class ConfirmedCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedChanges:
-    """Confirmed changes as columns, in log order, all written under the same `stores`.
+    """Confirmed changes as columns, in log order. All were written under the same store schemas (`stores`).
 
     `operations` are the operations' letters as numbers. `numbers` are the store numbers. `starts`, `ends` and
-    `closed_at` are times in ms; a time that the operation lacks is 0. A state that it lacks is empty. `offsets` are the
-    offsets of the entries.
+    `closed_at` are times in ms. A time that the operation lacks is 0, and a state that it lacks is empty. `offsets` are
+    the offsets of the entries.
 
     A late record uses the same columns: `starts` has its timestamp, `ends` its source offset (-1: none), and
-    `closed_at` the number of windows that it missed (`missed` has their starts). Its state may be null.
+    `closed_at` the number of windows that it missed. `missed` has the starts of these windows. Its state is the
+    aggregation of this record alone. It is null if the entry has none.
 
     `commits` are the commits that end in these changes, in order. A commit that was read in several batches is
     delivered in several parts, and only the last part lists it.

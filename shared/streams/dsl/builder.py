@@ -550,11 +550,11 @@ class Stream(Generic[K, V]):
         name: str | None = None,
         value: Any = dict,
     ) -> Stream[K, VR]:
-        """As `process`, with a processor that must not change keys. The records need no repartition topic.
+        """As `process`, for a processor that does not change keys. So it adds no repartition topic.
 
-        If `process` forwards a record with another key than that of the current record, a ConfigError ends the worker.
-        A record that the processor forwards in a punctuation or a commit must have the key of an earlier record of the
-        task. This rule is not checked.
+        If the processor's own `process` forwards another key than that of the current record, the worker ends with an
+        error. A record that the processor forwards in a punctuation or a commit must have the key of an earlier record
+        of the task. This rule is not checked.
         """
         node = self._add_processor_node("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._traits, value=value, mixed=()))

@@ -83,9 +83,13 @@ class LogReplaced(ProducerFenced):
 class ChangelogPosition:
     """The position in a changelog partition at which its owner writes, and whether others write there too.
 
-    If no offset lies between two commits, there was no other owner. If a commit has a lower offset than the end of the
-    previous one, the log was replaced. `marks` is the number of transaction markers between two commits. A negative
-    offset means that the broker did not return one.
+    A commit is a number of entries and then its progress record, at `offset`. `marks` transaction markers follow. If
+    the progress record has the expected offset, nobody else has written since the previous commit. If its offset is
+    higher, others have, and one of their records may be another owner's takeover. If it is lower, the log was replaced.
+    A negative offset means that the broker did not return one.
+
+    `covered_offset` is the offset after the progress record. `verified_offset` is the `covered_offset` of the last
+    commit before others wrote.
 
     >>> position = ChangelogPosition("id", 10, marks=1)
     >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)

@@ -183,7 +183,10 @@ class LocalState:
         self._prepared = rows, progress
 
     def confirm(self, epoch: int, position: CommitPosition) -> None:
-        """Write the prepared commit, which has succeeded. Raises CommitOffsetUnknown if its offset is not known."""
+        """Write the prepared commit, which has succeeded in Kafka, to the disk.
+
+        Raises CommitOffsetUnknown if the broker did not return the offset at which the commit ends in the changelog.
+        """
         # A checkpoint needs an offset. Without one, the rows on disk could not be related to the log.
         if position.covered_offset < 1:
             raise CommitOffsetUnknown(

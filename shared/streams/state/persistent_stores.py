@@ -391,7 +391,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         return self._cache.get(key)
 
     def put(self, key: Any, value: Any) -> None:
-        """Set a row; the value None deletes it. Raises DataError for a key that is neither text nor bytes."""
+        """Set a row; the value None deletes it. Raises what `KeyValueStore.put` raises."""
         key = self._cache.own_key(key)
         if isinstance(key, str | bytes):
             self._fetch_key_rows(key)

@@ -139,10 +139,11 @@ class PartitionGroup:
         """Return whether a record may be taken now.
 
         Steps:
-        1. For partitions that have records, forget when the wait for them began.
+        1. Forget the waits for partitions that have records now.
         2. If no partition has a record, the group is not ready.
-        3. With `max_task_idle_ms` = -1 the group is ready. Otherwise it is ready if the wait for each empty partition
-           is over.
+        3. With `max_task_idle_ms` = -1 the group is ready. Otherwise it is ready if the lag of each empty partition has
+           been 0 for `max_task_idle_ms`. If a lag is unknown or above 0, the group is not ready, and the wait for this
+           partition begins again later.
         """
         empty = [topic for topic, queue in self.queues.items() if not queue]
         for topic in self.queues.keys() - set(empty):

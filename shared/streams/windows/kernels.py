@@ -1010,21 +1010,24 @@ def take_sliding_windows(
     """Apply Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
     For each record, one window ends at its timestamp. Another window starts 1 ms later, if it contains a record. Both
-    bounds are in the window. The first aggregation is the timestamp of the window's latest record. A closed window is
-    retained for a time, because a new window may have to begin with its numbers.
+    bounds are in the window. In front of the user's aggregations there is one for the kernel: the timestamp of the
+    window's latest record. A closed window is retained for a time, because a new window may have to begin with its
+    numbers.
 
     Steps for a record of time t:
-    1. Find the windows that contain t (in `spare`), and `left`, the one that ends before t. `right` is the latest
-       window that contains t and ends after it. For t < `difference_ms` (`is_early`) the window that ends at t would
-       begin below 0. Kafka Streams makes one window for all such records, which begins at 0 (`combined`).
+    1. Find the windows of the key around t. Those that contain t are written to `spare`, which is scratch memory.
+       `right` is the latest window that contains t and ends after it. `left` is the latest window that ends before t.
+       For t < `difference_ms` (`is_early`) the window that ends at t would begin below 0. Kafka Streams makes one
+       window for all such records, which begins at 0 (`combined`, not in `spare`). An early record has no `left`.
     2. Stop if there is no room, or if the record would overflow a sum of any window. Nothing has changed up to here.
     3. Create the windows that are missing: the one that begins after t (`made_right`), the one that begins after the
        previous record (`made_next`), and the one that ends at t (`made_left`; `made_combined` if the record is early).
-    4. Add the record to the windows that contain it and are not closed, and log the updates. For an early record,
-       the update of `made_right` is logged in step 3.
+    4. Add the record to the windows that contain it and are not closed, and log the updates in the order of Kafka
+       Streams. It forwards `made_right` last. For an early record it forwards `made_right` first, so that update is
+       logged in step 3.
     5. If no window accepted the record, note it as late. Advance the time, and close the due windows.
 
-    If even the window just after the record is closed, only step 5 is left.
+    If the record is older than the rule accepts (t + `difference_ms` < close time), only step 5 is left.
     """
     retained_ms = 2 * difference_ms
     can_reject = _program_can_reject(program)

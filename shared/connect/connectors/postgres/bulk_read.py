@@ -48,8 +48,10 @@ class BulkRead:
         return found
 
     async def rows(self) -> Sequence[Any]:
-        """Return the next rows. At the end they are fewer than requested. Raises the error of a commit that failed
-        meanwhile."""
+        """Return the next rows. At the end they are fewer than requested.
+
+        If the transaction was committed after `idle_ms`, and this commit failed, raises its error.
+        """
         await self._keep_transaction_open()
         found: Sequence[Any] = await self._fetch.fetch()
         if not self.is_held:
