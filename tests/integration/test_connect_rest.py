@@ -61,7 +61,7 @@ def matches(line: dict[str, Any], found: Any, wanted: Any) -> bool:
 
 
 class Replay:
-    """Sends the recorded requests to one worker, each right after the one before, except where the recording waits.
+    """Sends the recorded requests to one worker, each after the one before, and waits where the recording waits.
 
     A read in the recording shows the effect of the request before it. That takes a varying time, so a read is repeated
     until it matches. In the recording, three records without a key are in partition 0; here their partition may be 1,
@@ -80,7 +80,23 @@ class Replay:
             elif line["method"] == "GET":
                 await self._read(number, line)
             else:
+                await self._wait_for_tasks(line)
                 self._compare(number, line, await self._send(line))
+
+    async def _wait_for_tasks(self, line: dict[str, Any]) -> None:
+        """Wait until a connector has as many tasks as the recorded response to its next change shows.
+
+        The change before may have changed their number, which takes a varying time.
+        """
+        body = line["response"]
+        if line["status"] != 200 or not isinstance(body, dict) or "tasks" not in body:
+            return
+
+        async def as_many() -> bool:
+            tasks = (await self._client.get(f"/connectors/{body['name']}/tasks")).json()
+            return len(tasks) == len(body["tasks"])
+
+        await self._until(as_many)
 
     async def _wait(self, number: int, path: str, predicate: str) -> None:
         """Poll until the recording's predicate is true of the body."""
