@@ -158,7 +158,7 @@ async def test_the_slot_advances_only_to_stored_offsets(url: str, db: Any) -> No
 
 async def test_a_poll_after_a_failed_poll_returns_all_records(url: str, db: Any) -> None:
     """If a poll fails after it has read changes, here because of a locked table, the next poll returns all of them."""
-    task = await started(url, Context(), statement_timeout_ms="300")
+    task = await started(url, Context(), statement_timeout_ms="1000")
     try:
         assert await task.poll() == []
         await db.execute("INSERT INTO src VALUES (1, $1)", LARGE)
