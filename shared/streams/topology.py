@@ -102,8 +102,8 @@ class Topology:
     def add(self, node: Node, *parents: str) -> None:
         """Add a node below its parents.
 
-        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, or if another source reads the
-        topic. A source must have no parent, any other node at least one.
+        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, or if another source or a
+        global table reads the topic. A source must have no parent, any other node at least one.
         """
         if node.name in self.nodes:
             raise ConfigError(f"topology: the name {node.name!r} is taken")
@@ -114,8 +114,8 @@ class Topology:
                 raise ConfigError(f"topology: the sink {parent!r} cannot feed {node.name!r}")
         if isinstance(node, SourceNode) == bool(parents):
             raise ConfigError(f"topology: {node.name!r} must have {'no parent' if parents else 'a parent'}")
-        if isinstance(node, SourceNode) and node.topic in self.source_topics():
-            raise ConfigError(f"topology: the topic {node.topic!r} has a source already")
+        if isinstance(node, SourceNode):
+            self._require_unread(node.topic)
         self.nodes[node.name] = node
         self.children[node.name] = []
         for parent in parents:
@@ -134,9 +134,12 @@ class Topology:
         """Add a global table. Raises ConfigError if the name or the topic is taken."""
         if table.name in self.global_tables or table.name in self.stores:
             raise ConfigError(f"topology: the store {table.name!r} is there already")
-        if table.topic in {*self.source_topics(), *(t.topic for t in self.global_tables.values())}:
-            raise ConfigError(f"topology: the topic {table.topic!r} has a source already")
+        self._require_unread(table.topic)
         self.global_tables[table.name] = table
+
+    def _require_unread(self, topic: str) -> None:
+        if topic in self.source_topics() or any(topic == table.topic for table in self.global_tables.values()):
+            raise ConfigError(f"topology: the topic {topic!r} has a source already")
 
     def of_application(self, application: str) -> Topology:
         """Return the topology that a task runs: its internal topics are named after the application.

@@ -112,6 +112,18 @@ def test_a_topic_has_one_source() -> None:
         small().add(source("again", "in"))
 
 
+def test_a_topic_is_a_stream_or_a_global_table() -> None:
+    """A topic of a stream and of a global table is rejected with the same error in either order."""
+    first, second = StreamsBuilder(), StreamsBuilder()
+    first.stream("t")
+    with pytest.raises(ConfigError, match="'t'") as stream_first:
+        first.global_table("t")
+    second.global_table("t")
+    with pytest.raises(ConfigError, match="'t'") as table_first:
+        second.stream("t")
+    assert str(stream_first.value) == str(table_first.value)
+
+
 def test_stores_are_bounded() -> None:
     """The 257th store is rejected, because a store's number is one byte in the changelog."""
     topology = Topology()
