@@ -41,14 +41,24 @@ def encode_result_key(key: Any) -> bytes | None:
 def encode_without_error(value: Any) -> bytes | None:
     """Encode the key or value of a record that is written without a sink, such as a dead letter.
 
-    Text is encoded as UTF-8, bytes are unchanged. Anything else is encoded as JSON, or as its `repr` if that fails. So
-    only a user's `__repr__` can raise.
+    Text is encoded as UTF-8, bytes are unchanged. Anything else is encoded as JSON, a windowed result as one flat
+    object. If that fails, the `repr` is encoded, or the name of the type if the `repr` fails as well.
+
+    >>> class Mute:
+    ...     def __repr__(self) -> str:
+    ...         raise KeyError("no text")
+    >>> encode_without_error({"n": 1}), encode_without_error(Mute()), encode_without_error({1j: Mute()})
+    (b'{"n":1}', b'<Mute>', b'<dict>')
     """
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode(errors="backslashreplace")
+    # A user's class may raise any error.
     try:
-        return msgspec.json.encode(value, enc_hook=repr)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value).encode(errors="backslashreplace")
+        return value.to_json() if isinstance(value, WindowResult) else msgspec.json.encode(value, enc_hook=repr)
+    except Exception:
+        try:
+            return repr(value).encode(errors="backslashreplace")
+        except Exception:
+            return f"<{type(value).__qualname__}>".encode()

@@ -24,7 +24,7 @@ from penstock.shared.streams.result_encoders import encode_without_error
 from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode
-from penstock.shared.streams.window_result import WindowKey, WindowResult
+from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.json_rows import json_texts
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def forwarded_late_record(
 ) -> ProducerRecord:
     """Return a forwarded record for the late topic. Text and bytes are written unchanged, anything else as JSON.
 
-    A value that cannot be encoded as JSON is replaced by its `repr`, one that makes the record too large by None. So no
-    late record can end the task.
+    A value that cannot be encoded as JSON is replaced by its `repr`, or by the name of its type if that fails. One that
+    makes the record too large is replaced by None. So no late record can end the task.
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness
     key = encode_without_error(record.key.key if isinstance(record.key, WindowKey) else record.key)
-    value = record.value.to_json() if isinstance(record.value, WindowResult) else encode_without_error(record.value)
+    value = encode_without_error(record.value)
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None
     return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)

@@ -39,7 +39,7 @@ from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
 from penstock.shared.streams.task.origin_headers import origin_headers
 from penstock.shared.streams.topology import ProcessorNode, Topology
-from penstock.shared.streams.window_result import WindowKey, WindowResult
+from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.window_descriptions import describe_window
 
 if TYPE_CHECKING:
@@ -233,9 +233,9 @@ def output_dead_letter(
     The output is a record that came from a store, a punctuation or a commit. Its dead letter must not be replayed as a
     source record, because a store has counted the source record. So it lacks the headers `penstock.dlq.topic`,
     `.partition` and `.offset`. Its key and value are the output's: text and bytes unchanged, a window's result as a
-    flat JSON object, anything else as JSON. Its headers name the node that rejected the output, the store and the
-    window. If a source record caused the output, the headers `penstock.origin.*` have its coordinates. A value that
-    makes the dead letter larger than `record_bytes_max` is left out.
+    flat JSON object, anything else as JSON, or as its `repr` if that fails. Its headers name the node that rejected the
+    output, the store and the window. If a source record caused the output, the headers `penstock.origin.*` have its
+    coordinates. A value that makes the dead letter larger than `record_bytes_max` is left out.
     """
     record = emitted.record
     window = emitted.window
@@ -257,7 +257,7 @@ def output_dead_letter(
     if source is not None:
         headers += origin_headers(source)
     key = encode_without_error(window.key if window is not None else record.key)
-    value = record.value.to_json() if isinstance(record.value, WindowResult) else encode_without_error(record.value)
+    value = encode_without_error(record.value)
     # A dead letter that cannot be written would fail every commit.
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None

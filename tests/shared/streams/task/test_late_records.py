@@ -149,12 +149,16 @@ def test_what_a_commit_forwards_may_be_late() -> None:
 
 
 def test_anything_can_be_written_as_late() -> None:
-    """Values without a JSON form are written as their repr, invalid UTF-8 is escaped, and a value that is too large is
-    left out."""
+    """Values without a JSON form are written as their repr, or as their type's name if that raises. Invalid UTF-8 is
+    escaped, and a value that is too large is left out."""
 
     class Odd:
         def __repr__(self) -> str:
             return "Odd()"
+
+    class Mute:
+        def __repr__(self) -> str:
+            raise KeyError("no text")
 
     def written(key: Any, value: Any, record_bytes_max: int = 1_000) -> tuple[bytes | None, bytes | None]:
         late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", "app", None, record_bytes_max)
@@ -165,6 +169,10 @@ def test_anything_can_be_written_as_late() -> None:
     assert written(7, None) == (b"7", None)
     assert written("\ud800", {"x": "\ud800"}) == (b"\\ud800", b"{'x': '\\ud800'}")
     assert written(window, WindowResult("k", 1, 2, {"n": 3})) == (b"k", b'{"key":"k","start":1,"end":2,"n":3}')
+    odd = WindowResult("k", 1, 2, {"n": Odd()})
+    assert written(window, odd) == (b"k", repr(odd).encode())
+    assert written(window, WindowResult("k", 1, 2, {"n": Mute()})) == (b"k", b"<WindowResult>")
+    assert written("k", {"x": Mute()}) == (b"k", b"<dict>")
     assert written(b"k", b"x" * 2_000) == (b"k", None)
 
 

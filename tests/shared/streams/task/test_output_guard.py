@@ -190,6 +190,25 @@ def test_a_result_that_cannot_be_made_is_left_out() -> None:
     assert (dead_letter.key, dead_letter.value, headers_of(dead_letter)["dlq.window_start"]) == (b"k", None, "10")
 
 
+def test_a_result_without_a_json_form_is_left_out() -> None:
+    """The sink cannot encode the result, and the dead letter has the result's `repr`."""
+    builder = StreamsBuilder()
+
+    class Root(Max):
+        def result(self, state: Any) -> Any:
+            return complex(0, state[0])
+
+    builder.stream("in").group_by_key().tumbling_window(10).aggregate("w", root=Root("n")).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for at in (0, 10):
+        driver.pipe("in", key=b"k", value=b'{"n":3}', timestamp=at)
+    (dead_letter,) = driver.read("in-dlq")
+    assert (dead_letter.key, dead_letter.value) == (
+        b"k",
+        b"WindowResult(key='k', start=0, end=10, results={'root': 3j})",
+    )
+
+
 def test_a_record_that_no_match_came_for_is_left_out() -> None:
     """A joiner that raises for an unmatched left record makes that record a dead letter, and later records continue."""
     builder = StreamsBuilder()
