@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +19,18 @@ class Totals(NamedTuple):
     late: int
     dead_letters: int
     skipped: int
+
+
+class Rejections(NamedTuple):
+    """Counts of rejected records since the task was restored.
+
+    `at` has the coordinates of the last late, dead-lettered and skipped record (topic-partition@offset).
+    """
+
+    late: int = 0
+    dead_letters: int = 0
+    skipped: int = 0
+    at: Mapping[str, str] = MappingProxyType({})
 
 
 class StreamTaskMetrics:
@@ -63,6 +76,9 @@ class StreamTaskMetrics:
         """The totals as of the last commit. Later work may be repeated by another task."""
         self.rejected_at: dict[str, str] = {}
         """The coordinates of the last late, dead-lettered and skipped record (topic-partition@offset)."""
+        self.committed_rejections = Rejections()
+        """The rejections as of the last commit."""
+        self._prepared = (self.committed, self.committed_rejections)
 
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
         """Count processed records, and set the stream time and the number of open windows."""
@@ -100,10 +116,19 @@ class StreamTaskMetrics:
             self.records_total, self.closed_total, self.late_total, self.dead_letters_total, self.skipped_total
         )
 
-    def commit_succeeded(self, totals: Totals, closed_windows: int) -> None:
-        """Record that a commit succeeded: the totals when it was prepared, and the windows that it closed."""
+    def rejections(self) -> Rejections:
+        """Return the current rejections."""
+        return Rejections(self.late_total, self.dead_letters_total, self.skipped_total, dict(self.rejected_at))
+
+    def commit_prepared(self) -> None:
+        """Keep the totals and rejections that the prepared commit contains. Later ones belong to the next commit."""
+        self._prepared = (self.totals(), self.rejections())
+
+    def commit_succeeded(self, closed_windows: int) -> None:
+        """Record that the prepared commit succeeded, and how many windows it closed."""
         self.closed_total += closed_windows
         self._closed.inc(closed_windows)
+        totals, self.committed_rejections = self._prepared
         self.committed = totals._replace(closed=self.closed_total)
 
 

@@ -150,7 +150,6 @@ class StreamTask:
         self.late_records = 0
         self._closing = 0
         self._processed_records = 0
-        self._prepared = self.metrics.committed
         self.max_future_ms = max_future_ms
         self.has_time: HasTime = always_has_time
         self._source_record: ConsumerRecord | None = None
@@ -478,7 +477,7 @@ class StreamTask:
         self._uncommitted = False
         self._committing = True
         self.schedules.has_new_grid = False
-        self._prepared = self.metrics.totals()
+        self.metrics.commit_prepared()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
     def progress_record(self, now_ms: int) -> Progress:
@@ -514,7 +513,7 @@ class StreamTask:
         if self.local is not None:
             assert position is not None
             self.local.confirm(self.epoch, position)
-        self.metrics.commit_succeeded(self._prepared, self._closing)
+        self.metrics.commit_succeeded(self._closing)
         self._closing = 0
 
     # --- outputs and counts ---

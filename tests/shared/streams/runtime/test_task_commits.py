@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import IllegalState, PenstockError, UnknownMember
@@ -101,3 +102,42 @@ async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
     again = state.state_of(0)
     assert again.checkpoint is None
     again.close()
+
+
+class Working:
+    """A changelog partition: its task rejects one more record while a commit is written. The second commit fails."""
+
+    topic_partition = TopicPartition("app-changelog", 0)
+
+    def __init__(self) -> None:
+        self.task: Any = None
+        self.offset = 0
+
+    def reject_one(self) -> None:
+        self.task.process(Columns.of([ConsumerRecord("in", 0, self.offset, 5, b"a", b"{")]), 0)
+        self.offset += 1
+
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
+        if self.offset > 1:
+            raise LogReplaced("made again")
+        self.reject_one()
+        return CommitPosition("id", 7, 7)
+
+
+async def test_rejections_are_logged_with_the_commit_that_contains_them() -> None:
+    """A record that is rejected while a commit is written is not logged with it. If the next commit fails, it is
+    processed again, and would be logged twice."""
+    builder, changelog, member = StreamsBuilder(), Working(), Member()
+    builder.stream("in").to("out")
+    owned = OwnedTask(changelog)  # type: ignore[arg-type]
+    changelog.task = task = StreamTask(builder.build(), 0, application="app")
+    owned.begin(task, StreamsSettings())
+    task.initialize(0)
+    commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
+    changelog.reject_one()
+    with capture_logs() as logged:
+        await commits.commit([owned], member)  # type: ignore[arg-type]
+        ended = await commits.commit([owned], member)  # type: ignore[arg-type]
+    assert (len(ended.failed), task.metrics.dead_letters_total) == (1, 2)
+    lines = [line for line in logged if line["event"] == "records rejected"]
+    assert [(line["dead_letters"], line["last_dead_letters"]) for line in lines] == [(1, "in-0@0")]
