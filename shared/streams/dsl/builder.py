@@ -96,7 +96,7 @@ class StreamsBuilder:
     def __init__(self) -> None:
         self._topology = Topology()
         self._named = 0
-        self._repartitioned: dict[str, Stream] = {}
+        self._repartitioned: dict[str, tuple[str, Stream]] = {}  # by topic: the node before it, the stream behind it
         self._null_key_topics: set[str] = set()
         self._without_emission: dict[str, None] = {}  # aggregates without on_close() or on_update() so far
 
@@ -314,7 +314,9 @@ class StreamsBuilder:
 
     def _generate_node_name(self, kind: str) -> str:
         self._named += 1
-        return f"{kind}-{self._named}"
+        name = f"{kind}-{self._named}"
+        # A user may have given the name to keep the repartition topic of an earlier topology.
+        return name if name not in self._topology.nodes else self._generate_node_name(kind)
 
     def _add_node(self, node: Node, parents: tuple[str, ...]) -> None:
         self._topology.add(node, *parents)
@@ -450,10 +452,13 @@ class Stream(Generic[K, V]):
         """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
         Before the stream is grouped, or joined with a stream or a table, it passes through a repartition topic, so that
-        all records of a key come to one task. The topic is `<application>-<node>-repartition`, where `<node>` is the
-        last node before the topic. `name` names the node of `key_by`. So an explicit `name` keeps the topic the same
-        when other nodes change, but only if the grouping or join follows `key_by` directly. A record whose new key is
-        None is skipped and counted before that topic, unless the stream is the left side of a left join.
+        all records of a key come to one task. The topic is `<application>-<name>-repartition`, also if other nodes are
+        between `key_by` and the grouping or join. So with a `name` the topic stays the same when other nodes change.
+        Without one it is named after the last node before it, whose name has its position in the topology. Two streams
+        derived from one named `key_by` cannot each have a topic: repartition() raises ConfigError for the second.
+
+        A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of
+        a left join.
         """
         selector = plain("key_by: selector", selector)
 
@@ -516,6 +521,7 @@ class Stream(Generic[K, V]):
         traits = replace(
             own,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
+            rekeyed_by=own.rekeyed_by or its.rekeyed_by,
             is_windowed=own.is_windowed or its.is_windowed,
             has_deletions=own.has_deletions or its.has_deletions,
             mixed=tuple(dict.fromkeys(mixed)),
@@ -540,8 +546,8 @@ class Stream(Generic[K, V]):
             require_key_type("process: key", key)
         node = self._add_processor_node("process", supplier, stores, name)
         # As KStream.process: the processor may have changed keys, so the next grouping or join repartitions.
-        traits = replace(self._traits, value=value, key=key or self._traits.key, is_rekeyed=True, encode=encode_json)
-        return Stream(self._builder, node, replace(traits, is_windowed=False, mixed=()))
+        traits = replace(self._traits, value=value, key=key or self._traits.key, is_rekeyed=True, rekeyed_by=name)
+        return Stream(self._builder, node, replace(traits, encode=encode_json, is_windowed=False, mixed=()))
 
     def process_values(
         self,
@@ -656,17 +662,27 @@ class Stream(Generic[K, V]):
             stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
 
     def repartition(self) -> Stream[K, V]:
-        """Pass the stream through a topic of the application itself, so that a key's records are in one partition."""
+        """Pass the stream through a topic of the application itself, so that a key's records are in one partition.
+
+        Raises ConfigError if another stream, derived from the same named `key_by`, has the topic already.
+        """
         require_groupable("repartition", self._traits)
         require_one_type("repartition", self._traits)
         builder = self._builder
         traits = self._traits
-        topic = self._node + REPARTITION_SUFFIX
-        require_repartition_topic(self._node, topic)
+        topic = self._repartition_topic()
+        require_repartition_topic(topic.removesuffix(REPARTITION_SUFFIX), topic)
         # Several groupings and joins of one stream share the topic.
         if topic not in builder._repartitioned:
-            builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, traits, topic))
-        return builder._repartitioned[topic]
+            stream = Stream(builder, *repartitioned(builder, self._node, traits, topic))
+            builder._repartitioned[topic] = (self._node, stream)
+        node, stream = builder._repartitioned[topic]
+        if node != self._node:
+            raise ConfigError(
+                f"the repartition topic {topic!r} has the records of {node!r} and cannot have those of {self._node!r} "
+                "as well; key_by(lambda record: record.key, name=...) before the grouping or join gives them their own"
+            )
+        return stream
 
     def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
         """Group the stream by its records' keys.
@@ -690,12 +706,16 @@ class Stream(Generic[K, V]):
         """Group the stream by the key that `key_by` with this selector sets."""
         return self.key_by(selector, key=key, name=name).group_by_key()
 
+    def _repartition_topic(self) -> str:
+        # A join without a name names its topic after the node in Kafka Streams as well (`KStreamImpl`).
+        return (self._traits.rekeyed_by or self._node) + REPARTITION_SUFFIX
+
     def _partitioned_by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
         if not self._traits.is_rekeyed:
             return self
         # Only left joins need records without a key (KIP-962).
         if keeps_null:
-            self._builder._null_key_topics.add(self._node + REPARTITION_SUFFIX)
+            self._builder._null_key_topics.add(self._repartition_topic())
         return self.repartition()
 
     def _add_processor_node(
@@ -729,7 +749,7 @@ class Stream(Generic[K, V]):
         node = ProcessorNode(name or self._builder._generate_node_name(kind), lambda: Each(each))
         self._builder._add_node(node, (self._node,))
         mixed = self._traits.mixed if kind == "key_by" else ()
-        traits = replace(self._traits, value=value, key=key, is_rekeyed=True, encode=encode_json)
+        traits = replace(self._traits, value=value, key=key, is_rekeyed=True, rekeyed_by=name, encode=encode_json)
         traits = replace(traits, is_windowed=False, mixed=mixed)
         return Stream(self._builder, node.name, traits)
 
@@ -1088,7 +1108,7 @@ def repartitioned(builder: StreamsBuilder, parent: str, traits: StreamTraits, to
         is_internal=True,
     )
     builder._topology.add(source)
-    return source.name, replace(traits, source=source, is_rekeyed=False)
+    return source.name, replace(traits, source=source, is_rekeyed=False, rekeyed_by=None)
 
 
 def _encode_text_keys(record: Record) -> tuple[bytes | None, bytes | None]:

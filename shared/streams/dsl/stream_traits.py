@@ -15,7 +15,8 @@ class StreamTraits:
 
     `value` is the type of the values. `mixed` names the types of the values if merged streams have different ones.
     `origin` is the topic where the records entered the topology. `is_rekeyed` means that keys may have changed, so
-    records of one key may be in several partitions. `is_windowed` means that the keys are `WindowKey`s, and
+    records of one key may be in several partitions. `rekeyed_by` is the name that the user gave to the operation that
+    changed them, if any; the repartition topic gets this name. `is_windowed` means that the keys are `WindowKey`s, and
     `window_key` is the type of the record keys in them. `has_deletions` means that a record without a value may be a
     retracted window or a deleted row.
     """
@@ -25,6 +26,7 @@ class StreamTraits:
     key: KeyType
     encode: Encoder = encode_json
     is_rekeyed: bool = False
+    rekeyed_by: str | None = None
     is_windowed: bool = False
     window_key: KeyType = "string"
     mixed: tuple[str, ...] = ()

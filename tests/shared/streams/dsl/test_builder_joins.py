@@ -102,6 +102,45 @@ def test_one_topic_serves_all_that_comes_after_it() -> None:
     assert other.build().internal_topics() == []
 
 
+def test_a_named_change_of_the_key_names_the_topic() -> None:
+    """The name of `key_by`, `map`, `flat_map` or `process` stays the topic's name if nodes follow it. The last change
+    of the key counts, and of two merged streams the first name."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    key_by = stream.key_by(lambda record: "k", name="key")
+    key_by.filter(bool).map_values(str).group_by_key()
+    stream.map(lambda record: record, name="map").filter(bool).merge(key_by).group_by_key()
+    stream.flat_map(lambda record: [], name="flat_map").branch(bool)[0].group_by_key()
+    stream.process(Processor, name="process").peek(print).repartition().key_by(str).group_by_key()
+    assert [topic.rpartition("-")[0] for topic in builder.build().internal_topics()] == [
+        "key",
+        "map",
+        "flat_map",
+        "process",
+        "key_by-20",
+    ]
+
+
+def test_a_topic_of_an_earlier_topology_can_be_kept() -> None:
+    """The name of an unnamed node of an earlier topology can be passed as `name`, also before a new node gets it."""
+    builder = StreamsBuilder()
+    builder.stream("in").key_by(lambda record: "k", name="filter-2").filter(bool).group_by_key()
+    assert builder.build().internal_topics() == ["filter-2-repartition"]
+
+
+def test_a_named_topic_has_the_records_of_one_node() -> None:
+    """A second stream of the same named `key_by` needs a name of its own."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").key_by(lambda record: "k", name="key")
+    stream.filter(bool).group_by_key()
+    other = stream.filter_not(bool)
+    for use in (other.group_by_key, lambda: other.left_join(builder.table("t"), max)):
+        with pytest.raises(ConfigError, match=r"'key-repartition'.*'filter-2'.*'filter_not-\d'"):
+            use()
+    other.key_by(lambda record: record.key, name="other").group_by_key()
+    assert builder.build().internal_topics() == ["key-repartition", "other-repartition"]
+
+
 def test_map_and_flat_map_change_the_key() -> None:
     """Records are grouped by keys from `map`, `flat_map`, `group_by` or a processor."""
 
