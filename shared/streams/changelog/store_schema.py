@@ -96,11 +96,6 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 ROWS = frozenset(("table", "join"))
 """The kinds of stores whose rows are values of the user instead of aggregations."""
 
-RENAMED = (
-    "give it the name that it had, and its topic stays the same. Otherwise run the topology as it was until everything "
-    "is read, or delete everything with `penstock streams reset`."
-)
-
 SCHEMA_REMEDY = (
     "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
     "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
@@ -110,6 +105,12 @@ SCHEMA_REMEDY = (
 STORES_STAY = (
     "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
     f"one could not be restored. {SCHEMA_REMEDY}"
+)
+
+REPARTITION_TOPICS_STAY = (
+    "A store's repartition topic cannot change, even if all records of the old one were read. Without a name, a topic "
+    "is named after a node's position in the topology. To keep the old topic, pass the part of its name between the "
+    f"application_id and `{REPARTITION_SUFFIX}` as `name` to the key_by before it. Otherwise: {SCHEMA_REMEDY}"
 )
 
 WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {SCHEMA_REMEDY}"
@@ -136,10 +137,9 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
         for field in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
             if getattr(old, field) != getattr(new, field):
                 difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
+                # The new name may have been that of another topic of the old topology, with records for another store.
                 is_renamed = field == "source" and old.source.endswith(REPARTITION_SUFFIX)
-                raise SchemaMismatch(
-                    f"{difference}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}"
-                )
+                raise SchemaMismatch(f"{difference}. {REPARTITION_TOPICS_STAY if is_renamed else WINDOWS_STAY}")
         if changed := incompatible_aggregations(old, new):
             raise SchemaMismatch(
                 f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"

@@ -21,7 +21,6 @@ from penstock.shared.common.metrics import counter
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
-from penstock.shared.streams.changelog.store_schema import RENAMED
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.watermarks import holds_records
@@ -167,8 +166,9 @@ def raise_unread(at: TopicPartition, position: int, read: Collection[str], appli
     name = at.topic.removeprefix(f"{application}-").removesuffix(REPARTITION_SUFFIX)
     raise SchemaMismatch(
         f"{at} holds records from offset {position} on that were not read, and the topology does not read it any more; "
-        f"its own topics are {', '.join(now) or 'none'}. A key_by without a name is named by its position: {RENAMED} "
-        f"Here that is name={name!r}."
+        f"its own topics are {', '.join(now) or 'none'}. A key_by without a name is named by its position: "
+        f"name={name!r} keeps its topic. Otherwise run the topology as it was until everything is read, or delete "
+        "everything with `penstock streams reset`."
     )
 
 

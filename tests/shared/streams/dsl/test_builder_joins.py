@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.window_result import WindowResult
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
@@ -126,6 +127,28 @@ def test_a_topic_of_an_earlier_topology_can_be_kept() -> None:
     builder = StreamsBuilder()
     builder.stream("in").key_by(lambda record: "k", name="filter-2").filter(bool).group_by_key()
     assert builder.build().internal_topics() == ["filter-2-repartition"]
+
+
+def test_the_remedy_for_a_renamed_topic_of_a_store_works() -> None:
+    """After a node is inserted before an unnamed `key_by`, a store cannot be restored, although all records are read.
+    The part of the old topic's name as `name` restores it."""
+
+    def build(*, name: str | None = None, filtered: bool = True) -> Topology:
+        builder = StreamsBuilder()
+        stream = builder.stream("in")
+        stream = stream.filter(lambda record: True) if filtered else stream
+        stream.key_by(lambda record: "k", name=name).group_by_key().aggregate("s", n=Count()).to_stream().to("out")
+        return builder.build().of_application(APPLICATION)
+
+    driver = TopologyTestDriver(build(filtered=False), errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=1)
+    driver.topology = build()
+    with pytest.raises(SchemaMismatch, match=f"{APPLICATION}-key_by-2-repartition"):
+        driver.restore()
+    driver.topology = build(name="key_by-2")
+    driver.restore()
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=2)
+    assert [msgspec.json.decode(record.value or b"")["n"] for record in driver.read("out")] == [1, 2]
 
 
 def test_a_named_topic_has_the_records_of_one_node() -> None:

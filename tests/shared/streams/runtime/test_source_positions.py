@@ -149,4 +149,5 @@ def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
     assert "app-key_by-2-repartition-3 holds records" in message
     assert "its own topics are app-key_by-3-repartition." in message
     assert "name='key_by-2'" in message
+    assert "until everything is read" in message
     assert "penstock streams reset" in message
