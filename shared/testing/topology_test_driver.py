@@ -140,23 +140,19 @@ class TopologyTestDriver:
         self._require_topic(topic)
         pairs = header_pairs(headers)
         _require_record(topic, key, value, timestamp, pairs)
-        tables = [table for table in self.global_tables.values() if table.topic == topic]
-        if not tables:
-            self._append_to_source_log([(topic, key, value, timestamp, pairs)])
-            return
-        error = tables[0].apply(key, value)
-        if error is not None and self._raises:
-            raise ProcessingFailed(f"global table {tables[0].name!r}: {error}") from error
+        self._append_records(topic, [(topic, key, value, timestamp, pairs)])
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
-        """Append (key, value, timestamp) records to a source topic, and process them as one poll's records. Raises as
-        `pipe` does."""
+        """Append (key, value, timestamp) records to a topic as `pipe` does, and process them as one poll's records.
+
+        Raises as `pipe` does.
+        """
         self._require_topic(topic)
         piped: list[tuple[str, bytes | None, bytes | None, int, Headers]] = []
         for key, value, timestamp in records:
             _require_record(topic, key, value, timestamp, ())
             piped.append((topic, key, value, timestamp, ()))
-        self._append_to_source_log(piped)
+        self._append_records(topic, piped)
 
     def advance_wall_clock(self, ms: int) -> None:
         """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and advance the time of idle topics."""
@@ -284,6 +280,16 @@ class TopologyTestDriver:
         if self._idle is None:
             return
         advance_idle_time(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
+
+    def _append_records(self, topic: str, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
+        table = next((table for table in self.global_tables.values() if table.topic == topic), None)
+        if table is None:
+            self._append_to_source_log(records)
+            return
+        for _, key, value, *_ in records:
+            error = table.apply(key, value)
+            if error is not None and self._raises:
+                raise ProcessingFailed(f"global table {table.name!r}: {error}") from error
 
     def _append_to_source_log(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
         new = []

@@ -129,6 +129,17 @@ def test_stores_and_metrics() -> None:
         driver.store("nope")
 
 
+def test_columns_for_a_global_table() -> None:
+    """`pipe_columns` fills a global table, as `pipe` does, and raises for a record that the table cannot hold."""
+    builder = StreamsBuilder()
+    builder.stream("in").join(builder.global_table("rates"), max, key=lambda r: r.key).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe_columns("rates", [(b"eur", b"2", 0), (b"usd", b"3", 1)])
+    assert [driver.store("rates").get(key) for key in ("eur", "usd")] == [2, 3]
+    with pytest.raises(ProcessingFailed, match=r"'rates'.*without a key"):
+        driver.pipe_columns("rates", [(None, b"1", 0)])
+
+
 def test_a_topic_that_no_source_reads() -> None:
     """A record for an unknown topic is a ConfigError with the existing ones."""
     driver = TopologyTestDriver(sessions())
