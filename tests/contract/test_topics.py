@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import pytest
+
 from penstock.shared.testing.fake_broker import Api, Message
 from tests.contract.conftest import Wire, code_name, created
 
@@ -46,6 +48,23 @@ async def test_invalid_topics(wire: Wire, name: str) -> None:
     assert await create(wire, name, retention_ms="soon") == "INVALID_CONFIG"
     assert await create(wire, name, cleanup_policy="shred") == "INVALID_CONFIG"
     assert await create(wire, name, retention_ms=None) == "INVALID_CONFIG"
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        ("min_insync_replicas", ["0.5", "0"]),
+        ("max_message_bytes", ["-1", "1e3", str(1 << 31)]),
+        ("retention_ms", ["-2", "inf", str(1 << 63)]),
+        ("segment_bytes", [str((1 << 20) - 1)]),
+        ("min_cleanable_dirty_ratio", ["1.1", "-0.1", "nan"]),
+    ],
+)
+async def test_numbers_in_configs(wire: Wire, name: str, config: str, wrong: list[str]) -> None:
+    """A number must be in its range, and only the dirty ratio may have a fraction."""
+    for value in wrong:
+        assert await create(wire, name, **{config: value}) == "INVALID_CONFIG"
+    assert await create(wire, name, min_cleanable_dirty_ratio="0.25", retention_bytes="-1") == "NONE"
 
 
 async def test_validate_only_creates_nothing(wire: Wire, name: str) -> None:

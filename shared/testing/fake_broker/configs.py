@@ -57,6 +57,22 @@ _CHOICES = {
     "unclean.leader.election.enable": {"true", "false"},
 }
 
+_DIRTY_RATIO = "min.cleanable.dirty.ratio"
+"""The only topic config with a fraction."""
+_INT32 = {"index.interval.bytes", "max.message.bytes", "min.insync.replicas", "segment.bytes", "segment.index.bytes"}
+"""The whole numbers of 32 bits; all others have 64."""
+_AT_LEAST = {
+    "flush.messages": 1,
+    "max.compaction.lag.ms": 1,
+    "min.insync.replicas": 1,
+    "retention.bytes": -1,
+    "retention.ms": -1,
+    "segment.bytes": 1 << 20,
+    "segment.index.bytes": 4,
+    "segment.ms": 1,
+}
+"""The lowest value of a number, if it is not 0; as in Kafka's `LogConfig`."""
+
 
 def wrong_topic_config(name: str, value: str | None) -> str | None:
     """The reason why a topic cannot have this config; None if it can.
@@ -64,6 +80,8 @@ def wrong_topic_config(name: str, value: str | None) -> str | None:
     >>> wrong_topic_config("retention.ms", "soon")
     'Invalid value soon for configuration retention.ms'
     >>> wrong_topic_config("retention.ms", "-1")
+    >>> wrong_topic_config("min.insync.replicas", "0.5")
+    'Invalid value 0.5 for configuration min.insync.replicas'
     """
     if name not in TOPIC_CONFIGS:
         return f"Unknown topic config name: {name}"
@@ -72,8 +90,10 @@ def wrong_topic_config(name: str, value: str | None) -> str | None:
     if name in _CHOICES:
         fits = all(word.strip() in _CHOICES[name] for word in value.split(","))
     else:
+        number = float if name == _DIRTY_RATIO else int
+        most = 1 if name == _DIRTY_RATIO else (1 << 31) - 1 if name in _INT32 else INT64_MAX
         try:
-            fits = float(value) >= -1
+            fits = _AT_LEAST.get(name, 0) <= number(value) <= most
         except ValueError:
             fits = False
     return None if fits else f"Invalid value {value} for configuration {name}"
