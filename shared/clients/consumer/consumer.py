@@ -535,20 +535,18 @@ class Consumer(Generic[K, V]):
     def known_lag(self, tp: TopicPartition) -> int | None:
         """Return the number of offsets between the position and the last known end.
 
-        In an `async for`, records that were fetched and not handed out yet are not counted. Returns None while the
-        position or the end is unknown, or if the partition is not assigned.
+        Returns None while the position or the end is unknown, or if the partition is not assigned.
         """
-        self._check_open()
-        return self._fetcher.lag(tp) if tp in self._fetcher.assignment else None
+        position = self.known_position(tp)
+        end = None if position is None else self._fetcher.end(tp)
+        return None if position is None or end is None else max(0, end - position)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
         """Whether the position is the last known high watermark. Under `read_committed` an open transaction keeps it
         from the end.
-
-        In an `async for`, the position here is that after the records that were fetched.
         """
-        self._check_open()
-        return tp in self._fetcher.assignment and self._fetcher.is_at_end(tp)
+        position = self.known_position(tp)
+        return position is not None and position == self._fetcher.high_watermark(tp)
 
     def forget_commits(self) -> None:
         """Drop all pending commits. Otherwise they would be sent in the next generation."""
@@ -626,7 +624,8 @@ class Consumer(Generic[K, V]):
         for tp, columns in fetched_rows.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in fetched_rows if (p := self._fetches.position(tp)) is not None}
-        self._metrics.lag({tp: lag for tp in positions if (lag := self._fetcher.lag(tp)) is not None})
+        ends = {tp: end for tp in positions if (end := self._fetcher.end(tp)) is not None}
+        self._metrics.lag({tp: max(0, end - positions[tp]) for tp, end in ends.items()})
         return {tp: PolledRecords(fetched_rows[tp], position) for tp, position in positions.items()}
 
     def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:

@@ -224,16 +224,14 @@ class Fetcher:
         """Return the offset of the next record to hand out. Returns None while it is being looked up."""
         return self._assigned_state(tp).position
 
-    def lag(self, tp: TopicPartition) -> int | None:
-        """Return the lag behind the last known end (under read_committed: the last stable offset), None if unknown."""
+    def end(self, tp: TopicPartition) -> int | None:
+        """Return the last known end, under read_committed the last stable offset. Returns None if it is unknown."""
         state = self._assigned_state(tp)
-        end = state.last_stable_offset if self.read_committed else state.high_watermark
-        return None if end is None or state.position is None else max(0, end - state.position)
+        return state.last_stable_offset if self.read_committed else state.high_watermark
 
-    def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether the position is the last known high watermark."""
-        state = self._assigned_state(tp)
-        return state.position is not None and state.position == state.high_watermark
+    def high_watermark(self, tp: TopicPartition) -> int | None:
+        """Return the last known high watermark. Returns None if it is unknown."""
+        return self._assigned_state(tp).high_watermark
 
     @property
     def buffered_bytes(self) -> int:

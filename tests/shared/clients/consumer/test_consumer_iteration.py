@@ -70,6 +70,18 @@ async def test_an_explicit_commit_includes_the_current_record(cluster: FakeClust
         assert await offsets_of(consumer, 1) == [3]
 
 
+async def test_the_known_lag_counts_the_rest_of_the_batch(cluster: FakeCluster) -> None:
+    """The lag and the end are those of the position, which is after the current record and not after its batch."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        async for record in consumer:
+            left = RECORDS - 1 - record.offset
+            assert (consumer.known_lag(A), consumer.is_at_end(A)) == (left, left == 0)
+            assert await consumer.lag() == {A: left}
+            if not left:
+                break
+
+
 async def test_a_later_loop_or_poll_continues_after_the_last_record(cluster: FakeCluster) -> None:
     """No record of a batch is lost or returned twice. A poll marks all earlier records as processed."""
     async with opened(cluster, commit_strategy="sync") as consumer:

@@ -124,17 +124,17 @@ def test_the_next_records_are_fetched_ahead() -> None:
     assert scene.fetcher.position(A0) == 0
     assert scene.fetches()[1].wanted == {A0: 10}
     assert scene.take(4) == {A0: [0, 1, 2, 3]}
-    assert (scene.fetcher.position(A0), scene.fetcher.lag(A0)) == (4, 96)
+    assert (scene.fetcher.position(A0), scene.fetcher.end(A0)) == (4, 100)
     assert scene.take() == {A0: [4, 5, 6, 7, 8, 9]}
     assert (scene.fetcher.position(A0), scene.fetcher.buffered_bytes, scene.take()) == (10, 0, {})
 
 
-def test_the_lag_under_read_committed() -> None:
-    """Under read_committed, lag is measured to the last stable offset. It is unknown before the first response."""
+def test_the_end_under_read_committed() -> None:
+    """Under read_committed, the end is the last stable offset. It is unknown before the first response."""
     scene = Scene(committed=True).at(a0=0)
-    assert scene.fetcher.lag(A0) is None
+    assert scene.fetcher.end(A0) is None
     scene.give()
-    assert scene.fetcher.lag(A0) == 90
+    assert scene.fetcher.end(A0) == 90
 
 
 @pytest.mark.parametrize(("committed", "taken", "moves"), [(True, {}, {A0: Move(2)}), (False, {A0: [0, 1]}, {})])
