@@ -188,7 +188,7 @@ class Connection:
             listener()
 
     async def close(self) -> None:
-        """Close the sockets; requests in flight end in BrokerNotAvailable."""
+        """Close the sockets. Requests in flight end in BrokerNotAvailable, and pending `refresh_metadata` end."""
         # First without a client: a call that runs meanwhile must not open a socket again.
         client = self._client
         self._client = None
@@ -295,9 +295,8 @@ class Connection:
         return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
-        """Request new metadata. Returns a future that is done when the request is answered or has failed.
-
-        If the connection is closed before, the future is never done.
+        """Request new metadata. Returns a future that is done when the request is answered or has failed, or when the
+        connection is closed.
         """
         update: asyncio.Future[bool] = self._open_client.force_metadata_update()
         return update
@@ -348,8 +347,7 @@ class Connection:
             async with asyncio.timeout(timeout_ms / 1000):
                 attempts = 0
                 while True:
-                    # A refresh never ends if the sockets are closed during it. The next one raises.
-                    await asyncio.wait([self.refresh_metadata()], timeout=RETRY_BACKOFF_MAX_MS / 1000)
+                    await self.refresh_metadata()
                     if (known := self.partitions(topic)) is not None:
                         return known
                     if topic in self.cluster.unauthorized_topics:

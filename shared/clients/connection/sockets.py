@@ -412,14 +412,28 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
             )
         return translate(error, where)
 
+    def force_metadata_update(self) -> asyncio.Future[bool]:
+        """Request new metadata. The future is done when the request is answered or has failed, or at the close."""
+        if self._is_closed:
+            closed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            closed.set_result(False)
+            return closed
+        update: asyncio.Future[bool] = super().force_metadata_update()
+        return update
+
     async def close(self) -> None:
-        """Close every socket, and cancel the attempts to connect."""
+        """Close every socket, cancel the attempts to connect, and end the pending metadata update."""
         self._is_closed = True
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
-        await super().close()
+        try:
+            await super().close()
+        finally:
+            # aiokafka leaves it pending for ever.
+            if self._md_update_fut is not None and not self._md_update_fut.done():
+                self._md_update_fut.set_result(False)
 
 
 for _name in ("aiokafka", "aiokafka.cluster", "aiokafka.conn"):

@@ -82,7 +82,7 @@ async def test_attributes_of_a_client() -> None:
     assert client._client_id == "contract"
     assert [(host, port) for host, port, _ in client.hosts] == [("127.0.0.1", 1)]
     assert client._topics == set()
-    assert (client._conns, client._sync_task) == ({}, None)
+    assert (client._conns, client._sync_task, client._md_update_fut) == ({}, None, None)
     assert client.cluster._partitions == {}
     assert client._conns == {}
     assert client.cluster.unauthorized_topics == set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
@@ -21,6 +23,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster, Request
 from tests.shared.clients.producer import clusters
 
 SECRET = "open-sesame"
@@ -111,6 +114,38 @@ async def test_a_closed_connection_says_so() -> None:
         await Connection(KafkaSettings()).send(1, object(), "topic t")
     with pytest.raises(BrokerNotAvailable, match="group g"):
         await Connection(KafkaSettings()).coordinator("group", "g")
+
+
+WAITING_CALLS: dict[str, Callable[[Connection], Awaitable[Any]]] = {
+    "refresh_metadata": lambda connection: connection.refresh_metadata(),
+    "wait_for_topic": lambda connection: connection.wait_for_topic("t", 3_600_000),
+    "retrying": lambda connection: connection.retrying(
+        lambda: connection.send(99, object(), "topic t"), "topic t", 3_600_000
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAITING_CALLS)
+async def test_a_close_ends_the_calls_that_wait_for_metadata(name: str) -> None:
+    """A call that waits for metadata does not wait for its deadline if the connection is closed meanwhile."""
+    requested = asyncio.Event()
+
+    def drop(_: Request) -> Drop:
+        requested.set()
+        return Drop()
+
+    async with FakeCluster() as cluster:
+        connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=1))
+        await connection.open()
+        client = connection._client
+        cluster.control(Api.METADATA, drop)
+        waiting = asyncio.ensure_future(WAITING_CALLS[name](connection))
+        await requested.wait()
+        await connection.close()
+        async with asyncio.timeout(10):
+            (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert outcome is False if name == "refresh_metadata" else isinstance(outcome, IllegalState)
+            assert await client.force_metadata_update() is False
 
 
 async def test_a_connection_that_is_not_open_says_so() -> None:
