@@ -60,7 +60,7 @@ def unpack(line: bytes) -> Message:
     """Return the message of a line. Raises DataError if it is invalid."""
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise DataError(f"not a message of a connector process: {e}") from None
 
 

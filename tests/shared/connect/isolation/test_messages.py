@@ -29,8 +29,9 @@ def test_a_message_is_one_line(message: dict[str, object]) -> None:
 
 
 def test_invalid_messages_are_errors() -> None:
-    """An invalid or truncated message is a DataError."""
-    for line in (b'{"do": "st', b"[1]\n", b""):
+    """An invalid or truncated message is a DataError, also if it is not UTF-8 or is nested too deep."""
+    too_deep = b'{"do": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    for line in (b'{"do": "st', b"[1]\n", b"", b'{"do": "\xff"}\n', too_deep):
         with pytest.raises(DataError):
             unpack(line)
 
