@@ -49,7 +49,10 @@ class KafkaHttpDaemon:
         await self._admin.__aenter__()
 
     async def _connect_with_retries(self) -> None:
-        """Connect to Kafka. Try again RECONNECT_MS after a RetriableError, and log it if its reason is new."""
+        """Connect to Kafka. After a RetriableError, try again RECONNECT_MS later.
+
+        Log the error if its reason differs from that of the previous attempt.
+        """
         logged_reason = ""
         while True:
             try:

@@ -11,7 +11,7 @@ _UNLIMITED = 10_000
 
 
 def console_for(*tables: Table) -> Console:
-    """A console as wide as the terminal, or wider if the terminal is too narrow for columns that must not be wrapped.
+    """A console as wide as the terminal, but at least WIDTH_MIN, and wide enough for columns that must not be wrapped.
 
     >>> table = Table()
     >>> for name in ("a", "b"):

@@ -128,13 +128,19 @@ TaskNumber = Annotated[int, Depends(task_number)]
 
 
 def flag(request: Request, name: str, default: bool = False) -> bool:
-    """Return a boolean query parameter. Any value but `true` is false."""
+    """Return a boolean query parameter, or `default` if the request does not have it.
+
+    `true` in upper or lower case is true, and any other value is false.
+    """
     value = request.query_params.get(name)
     return default if value is None else value.lower() == "true"
 
 
 class ConnectPaths:
-    """The outermost middleware. It normalizes the paths of requests as Kafka Connect does."""
+    """The outermost middleware of the app. It normalizes the paths of requests as Kafka Connect does.
+
+    Until the herder is ready, it answers 503 to all paths but those in WHILE_STARTING.
+    """
 
     def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
         self._app = app

@@ -58,8 +58,8 @@ class RequestEvents(Protocol):
     async def wait(self) -> bool:
         """Wait until `parse_batch` has a batch. Returns False at the end.
 
-        Raises Problem if the body is invalid as a whole. Raises BodyStalled, CorruptBody or ServiceShuttingDown
-        if reading ended early; the events before remain valid.
+        Raises BodyStalled, CorruptBody or ServiceShuttingDown if reading ended early; the events before remain valid.
+        Raises ClientDisconnected.
         """
         ...
 
@@ -248,9 +248,10 @@ def array_elements(
 ) -> Iterator[tuple[int, list[bytes | None]]]:
     """Return an iterator over the events of a request's JSON array, as bytes.
 
-    It yields batches of at most `batch` events: (0-based index of the first event, the events).
+    It yields batches of at most `batch` events: (0-based index of the first event, the events). An event with more
+    than `max_element_bytes` is None.
 
-    Raises EventRejected before the first batch if the body is not an array, or has too many elements.
+    The call itself raises EventRejected if the body is not a valid JSON array, or has more than `max_elements` events.
     """
     try:
         elements = _decode_elements(body)
@@ -265,9 +266,9 @@ def array_elements(
 
 
 def json_object_body(body: bytes) -> bytes | None:
-    """Return the body of a request that is a JSON object, without surrounding space; None for another body.
+    """Return the body of a request that is a JSON object, without surrounding space.
 
-    Raises EventRejected if the body is not JSON.
+    Returns None for a body that does not begin with `{`. Raises EventRejected for one that does, and is not JSON.
 
     >>> json_object_body(b' {"a": 1}\\n'), json_object_body(b"[1]")
     (b'{"a": 1}', None)

@@ -99,7 +99,8 @@ class RestProducer:
         """Return the record with the key and the time that the topic's JSON pointers select in its value.
 
         If the record already has a key or a time, the record's own is kept and the value need not contain one. Raises
-        EventRejected if the value is invalid.
+        EventRejected if the value is read and is invalid. It is read only if a key or a time is needed from it, or if
+        the topic has a JSON Schema.
         """
         own = self.settings.for_topic(record.topic)
         present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}

@@ -8,5 +8,5 @@ from penstock.services.admin.settings import AdminServiceSettings
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock admin` until SIGTERM. The exit status is 2 if a setting is invalid."""
+    """Run `penstock admin` until SIGTERM or SIGINT. The exit status is 2 if a setting is invalid."""
     return daemon.serve("penstock admin", AdminServiceSettings, AdminDaemon, arguments)

@@ -243,7 +243,10 @@ def _describe_no_tasks(tasks: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock aggregator` until SIGTERM. The exit status is 2 if a setting or the topology is invalid."""
+    """Run `penstock aggregator` until SIGTERM or SIGINT.
+
+    The exit status is 2 if a setting or the topology is invalid.
+    """
 
     def make_daemon(settings: AggregatorSettings) -> daemon.Daemon:
         return Aggregator(settings) if settings.workers == 1 else WorkerSupervisor(settings, arguments)

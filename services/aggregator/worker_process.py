@@ -20,7 +20,7 @@ from penstock.services.aggregator.workers import worker_settings
 
 
 def main(arguments: list[str]) -> int:
-    """Run one worker process of `penstock aggregator --workers N` until SIGTERM. Returns the exit status."""
+    """Run one worker process of `penstock aggregator --workers N` until SIGTERM or SIGINT. Returns the exit status."""
     number, unix_socket, url, _, *rest = arguments
     structlog.contextvars.bind_contextvars(worker=int(number))
 

@@ -27,9 +27,9 @@ Run a Connect worker with Kafka Connect's settings and REST API. --NAME=VALUE ov
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `penstock connect` until SIGTERM.
+    """Run `penstock connect` until SIGTERM, SIGINT or an error.
 
-    Returns the exit status: one of `EXIT_STATUSES`, or 0 after a requested shutdown.
+    Returns the exit status: 0 after a requested shutdown or for help, otherwise one of `EXIT_STATUSES`.
     """
     if not arguments or arguments[0] not in ("standalone", "distributed"):
         is_help = not arguments or arguments[0] in ("--help", "-h", "help")

@@ -10,7 +10,7 @@ from penstock.services.consumer.settings import ConsumerServiceSettings
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock consumer` until SIGTERM. The exit status is 2 if a setting or the handler is invalid."""
+    """Run `penstock consumer` until SIGTERM or SIGINT. The exit status is 2 if a setting or the handler is invalid."""
     return daemon.serve("penstock consumer", ConsumerServiceSettings, ConsumerDaemon, arguments)
 
 

@@ -57,7 +57,7 @@ def make_connect_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the Connect worker of a local set-up until SIGTERM. Returns the exit status."""
+    """Run the Connect worker of a local set-up until SIGTERM or SIGINT. Returns the exit status."""
     return daemon.serve(PROGRAM, ConnectWorkerSettings, make_connect_worker, arguments)
 
 

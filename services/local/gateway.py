@@ -68,7 +68,7 @@ class GatewayDaemon(ProducerDaemon):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the gateway until SIGTERM. Returns the exit status."""
+    """Run the gateway until SIGTERM or SIGINT. Returns the exit status."""
     return daemon.serve(PROGRAM, GatewaySettings, GatewayDaemon, arguments)
 
 

@@ -30,7 +30,7 @@ ARCHIVED = frozenset({"kafka", "spark"})
 def main(arguments: Sequence[str]) -> int:
     """Run `penstock jars`: print the folder of each requested set. A download is reported on standard error.
 
-    Returns the exit status: 1 if a class archive could not be made. Raises JarsUnavailable, JavaNotFound,
+    Returns the exit status: 1 if a JVM did not write its class archive. Raises JarsUnavailable, JavaNotFound,
     MissingExtra.
     """
     sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
@@ -65,7 +65,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _make_archive(name: str) -> Path | None:
-    """Return the class archive of the embedded Kafka or of Spark's jobs. Return None if it could not be made."""
+    """Return the path of the class archive of the embedded Kafka or of Spark's jobs, which is made if it is missing.
+
+    Returns None if the JVM did not write it. Raises JarsUnavailable, JavaNotFound.
+    """
     if name == "kafka":
         from penstock.services.local import kafka_archive
 

@@ -8,5 +8,5 @@ from penstock.services.producer.settings import ProducerServiceSettings
 
 
 def main(arguments: list[str]) -> int:
-    """Run `penstock producer` until SIGTERM. The exit status is 2 if a setting is invalid."""
+    """Run `penstock producer` until SIGTERM or SIGINT. The exit status is 2 if a setting is invalid."""
     return daemon.serve("penstock producer", ProducerServiceSettings, ProducerDaemon, arguments)

@@ -53,9 +53,10 @@ class LakeTables:
         self.stores: tuple[StoreSchema, ...] = () if newest is None else newest.progress.stores
 
     def store(self, name: str | None) -> StoreSchema:
-        """Return the store of that name, or without a name the only windowed store.
+        """Return the store of that name, which need not be windowed. Without a name, return the only windowed store.
 
-        Raises ConfigError, which names the windowed stores, if there is no such store.
+        Raises ConfigError if no store has that name, or if there is no name and not exactly one windowed store. The
+        error names the windowed stores.
         """
         windowed = [store for store in self.stores if store.kind in WINDOWED]
         if name is None and len(windowed) == 1:

@@ -242,7 +242,10 @@ def jvm(spark: SparkSession) -> Any:
 
 
 def make_archive() -> Path | None:
-    """Return the class archive of Spark for this user's Java, made if it is missing. Return None if that fails."""
+    """Return the class archive of Spark for this user's Java, made if it is missing.
+
+    Returns None if the JVM did not write it.
+    """
     archive = spark_archive(find_java(), connector_jars())
     if archive.is_file():
         return archive

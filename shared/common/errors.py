@@ -274,9 +274,10 @@ class WriterFenced(FatalError):
 
 
 class LakeNotRemoved(RetriableError):
-    """Files of a lake could not be listed or removed. The message names the first such file and the reason.
+    """The files of a lake could not be listed, or some could not be removed.
 
-    The removal of the remaining files can be tried again.
+    The message names the folder or the first such file, and the reason. The removal of the remaining files can be tried
+    again.
     """
 
 

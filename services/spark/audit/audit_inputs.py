@@ -281,11 +281,16 @@ def deleted_until_ms_of(
 def read_dead_letters(
     spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
 ) -> DataFrame:
-    """Read the audit's input of dead letters: the source partition and offset in their headers, null if invalid.
+    """Read the audit's input of dead letters: the source partition and offset in their headers.
 
-    Three kinds of dead letters are left out: those of other topics and groups, those of nodes after a store (the store
-    already has their source records), and those from before a reset of the application. A reset changes the changelog's
-    topic id (`changelog_id`).
+    Each of the two is null if its header is missing or is not a number. Three kinds of dead letters are left out:
+
+    1. Those with another topic or group in their headers.
+    2. Those of nodes after a store, because the store already has their source records.
+    3. Those from before a reset of the application. A dead letter has the id of the changelog topic in a header. A
+       reset deletes this topic, so the id is then not `changelog_id`.
+
+    A dead letter without a topic, group or id in its headers is not left out for it.
     """
 
     def dead_letter_header(name: str) -> SparkColumn:

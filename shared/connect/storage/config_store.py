@@ -42,7 +42,10 @@ OnChange = Callable[[ConfigChange], None]
 
 
 class ConfigStore:
-    """Writes the records of each change. After the start, `on_change` is called for each change."""
+    """Writes the records of each change, and applies every record that it reads back, also those of other workers.
+
+    After the start, `on_change` is called with each ConfigChange that a record makes.
+    """
 
     def __init__(self, on_change: OnChange) -> None:
         self._on_change = on_change

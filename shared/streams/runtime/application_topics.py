@@ -164,7 +164,7 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
 
 
 def retention_of_topic(configs: Configs) -> list[str]:
-    """Return the retention settings of a topic, as `name=value`; empty if the topic keeps all records.
+    """Return the retention settings of a topic, as `name=value`; empty if no retention deletes records.
 
     Kafka's `retention.ms` compares record timestamps with the clock. So a record whose event time is older than the
     retention is deleted minutes after it was written.

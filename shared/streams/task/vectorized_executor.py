@@ -72,10 +72,11 @@ class VectorizedExecutor:
         self._values = BatchDecoder(source, operator.store, task.key_bytes_max, chain)
 
     def take(self, columns: Columns) -> None:
-        """Process a batch, in parts if it must be cut. No part begins when the time is used up.
+        """Process a batch, in parts if it must be cut. When the time is used up, no part begins but the first.
 
-        Records that have passed the operator chain are processed even then, so that its functions are not called for
-        them again.
+        The batch is cut before and after a record that must be processed alone, and where a STREAM_TIME schedule is
+        due. Records that have passed the operator chain are processed even when the time is used up, so that its
+        functions are not called for them again.
         """
         self._take_batch(columns)
         if self._chain is not None:

@@ -644,7 +644,9 @@ def close_due(
     """Close the windows that end below the close time, in order. Return False if an output has no room.
 
     After False the caller makes room and calls again. With `retains` a closed window stays for another `retained_ms`.
-    With `moves` a window's bounds may have changed since the last commit.
+    `moves` is True for sessions: a session's bounds may have changed since the last commit. If a bound of a closed
+    session has changed, the result with the old bounds is retracted. If the start has changed, the changelog's entry
+    with the old start is deleted too.
 
     Steps:
     1. Collect the due rows from the timer wheel and the heap.

@@ -104,8 +104,8 @@ class WindowTable:
     ) -> tuple[int, int | None]:
         """Take records until all are taken or one is rejected.
 
-        Return how many were taken, and the index of the aggregation that rejects the next record, or None. Outputs are
-        appended until `clear`.
+        Return how many were taken, and the index of the aggregation that rejects the next record, or None. Late, closed
+        and updated windows and steps are appended until `clear`, deleted windows until `committed`.
         """
         self._see_keys()
         first = 0
