@@ -101,7 +101,7 @@ def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
     """Return the connector and source partition of an OffsetBackingStore's key, or None if it has another form."""
     try:
         name, partition = msgspec.json.decode(key, type=tuple[str, dict[str, Any]])
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None
     return name, partition
 
@@ -112,7 +112,7 @@ def parse_offset_value(value: bytes | None) -> Offset | None:
         return None
     try:
         return msgspec.json.decode(value, type=dict[str, Any])
-    except msgspec.DecodeError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"no source offset: {e}") from None
 
 

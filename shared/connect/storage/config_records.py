@@ -251,7 +251,7 @@ def _number_of_tasks(value: object) -> int:
 def _decode_json_fields(name: str, value: bytes | None) -> Mapping[str, Any]:
     try:
         fields = msgspec.json.decode(value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:
         raise SerializationError(f"{name}: not JSON: {e}") from None
     if not isinstance(fields, dict):
         raise SerializationError(f"{name}: its value is not a JSON object")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -101,7 +100,7 @@ def _check_offset(value: bytes) -> None:
 def _decode_offset_json(data: bytes, what: str) -> Any:
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:
         raise SerializationError(f"{what} {data!r}: {e}") from None
 
 
@@ -165,7 +164,7 @@ class FileOffsetStore(MemoryOffsetStore):
             stored = msgspec.json.decode(data or b"{}", type=dict[str, str])
             for key, value in stored.items():
                 self.cache.apply(base64.b64decode(key, validate=True), base64.b64decode(value, validate=True))
-        except (msgspec.DecodeError, binascii.Error, SerializationError) as e:
+        except (ValueError, RecursionError, SerializationError) as e:
             raise self._file_error(f"not a file of offsets: {e}") from None
 
     async def _write_offsets(self, values: Mapping[bytes, bytes | None]) -> None:

@@ -141,7 +141,7 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
                 if value is None
                 else ConnectorStatus(connector, **_decode_common_status_fields(value))
             )
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
     return None
 

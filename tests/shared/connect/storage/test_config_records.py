@@ -74,6 +74,7 @@ def test_a_stopped_connector_is_paused_for_older_workers() -> None:
     ("key", "value"),
     [
         (b"connector-a", b"not json"),
+        (b"connector-a", b"[" * 100_000),
         (b"connector-a", b'{"properties": 3}'),
         (b"connector-a", b"[]"),
         (b"task-a-x", b'{"properties": {}}'),

@@ -31,7 +31,16 @@ def test_the_existing_key_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"x", b"{}"), (b'{"a":1}', b"{}"), (b'["c"]', b"{}"), (b'["c",3]', b"{}"), (b'["c",{}]', b"3"), (None, None)],
+    [
+        (b"x", b"{}"),
+        (b"[" * 100_000, b"{}"),
+        (b'{"a":1}', b"{}"),
+        (b'["c"]', b"{}"),
+        (b'["c",3]', b"{}"),
+        (b'["c",{}]', b"3"),
+        (b'["c",{}]', b'{"a":' * 100_000),
+        (None, None),
+    ],
 )
 def test_malformed_offsets_are_errors(key: bytes | None, value: bytes | None) -> None:
     """A malformed key or value is a SerializationError."""

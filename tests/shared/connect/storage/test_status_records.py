@@ -58,6 +58,7 @@ def test_malformed_statuses_are_errors() -> None:
         (b"status-connector-a", b'{"state":"ASLEEP","worker_id":"w","generation":1}'),
         (b"status-topic-no-connector", b"{}"),
         (b"status-connector-a", b"\xff"),
+        (b"status-connector-a", b"[" * 100_000),
     ):
         with pytest.raises(SerializationError):
             decode(key, value)
