@@ -77,6 +77,7 @@ def command(settings: AggregatorSettings) -> list[str]:
         "spark.master": compaction.spark.master,
         "spark.driver-memory": compaction.spark.driver_memory,
         "spark.shuffle-partitions": compaction.spark.shuffle_partitions,
+        "kafka-timeout-ms": compaction.kafka_timeout_ms,
         "run-records-max": compaction.run_records_max,
         "runs-max": 1,
         "optimize-files-max": compaction.optimize_files_max,

@@ -53,6 +53,9 @@ class CompactionSettings(Section):
         description="most changelog records of one compaction; the next one follows at once. Halved after a job that "
         "its timeout stopped while it read, doubled again after each success",
     )
+    kafka_timeout_ms: PositiveMs = Field(
+        default=60_000, description="how long Kafka may take to respond about topics and offsets"
+    )
     spark: SparkSettings = SparkSettings()
     delete_covered: DeleteCovered = True
     after: AfterCompaction = None

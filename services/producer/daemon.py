@@ -6,6 +6,8 @@ flight finish, the producer sends its buffered records, the transactions in prog
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http.app import APIRouter, create_app
@@ -68,13 +70,12 @@ class ProducerDaemon(KafkaHttpDaemon):
         await self._producer.start()
 
     async def shutdown(self) -> None:
-        """Finish the work in flight. The requests and the last flush have shares of the limit.
+        """Finish the work in flight. The requests have a share of the limit.
 
-        The transactions in progress have the rest of it. They come after the flush, since they may hang.
+        The last flush and the transactions in progress share the rest. They end side by side, since each may hang.
         """
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
         await self.server.stop(int(limit_ms * REQUEST_SHARE))
-        await self._producer.close(int(limit_ms * FLUSH_SHARE))
-        await self._transactor.close()
+        await asyncio.gather(self._producer.close(int(limit_ms * FLUSH_SHARE)), self._transactor.close())
         await self._admin.close()

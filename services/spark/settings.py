@@ -25,7 +25,7 @@ class JobSettings(CommandSettings):
     )
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: PositiveMs = Field(
-        default=60_000, description="how long Kafka may take to answer about topics and offsets"
+        default=60_000, description="how long Kafka may take to respond about topics and offsets"
     )
 
     @field_validator("lake")

@@ -64,7 +64,7 @@ async def test_numbers_in_configs(wire: Wire, name: str, config: str, wrong: lis
     """A number must be in its range, and only the dirty ratio may have a fraction."""
     for value in wrong:
         assert await create(wire, name, **{config: value}) == "INVALID_CONFIG"
-    assert await create(wire, name, min_cleanable_dirty_ratio="0.25", retention_bytes="-1") == "NONE"
+    assert await create(wire, name, min_cleanable_dirty_ratio="0.25", retention_bytes="-2") == "NONE"
 
 
 async def test_validate_only_creates_nothing(wire: Wire, name: str) -> None:

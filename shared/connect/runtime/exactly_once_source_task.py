@@ -87,6 +87,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         # As in ExactlyOnceWorkerSourceTask (KIP-618): fences the earlier instance, and ends its open transaction,
         # before this one reads the offsets.
         await self.producer.init_transactions()
+        # An isolated connector reads the offset topic at its first use: now, and not within the first transaction.
+        await self._store.records({})
 
     async def _before_loop(self) -> None:
         """Do nothing: no work runs beside the loop."""

@@ -61,8 +61,12 @@ class OffsetCache:
             self._values.setdefault(connector, {})[name] = value
 
     def key_for(self, key: bytes) -> bytes:
-        """Return the partition's key in the topic, or the given key if there is none."""
-        return self._keys.get(_read_key(key)[1], key)
+        """Return the partition's key in the topic. If there is none, return the key with its members in order.
+
+        So every writer gives a new partition the same key.
+        """
+        name = _read_key(key)[1]
+        return self._keys.get(name, name)
 
     def value(self, key: bytes) -> bytes | None:
         """Return the offset of the partition that a key names."""

@@ -521,7 +521,8 @@ class Stream(Generic[K, V]):
         traits = replace(
             own,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
-            rekeyed_by=own.rekeyed_by or its.rekeyed_by,
+            # With different names, the topic is named after the merge.
+            rekeyed_by=own.rekeyed_by if own.rekeyed_by == its.rekeyed_by else None,
             is_windowed=own.is_windowed or its.is_windowed,
             has_deletions=own.has_deletions or its.has_deletions,
             mixed=tuple(dict.fromkeys(mixed)),
@@ -678,9 +679,11 @@ class Stream(Generic[K, V]):
             builder._repartitioned[topic] = (self._node, stream)
         node, stream = builder._repartitioned[topic]
         if node != self._node:
+            key = "" if traits.key == "string" else f', key="{traits.key}"'
             raise ConfigError(
                 f"the repartition topic {topic!r} has the records of {node!r} and cannot have those of {self._node!r} "
-                "as well; key_by(lambda record: record.key, name=...) before the grouping or join gives them their own"
+                f"as well; key_by(lambda record: record.key{key}, name=...) before the grouping or join gives them "
+                "their own"
             )
         return stream
 

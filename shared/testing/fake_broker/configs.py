@@ -65,7 +65,7 @@ _AT_LEAST = {
     "flush.messages": 1,
     "max.compaction.lag.ms": 1,
     "min.insync.replicas": 1,
-    "retention.bytes": -1,
+    "retention.bytes": -(1 << 63),
     "retention.ms": -1,
     "segment.bytes": 1 << 20,
     "segment.index.bytes": 4,

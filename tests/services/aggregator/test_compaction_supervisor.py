@@ -48,6 +48,7 @@ def test_the_job_understands_its_command_line() -> None:
         "--compaction.retention-hours=30",
         "--compaction.vacuum-every=5",
         "--compaction.run-records-max=1234",
+        "--compaction.kafka-timeout-ms=7000",
         "--compaction.closed-retention-days=90",
         "--compaction.after=my_steps:publish",
         '--streams.lake-options={"aws_endpoint_url": "http://s3", "timeout": "5s"}',
@@ -66,7 +67,7 @@ def test_the_job_understands_its_command_line() -> None:
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
     assert job.after == "my_steps:publish"
-    assert (job.run_records_max, job.runs_max) == (1234, 1)
+    assert (job.run_records_max, job.runs_max, job.kafka_timeout_ms) == (1234, 1, 7_000)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
     assert job.lake_options == given.streams.lake_options

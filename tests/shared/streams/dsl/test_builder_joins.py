@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -105,7 +106,7 @@ def test_one_topic_serves_all_that_comes_after_it() -> None:
 
 def test_a_named_change_of_the_key_names_the_topic() -> None:
     """The name of `key_by`, `map`, `flat_map` or `process` stays the topic's name if nodes follow it. The last change
-    of the key counts, and of two merged streams the first name."""
+    of the key counts. Two merged streams with different names have the name of the merge."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     key_by = stream.key_by(lambda record: "k", name="key")
@@ -115,7 +116,7 @@ def test_a_named_change_of_the_key_names_the_topic() -> None:
     stream.process(Processor, name="process").peek(print).repartition().key_by(str).group_by_key()
     assert [topic.rpartition("-")[0] for topic in builder.build().internal_topics()] == [
         "key",
-        "map",
+        "merge-8",
         "flat_map",
         "process",
         "key_by-20",
@@ -162,6 +163,16 @@ def test_a_named_topic_has_the_records_of_one_node() -> None:
             use()
     other.key_by(lambda record: record.key, name="other").group_by_key()
     assert builder.build().internal_topics() == ["key-repartition", "other-repartition"]
+
+
+def test_the_remedy_for_a_second_topic_of_a_name_works_for_keys_of_bytes() -> None:
+    """The error's `key_by` keeps the type of the keys. With the default, bytes would be rejected as keys."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").key_by(lambda record: b"k", key="bytes", name="key")
+    stream.filter(bool).group_by_key().aggregate("first", n=Count()).to_stream().to("out")
+    other = stream.filter_not(bool)
+    with pytest.raises(ConfigError, match=re.escape('key_by(lambda record: record.key, key="bytes", name=...)')):
+        other.group_by_key()
 
 
 def test_map_and_flat_map_change_the_key() -> None:
