@@ -132,4 +132,4 @@ async def test_each_record_is_in_each_table_once(
     assert rebalances <= REBALANCES_MAX
     assert p99_s(load.responses) < ANSWER_P99_MAX_S
     slowest_ms = p99_s(load.responses) * 1000
-    print(f"{load.sent} records, {len(load.answers)} answers, p99 {slowest_ms:.0f} ms, {rebalances:.0f} rebalances")
+    print(f"{load.sent} records, {len(load.responses)} responses, p99 {slowest_ms:.0f} ms, {rebalances:.0f} rebalances")
