@@ -196,7 +196,17 @@ class IngestResult:
         is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED
         self.unknown_count += is_unknown
         outcome: Literal["unknown", "not_stored"] = "unknown" if is_unknown else "not_stored"
-        self._add_error(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
+        self._add_error(
+            RecordError(
+                position=position,
+                status=status,
+                error_code=error_code,
+                message=message,
+                column=None,
+                retry_after_s=retry_after_s,
+                outcome=outcome,
+            )
+        )
         if status in AFFECTS_ALL or status >= INTERNAL_SERVER_ERROR:
             self._lasting_failure = self._lasting_failure or message
 

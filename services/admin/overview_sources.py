@@ -72,7 +72,15 @@ class HttpSource:
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = streams.json() if streams.status_code == httpx.codes.OK else None
-            return ServiceSample(self.name, self._url, status, describe_failing_checks(checks), checks, totals, state)
+            return ServiceSample(
+                name=self.name,
+                url=self._url,
+                status=status,
+                detail=describe_failing_checks(checks),
+                checks=checks,
+                metrics=totals,
+                streams=state,
+            )
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return ServiceSample(self.name, self._url, "unreachable", f"{type(e).__name__}: {e}".rstrip(": "))
 
@@ -100,7 +108,13 @@ class LocalSource:
         totals = {} if self._registry is None else sum_metrics(metrics.render(self._registry).decode())
         state = None if self._streams is None else await self._streams.describe()
         return ServiceSample(
-            self._name, "", health["status"], describe_failing_checks(health["checks"]), health["checks"], totals, state
+            name=self._name,
+            url="",
+            status=health["status"],
+            detail=describe_failing_checks(health["checks"]),
+            checks=health["checks"],
+            metrics=totals,
+            streams=state,
         )
 
 

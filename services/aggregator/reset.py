@@ -80,7 +80,15 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
         found = await asyncio.to_thread(find_files, settings.lake, application, settings.lake_options)
     snapshot, tables = (found.root, found.tables) if found else (None, {})
     committed = {str(at): to.offset for at, to in sorted(offsets.items())}
-    return ResetPlan(application, committed, own, snapshot, tables, unsure, _local_state_folders(settings))
+    return ResetPlan(
+        application=application,
+        offsets=committed,
+        topics=own,
+        snapshot=snapshot,
+        tables=tables,
+        unsure=unsure,
+        state=_local_state_folders(settings),
+    )
 
 
 def repartition_topics_to_delete(

@@ -138,7 +138,13 @@ class HandlerRunner:
             )
             await transactor.start()
         return HandlerLoop(
-            consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.handler_loop_options(), commits
+            consumer=consumer,
+            scheduler=scheduler,
+            executor=executor,
+            metrics=metrics,
+            clock=SYSTEM_CLOCK,
+            options=settings.handler_loop_options(),
+            commits=commits,
         )
 
     async def _prepare_dead_letter_topics(self) -> int:

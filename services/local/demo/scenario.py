@@ -201,13 +201,13 @@ class Scenario:
         self._display.step("the same events as `penstock batch`, then an audit with Spark's own session windows")
         log_file = self._folder / "logs" / "final-jobs.log"
         arguments = FinalJobs(
-            plan.application,
-            str(self._lake),
-            plan.results,
-            plan.topology,
-            plan.options,
-            outcome.counts.acknowledged,
-            SPARK_CONF,
+            application=plan.application,
+            lake=str(self._lake),
+            store=plan.results,
+            topology=plan.topology,
+            options=plan.options,
+            records=outcome.counts.acknowledged,
+            spark_conf=SPARK_CONF,
         ).arguments()
         status, outcome.audit, job = await run_in_child(arguments, self._kafka, log_file)
         if not outcome.audit:

@@ -79,13 +79,13 @@ async def _collect_topic_facts(
             older[tp.topic][config] = older[tp.topic].get(config, 0) + max(0, offset - first[tp])
     return {
         name: TopicFacts(
-            name,
-            topic.partitions,
-            topic.configs,
-            older[name],
-            sum(first[tp] for tp in partitions[name]),
-            topic.leaderless,
-            topic.named,
+            name=name,
+            partitions=topic.partitions,
+            configs=topic.configs,
+            older=older[name],
+            gone=sum(first[tp] for tp in partitions[name]),
+            leaderless=topic.leaderless,
+            named=topic.named,
         )
         for name, topic in bare.items()
     }

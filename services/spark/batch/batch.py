@@ -212,15 +212,15 @@ class BatchJob:
     def _task_options(self, prepared: PreparedTopics) -> TaskOptions:
         settings = self.settings
         return TaskOptions(
-            settings.kafka,
-            self.streams,
-            settings.log,
-            settings.topology,
-            settings.topology_options,
-            str(Path.cwd()),
-            prepared.rejected_bytes_max,
-            settings.commit_records,
-            settings.commit_bytes,
+            kafka=settings.kafka,
+            streams=self.streams,
+            log=settings.log,
+            topology=settings.topology,
+            topology_options=settings.topology_options,
+            folder=str(Path.cwd()),
+            rejected_bytes_max=prepared.rejected_bytes_max,
+            commit_records=settings.commit_records,
+            commit_bytes=settings.commit_bytes,
         )
 
     def _run_ranges(self, prepared: PreparedTopics, ranges: list[PartitionRange]) -> list[TaskResult]:

@@ -178,7 +178,15 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
         headers=original,
     )
     cut = (record.headers[-1][1] or b"").decode(errors="replace") if is_cut else ""
-    return DeadLetter(source, text[STAGE], text[EXCEPTION], text[MESSAGE], numbers[ATTEMPTS], text[GROUP], cut)
+    return DeadLetter(
+        record=source,
+        stage=text[STAGE],
+        exception=text[EXCEPTION],
+        message=text[MESSAGE],
+        attempts=numbers[ATTEMPTS],
+        group=text[GROUP],
+        cut=cut,
+    )
 
 
 def replay_record(dead_letter: DeadLetter, partition: int | None) -> ProducerRecord:

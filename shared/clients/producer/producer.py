@@ -138,7 +138,13 @@ class Producer:
         self._accumulator = RecordAccumulator(settings)
         self._transaction = Transaction(settings.transactional_id) if settings.transactional_id is not None else None
         self._sender = Sender(
-            self._connection, self._accumulator, self._memory, settings, self._transaction, self._metrics, SYSTEM_CLOCK
+            connection=self._connection,
+            accumulator=self._accumulator,
+            memory=self._memory,
+            settings=settings,
+            transaction=self._transaction,
+            metrics=self._metrics,
+            clock=SYSTEM_CLOCK,
         )
         self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms, self._sender.is_away)
         self._slices: Any = UNLOADED

@@ -556,7 +556,15 @@ def _plan_row(d: Any, batch: _FetchedBatch, start: int, stop: int) -> _PlanRow |
         return None
     append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_APPEND_TIME
     offsets = batch.next_offset - batch.base_offset
-    return _PlanRow(start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets)
+    return _PlanRow(
+        start=start,
+        stop=stop,
+        base_offset=batch.base_offset,
+        base_timestamp=batch.first_timestamp,
+        append_time=append_time,
+        record_count=batch.count,
+        offsets=offsets,
+    )
 
 
 def _decompress_fetched(

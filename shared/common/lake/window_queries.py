@@ -115,7 +115,15 @@ def find_closed_windows(
     starts, ends = (_timestamps_in_ms(response.column(at)) for at in (0, 1))
     rest = (column.to_pylist() for column in response.columns[2:])
     return [
-        ClosedWindow(partition, start, end, key, offset, topic_id, dict(zip(results, values, strict=True)))
+        ClosedWindow(
+            partition=partition,
+            start_ms=start,
+            end_ms=end,
+            key=key,
+            changelog_offset=offset,
+            topic_id=topic_id,
+            results=dict(zip(results, values, strict=True)),
+        )
         for start, end, partition, key, offset, topic_id, *values in zip(starts, ends, *rest, strict=True)
     ]
 

@@ -161,7 +161,16 @@ def decode_assignment(data: bytes) -> ExtendedAssignment:
         return ExtendedAssignment(leader, leader_url, offset, work, error=error, version=version)
     revoked = _read_work(read)
     delay_ms = 0 if read.at_end else read.int32()
-    return ExtendedAssignment(leader, leader_url, offset, work, revoked, delay_ms, error, version)
+    return ExtendedAssignment(
+        leader=leader,
+        leader_url=leader_url,
+        config_offset=offset,
+        work=work,
+        revoked=revoked,
+        delay_ms=delay_ms,
+        error=error,
+        version=version,
+    )
 
 
 def _encode_work(work: ConnectorsAndTasks) -> bytes:

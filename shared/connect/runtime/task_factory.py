@@ -86,7 +86,15 @@ class TaskFactory:
             self._files.check(plugin.file_settings, given)
         task = plugin.task_class()
         metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
-        build = _Build(self, spec.id, listener, connector, props, values, metrics)
+        build = _Build(
+            factory=self,
+            id=spec.id,
+            listener=listener,
+            connector=connector,
+            props=props,
+            values=values,
+            metrics=metrics,
+        )
         made: WorkerTask
         if isinstance(task, SinkTask):
             made = build.sink(task)
@@ -162,14 +170,14 @@ class _Build:
     def _make_conversion(self) -> Conversion:
         make = self._factory.converter
         return Conversion(
-            make("key", "converter", self._connector),
-            make("value", "converter", self._connector),
-            make("header", "header_converter", self._connector),
-            TransformationChain.of(self._factory._plugins, self._connector),
-            self._operator,
-            self._clock,
-            self._reporters.report,
-            RetryWaits(str(self._id)),
+            key=make("key", "converter", self._connector),
+            value=make("value", "converter", self._connector),
+            header=make("header", "header_converter", self._connector),
+            chain=TransformationChain.of(self._factory._plugins, self._connector),
+            operator=self._operator,
+            clock=self._clock,
+            report=self._reporters.report,
+            waits=RetryWaits(str(self._id)),
         )
 
     def sink(self, task: SinkTask) -> WorkerSinkTask:
@@ -196,7 +204,13 @@ class _Build:
         made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)
         if self._errors.reports:
             made.context.errant_record_reporter = WorkerErrantRecordReporter(
-                self._reporters, self._operator, made.raw, type(task), self._clock, conversion, made.thread
+                reporters=self._reporters,
+                operator=self._operator,
+                raw=made.raw,
+                task_class=type(task),
+                clock=self._clock,
+                conversion=conversion,
+                thread=made.thread,
             )
         return made
 
@@ -234,9 +248,16 @@ class _Build:
             fixed["delivery_timeout_ms"] = 120_000
         groups = TopicCreationGroups.of(self._connector) if self._config["topic.creation.enable"] else None
         parts = SourceParts(
-            task, self._props, context, self._make_producer(**fixed), self._make_conversion(), self._reporters,
-            self._make_admin(), self._config["topic.wait.timeout.ms"], groups,
-        )  # fmt: skip
+            task=task,
+            props=self._props,
+            context=context,
+            producer=self._make_producer(**fixed),
+            conversion=self._make_conversion(),
+            reporters=self._reporters,
+            admin=self._make_admin(),
+            topic_wait_ms=self._config["topic.wait.timeout.ms"],
+            topic_groups=groups,
+        )
         common = (self._id, self._listener, parts, self._factory._offsets)
         interval_ms = self._config["offset.flush.interval.ms"]
         if not exactly_once:

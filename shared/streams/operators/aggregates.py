@@ -143,9 +143,18 @@ class WindowAggregate(TimedProcessor):
         states, has_state = self._columns.of_each(own, late_inputs, of)
         keys = self.store.index.keys(codes[at])
         self.context.keep_late(
-            LateRows(self.store_name, keys, of, self.context.late_offsets(source, offsets, len(at)), first, count,
-                     advance, states, has_state)
-        )  # fmt: skip
+            LateRows(
+                store=self.store_name,
+                keys=keys,
+                times=of,
+                offsets=self.context.late_offsets(source, offsets, len(at)),
+                first_missed=first,
+                missed=count,
+                advance_ms=advance,
+                states=states,
+                has_state=has_state,
+            )
+        )
 
     def in_doubt(self, codes: Int32Array, inputs: list[list[Any]]) -> list[int]:
         """Return the indexes of records with which a state may become too large for a changelog entry.

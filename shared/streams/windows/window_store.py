@@ -242,7 +242,17 @@ class WindowStore:
         updates, updates_by, retracted = self._updated_windows([own.updated for own in done])
         missed = int(meta[k.MISSED])
         table.clear()
-        return BatchOutcome(count, rejected_by, late, missed, closed, closed_by, updates, updates_by, retracted)
+        return BatchOutcome(
+            count=count,
+            rejected_by=rejected_by,
+            late=late,
+            missed=missed,
+            closed=closed,
+            closed_by=closed_by,
+            updates=updates,
+            updates_by=updates_by,
+            is_retracted=retracted,
+        )
 
     def _closed_windows(self, states: Sequence[Sequence[Any]]) -> tuple[WindowColumns, Int64Array]:
         count = int(self.table.meta[k.CLOSED])

@@ -112,7 +112,18 @@ def parse(data: bytes | None) -> BrokerBatch:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "clients may not write control records")
     if producer_id != NO_PRODUCER_ID and sequence < 0:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, f"the sequence {sequence}, with a producer id")
-    return BrokerBatch(data, 0, last_delta, attributes, first_at, max_at, producer_id, epoch, sequence, count)
+    return BrokerBatch(
+        data=data,
+        base_offset=0,
+        last_offset=last_delta,
+        attributes=attributes,
+        base_timestamp=first_at,
+        max_timestamp=max_at,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        count=count,
+    )
 
 
 def assign_offset(batch: BrokerBatch, offset: int, leader_epoch: int) -> BrokerBatch:
@@ -143,7 +154,18 @@ def marker(producer_id: int, producer_epoch: int, *, committed: bool, now_ms: in
     attributes = TRANSACTIONAL_MASK | CONTROL_MASK
     rest = struct.pack(">hiqqqhii", attributes, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1) + record
     data = PREFIX.pack(0, 9 + len(rest), 0) + struct.pack(">bI", MAGIC, crc32c(rest)) + rest
-    return BrokerBatch(data, 0, 0, attributes, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
+    return BrokerBatch(
+        data=data,
+        base_offset=0,
+        last_offset=0,
+        attributes=attributes,
+        base_timestamp=now_ms,
+        max_timestamp=now_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=-1,
+        count=1,
+    )
 
 
 def records(batch: BrokerBatch, topic: str, partition: int) -> Iterator[ConsumerRecord]:

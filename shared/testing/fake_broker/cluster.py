@@ -58,7 +58,13 @@ class FakeCluster:
             node = Node(node_id, host, 0)
             self._state.nodes[node_id] = node
             self._servers[node_id] = NodeServer(
-                node, self._state, self._controls, self.now_ms, self._after_request, users, ssl_context
+                node=node,
+                state=self._state,
+                controls=self._controls,
+                clock=self.now_ms,
+                after=self._after_request,
+                users=users,
+                ssl_context=ssl_context,
             )
 
     def __repr__(self) -> str:

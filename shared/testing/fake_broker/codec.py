@@ -87,7 +87,18 @@ def parse_fields(text: str) -> list[FieldSchema]:
         until = FLEXIBLE_NEVER if found["on"] or found["since"] is None else int(found["until"])
         tag = int(found["tag"]) if found["tag"] is not None else None
         default = _default_of_field(kind, array, nullable, found["default"])
-        open_at[-1][1].append(FieldSchema(found["name"], kind, nullable, array, since, until, tag, default))
+        open_at[-1][1].append(
+            FieldSchema(
+                name=found["name"],
+                type=kind,
+                nullable=nullable,
+                array=array,
+                since=since,
+                until=until,
+                tag=tag,
+                default=default,
+            )
+        )
     return root
 
 

@@ -162,7 +162,13 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
     if hasattr(body, "max_wait_ms"):
         body.max_wait_ms = 0
     return Request(
-        request.api, request.version, request.node, request.client_id, request.client_host, body, request.now_ms
+        api=request.api,
+        version=request.version,
+        node=request.node,
+        client_id=request.client_id,
+        client_host=request.client_host,
+        body=body,
+        now_ms=request.now_ms,
     )
 
 

@@ -198,13 +198,13 @@ class NodeServer:
     def request(self, header: Header, body: Message, client_host: str) -> Request:
         """A request in the form for handlers and hooks."""
         return Request(
-            Api(header.api_key),
-            header.version,
-            self.node.node_id,
-            header.client_id or "",
-            client_host,
-            body,
-            self._clock(),
+            api=Api(header.api_key),
+            version=header.version,
+            node=self.node.node_id,
+            client_id=header.client_id or "",
+            client_host=client_host,
+            body=body,
+            now_ms=self._clock(),
         )
 
     def sasl_error(self, auth_bytes: bytes) -> ErrorCode:
