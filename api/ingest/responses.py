@@ -136,7 +136,7 @@ OPENAPI: dict[str, Any] = {
         202: {"description": "ack=none: accepted without a guarantee", "model": Accepted},
         207: {
             "description": "some events are stored; the errors name the others. With Accept: application/x-ndjson the "
-            "answer to an NDJSON body, line by line as the events are settled",
+            "response to an NDJSON body, line by line as the events are settled",
             "model": SomeStored,
             "content": {"application/x-ndjson": {}},
         },

@@ -163,7 +163,7 @@ class IngestResult:
         return 1 if self.stopped_at is not None and may_succeed else None
 
     def body(self) -> dict[str, Any]:
-        """Return the answer as plain values."""
+        """Return the response as plain values."""
         body: dict[str, Any] = {
             "stored": self.stored_count,
             "last_offsets": {str(p): self.last_offsets[p] for p in sorted(self.last_offsets)},

@@ -289,11 +289,11 @@ class Ingest:
         sender = self._new_sender(options, events.unit)
         parsed = await self._read_all(events, sender, body)
         if parsed.records and not (options.atomic and sender.result.errors):
-            answer = await self._store_in_transaction(self._transactor, key, parsed, sender.result)
+            response = await self._store_in_transaction(self._transactor, key, parsed, sender.result)
         else:
-            answer = self._result_response(sender.result)
-        self._count_request(options, sender.result, body, answer.status_code)
-        return answer
+            response = self._result_response(sender.result)
+        self._count_request(options, sender.result, body, response.status_code)
+        return response
 
     def _idempotency_key(self, options: RequestOptions, request: Request, body: bytes) -> IdempotencyKey | None:
         name = request.headers.get(KEY_HEADER)
@@ -329,10 +329,10 @@ class Ingest:
 
         try:
             if key is None:
-                answer = make_stored_response(await transactor.send_atomic(parsed.records))
+                response = make_stored_response(await transactor.send_atomic(parsed.records))
                 is_replayed = False
             else:
-                answer, is_replayed = await transactor.send_keyed(key, parsed.records, make_stored_response)
+                response, is_replayed = await transactor.send_keyed(key, parsed.records, make_stored_response)
         except KeyReused as e:
             raise Problem(REUSED, str(e)) from None
         except PenstockError as e:
@@ -342,7 +342,7 @@ class Ingest:
             extra = {"stored": 0, "outcome": outcome, "events": len(parsed.records)}
             raise Problem(kind, str(e) or kind.title, extra) from None
         headers = {"Idempotency-Replayed": "true"} if is_replayed else {}
-        return Response(answer.body, answer.status, headers, "application/json")
+        return Response(response.body, response.status, headers, "application/json")
 
     def reader(self, topic: str) -> TopicReader:
         """Return the reader of the topic's events."""

@@ -45,7 +45,7 @@ class StoreQueryParams(Keys):
     """Selects rows of a store by key, and windows by the time between `from_ms` and `to_ms`.
 
     Times are in ms since the epoch; None is no bound. A response has at most `rows_max` rows. `continuation` is that of
-    the previous answer, or None to begin with the first row.
+    the previous response, or None to begin with the first row.
     """
 
     from_ms: int | None
@@ -56,7 +56,7 @@ class StoreQueryParams(Keys):
 
 ContinuationOf = Annotated[str, Field(examples=["ksQIvFdNQITdTE6TAMQDYW5uBQ"])]
 Continuation = Annotated[
-    ContinuationOf | None, Query(description="continuation of the previous answer to the same query")
+    ContinuationOf | None, Query(description="continuation of the previous response to the same query")
 ]
 
 

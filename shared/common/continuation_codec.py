@@ -34,7 +34,7 @@ class WrongContinuation(DataError):
 class ContinuationCodec(Generic[PositionT]):
     """Encodes the continuations for one query. `query` are values that msgpack can encode.
 
-    A request for the first page has the continuation None, and so has the answer with the last page.
+    A request for the first page has the continuation None, and so has the response with the last page.
     """
 
     def __init__(self, kind: type[PositionT], *query: Any) -> None:
