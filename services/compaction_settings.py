@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from penstock.shared.common.settings import Section
+from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 RUN_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
@@ -26,6 +26,7 @@ SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn
 _TIME_ZONE = "spark.sql.session.timeZone"  # Spark's names are case-sensitive
 _UTC = ("UTC", "Etc/UTC", "Z", "+00:00")
 
+KafkaTimeoutMs = Annotated[PositiveMs, Field(description="how long Kafka may take to respond about topics and offsets")]
 RunRecordsMax = Annotated[int, Field(gt=0, description="most changelog records of one run of a compaction")]
 DeleteCovered = Annotated[
     bool, Field(description="delete changelog records that the snapshot before the current one covers")

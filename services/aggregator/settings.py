@@ -14,6 +14,7 @@ from penstock.services.compaction_settings import (
     AfterCompaction,
     ClosedRetentionDays,
     DeleteCovered,
+    KafkaTimeoutMs,
     OptimizeFilesMax,
     RetentionHours,
     RunRecordsMax,
@@ -53,9 +54,7 @@ class CompactionSettings(Section):
         description="most changelog records of one compaction; the next one follows at once. Halved after a job that "
         "its timeout stopped while it read, doubled again after each success",
     )
-    kafka_timeout_ms: PositiveMs = Field(
-        default=60_000, description="how long Kafka may take to respond about topics and offsets"
-    )
+    kafka_timeout_ms: KafkaTimeoutMs = 60_000
     spark: SparkSettings = SparkSettings()
     delete_covered: DeleteCovered = True
     after: AfterCompaction = None

@@ -94,7 +94,7 @@ class HandlerRunner:
     async def run(self) -> None:
         """Connect, then handle records until cancelled. Raises an error after which the runner cannot continue."""
         settings = self._settings
-        largest = await self._prepare_dead_letter_topics()
+        largest = await self._wait_for_topics()
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
         self.consumer = await self._clients.enter_async_context(consumer)
         self.loop = await self._make_handler_loop(consumer, settings.producer_settings(largest))
@@ -147,7 +147,7 @@ class HandlerRunner:
             commits=commits,
         )
 
-    async def _prepare_dead_letter_topics(self) -> int:
+    async def _wait_for_topics(self) -> int:
         """Wait for Kafka. With `create_dead_letter_topics` create those that are missing, with room for every record.
 
         Returns the largest `max.message.bytes` that they need, or 0 if they are not created.

@@ -1,7 +1,7 @@
 """The producer service: serves ingest over one Producer.
 
 While Kafka cannot be reached, ingest answers 503. A shutdown has this order: new requests are rejected, requests in
-flight finish, the producer sends its buffered records, the transactions in progress end, the connections close.
+flight finish, the producer sends its buffered records while the transactions in progress end, the connections close.
 """
 
 from __future__ import annotations

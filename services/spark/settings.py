@@ -6,9 +6,9 @@ import os
 
 from pydantic import Field, field_validator
 
-from penstock.services.compaction_settings import SparkSettings
+from penstock.services.compaction_settings import KafkaTimeoutMs, SparkSettings
 from penstock.shared.common.lake.location import hadoop_uri, lake_root, require_location
-from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs
+from penstock.shared.common.settings import CommandSettings, KafkaSettings
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic
 
 
@@ -24,9 +24,7 @@ class JobSettings(CommandSettings):
         default={}, description="object store options for the lake, as deltalake takes them"
     )
     spark: SparkSettings = SparkSettings()
-    kafka_timeout_ms: PositiveMs = Field(
-        default=60_000, description="how long Kafka may take to respond about topics and offsets"
-    )
+    kafka_timeout_ms: KafkaTimeoutMs = 60_000
 
     @field_validator("lake")
     @classmethod

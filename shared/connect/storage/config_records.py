@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 
 Config = Mapping[str, str]
@@ -249,10 +250,7 @@ def _number_of_tasks(value: object) -> int:
 
 
 def _decode_json_fields(name: str, value: bytes | None) -> Mapping[str, Any]:
-    try:
-        fields = msgspec.json.decode(value or b"")
-    except (ValueError, RecursionError) as e:
-        raise SerializationError(f"{name}: not JSON: {e}") from None
+    fields = json_deserializer(name, value or b"")
     if not isinstance(fields, dict):
         raise SerializationError(f"{name}: its value is not a JSON object")
     return fields

@@ -671,8 +671,9 @@ class Stream(Generic[K, V]):
         require_one_type("repartition", self._traits)
         builder = self._builder
         traits = self._traits
-        topic = self._repartition_topic()
-        require_repartition_topic(topic.removesuffix(REPARTITION_SUFFIX), topic)
+        name = self._repartition_name
+        topic = name + REPARTITION_SUFFIX
+        require_repartition_topic(name, topic)
         # Several groupings and joins of one stream share the topic.
         if topic not in builder._repartitioned:
             stream = Stream(builder, *repartitioned(builder, self._node, traits, topic))
@@ -709,16 +710,17 @@ class Stream(Generic[K, V]):
         """Group the stream by the key that `key_by` with this selector sets."""
         return self.key_by(selector, key=key, name=name).group_by_key()
 
-    def _repartition_topic(self) -> str:
+    @property
+    def _repartition_name(self) -> str:
         # A join without a name names its topic after the node in Kafka Streams as well (`KStreamImpl`).
-        return (self._traits.rekeyed_by or self._node) + REPARTITION_SUFFIX
+        return self._traits.rekeyed_by or self._node
 
     def _partitioned_by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
         if not self._traits.is_rekeyed:
             return self
         # Only left joins need records without a key (KIP-962).
         if keeps_null:
-            self._builder._null_key_topics.add(self._repartition_topic())
+            self._builder._null_key_topics.add(self._repartition_name + REPARTITION_SUFFIX)
         return self.repartition()
 
     def _add_processor_node(
