@@ -29,7 +29,10 @@ class ExponentialBackoff:
     jitter: float = 0.0
 
     def wait_ms(self, failures: int, random: float = 0.5) -> float:
-        """Return the wait after that many failures in a row, 0 for none. `random` is drawn uniformly from 0 to 1."""
+        """Return the wait after that many failures in a row: 0 ms if nothing failed.
+
+        `random` is drawn uniformly from 0 to 1.
+        """
         if failures < 1 or self.initial_ms <= 0:
             return 0.0
         # Above this power the limit applies, and the power itself would overflow.

@@ -32,7 +32,7 @@ _GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 
 
 class ChildDied(FatalError):
-    """A child process ended unexpectedly. The message has its status and last output."""
+    """A child process ended unexpectedly. The message has its status and the last lines of its log file."""
 
 
 class ChildProcess:
@@ -73,12 +73,14 @@ class ChildProcess:
         orphan_limit_ms: int = child_guard.DEFAULT_LIMIT_MS,
         pass_fds: Sequence[int] = (),
     ) -> Self:
-        """Start `command`. Its output is appended to `log_file` if given.
+        """Start `command`. The child's output goes to one of three destinations:
 
-        With `on_line` its output is piped: `on_line` is called with each line of its standard error, as it arrives.
-        Otherwise it shares this process's output. `orphan_limit_ms` is how long the child may take to end after this
-        process has ended. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or the log
-        cannot be written.
+        1. With `log_file`, it is appended to that file.
+        2. With `on_line` alone, it is piped. `on_line` is called with each line of standard error, as it arrives.
+        3. With neither, the child shares this process's output.
+
+        `orphan_limit_ms` is how long the child may take to end after this process has ended. The child inherits
+        `pass_fds`. Raises ConfigError if the command cannot be started or the log cannot be written.
         """
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name

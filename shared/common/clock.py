@@ -1,4 +1,4 @@
-"""The clock. Only edges read it; all other code takes `now_ms` as an argument."""
+"""The clock. Only code that awaits or does I/O reads it; all other code takes `now_ms` as an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The times that an edge reads. Tests pass `penstock.shared.testing.ManualClock`."""
+    """A wall clock and a monotonic clock. Tests pass `penstock.shared.testing.ManualClock`."""
 
     def now_ms(self) -> int:
         """Wall-clock milliseconds since the epoch."""

@@ -51,7 +51,7 @@ class MissingExtra(ConfigError, ModuleNotFoundError):
 
 
 class DataError(PenstockError):
-    """An invalid value from outside. The message names the value's position."""
+    """A value from outside is invalid. The message says which value and why."""
 
 
 class SerializationError(DataError):
@@ -287,8 +287,8 @@ class ProcessingFailed(FatalError):
     Nothing of it was committed. The next start restores the state of the last commit, reads the same record and fails
     again, unless the program or a setting changes. Three causes can be fixed:
 
-    1. The exception handler of the stage is `fail`. With `dead_letter` the worker continues without the record, or,
-       if the error is in a node after a store, without the output.
+    1. The exception handler of the stage is `fail`. With `dead_letter` the worker leaves the record out and continues.
+       If a store has already taken the record, the store keeps it. Only the input of the failing node is left out.
     2. A node raised an error after it had changed a store. Fix the node, or let it raise before the change.
     3. A record or state is too large. Raise `max_request_size` and the topic's `max.message.bytes`.
     """

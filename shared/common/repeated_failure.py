@@ -19,7 +19,10 @@ for hours still appears near the end of the log."""
 
 
 class RepeatedFailure:
-    """One operation that is retried. Times come from one monotonic clock."""
+    """Counts the failures in a row of one operation that its caller retries, and decides which ones to log.
+
+    All times are from one monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._failures = 0

@@ -30,7 +30,7 @@ Deserializer = Callable[[str, bytes | None], T]
 
 
 def bytes_serializer(topic: str, value: Any) -> bytes | None:
-    """bytes, bytearray and memoryview, unchanged. Any other type is an error."""
+    """The bytes of bytes, bytearray or memoryview. Any other type except None is an error."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):

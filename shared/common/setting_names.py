@@ -28,7 +28,10 @@ _commands: Callable[[], Iterable[type[BaseModel]]] = tuple
 
 
 def register_commands(commands: Callable[[], Iterable[type[BaseModel]]]) -> None:
-    """Set the function that yields the settings of all commands. It is called if a command lacks a name."""
+    """Set the function that yields the settings models of all commands.
+
+    It is called if the file or environment has a top-level name that the running command's own model lacks.
+    """
     global _commands
     _commands = commands
 
@@ -104,9 +107,10 @@ _HINTS = {
 
 
 def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = ()) -> str:
-    """A hint at the right name for an unknown setting, with a leading space. Dots in names count as underscores.
+    """A hint at the right name for an unknown setting, with a leading space; empty if no known name is similar.
 
-    `of_kafka` are the names of KafkaSettings: the hint says if the setting belongs there.
+    Dots in names count as underscores. `of_kafka` are the names of KafkaSettings. If the setting has one of them, the
+    hint says that it is a setting of KafkaSettings.
 
     >>> hint(["enable.auto.commit"], [])
     ' (use commit_strategy="auto", or "none" to commit yourself)'
@@ -150,9 +154,9 @@ def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> lis
 
 
 def _top_level_names(wanted: Iterable[str]) -> set[str]:
-    """Return the top-level setting names with which names are compared.
+    """Return the commands' top-level setting names, to find out which of the `wanted` names no command has.
 
-    They are those of all commands, or of the first commands that have all wanted names.
+    Commands are added one by one until their names include all `wanted` names, or no command is left.
     """
     missing = set(wanted)
     found = set[str]()

@@ -54,7 +54,10 @@ def archive_options(archive: Path) -> tuple[str, ...]:
 
 @contextmanager
 def recording(archive: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the Java options that make a JVM write its archive when it ends. A file that is not kept is removed."""
+    """Yield the Java options that make a JVM write its archive when it ends.
+
+    When the context ends, the written file is removed, unless `keep_archive` has moved it to the archive's path.
+    """
     file = recorded_file(archive)
     try:
         yield f"-XX:ArchiveClassesAtExit={file}", "-Xlog:disable"
@@ -68,10 +71,10 @@ def recorded_file(archive: Path) -> Path:
 
 
 def keep_archive(archive: Path, *, complete: bool) -> bool:
-    """Move the file that a JVM has written to the archive's path.
+    """Move the file that a JVM has written to the archive's path. Then remove older archives of the same paths.
 
-    Returns False and logs a warning if there is no file, or if it is not `complete` because the JVM was killed while it
-    wrote the file. Removes older archives of the same paths, since they are large and no longer used.
+    Older archives are large and no longer used. Only logs a warning and returns False if there is no file, or if it is
+    not `complete` because the JVM was killed while it wrote the file.
     """
     file = recorded_file(archive)
     if not complete or not file.is_file():

@@ -48,7 +48,8 @@ class Java:
 def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Java:
     """The first Java with a supported version.
 
-    Raises JavaNotFound or WrongJava; both messages end with the command that installs the right one.
+    Raises WrongJava if only other versions are found, JavaNotFound if no Java is found that runs. Both messages end
+    with the command that installs the right one.
     """
     environ = os.environ if environ is None else environ
     rejected: list[str] = []

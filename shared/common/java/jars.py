@@ -63,7 +63,8 @@ class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A lock file: `jars` are the jars of `roots` (`group:artifact:version`) and of all their runtime dependencies.
 
     Jars of `excluded` (`group:artifact`, or `group:*`) are left out because another package already provides them.
-    `title` is for messages. `folder` is the name of the set's folder in the cache, which contains the version.
+    `title` is for messages. `folder` names the set's folder in the cache. The name ends with the version, as in
+    `kafka-4.1.1`.
     """
 
     title: str
@@ -168,7 +169,10 @@ async def _download_lock(root: Path) -> AsyncIterator[None]:
 
 
 async def _download_jars(wanted: JarSet, jars: Sequence[Jar], repository: Repository, folder: Path) -> None:
-    """Fetch all, the largest first. Raises the error of the first that failed: JarsUnavailable or OSError."""
+    """Fetch the jars, the largest first. The first failure ends all other downloads.
+
+    Raises the error of this failure: JarsUnavailable or OSError.
+    """
     import httpx  # the import takes a tenth of a second, which a start with cached jars saves
 
     auth = None if repository.username is None else (repository.username, repository.password or "")

@@ -35,7 +35,10 @@ _IVY_ROOT = "ivy.ibiblio.default.artifact.root"
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A Maven repository: its base URL, which ends with `/`, and its credentials. `source` names the setting."""
+    """A Maven repository: its base URL, which ends with `/`, and its credentials.
+
+    `source` says in messages where the URL was found: an environment variable, a mirror in a file, or Maven Central.
+    """
 
     url: str
     source: str
@@ -60,7 +63,10 @@ def home_folder(environ: Mapping[str, str]) -> Path:
 
 
 def find_repository(environ: Mapping[str, str]) -> Repository:
-    """The repository of the user's settings. Raises JarsUnavailable if there is none, or its URL is not http(s)."""
+    """The first repository that the module's search order finds: the user's own, or else Maven Central.
+
+    Raises JarsUnavailable if none is found, if the URL is not http(s), or if a settings file cannot be used.
+    """
     if url := environ.get(REPOSITORY_VARIABLE):
         return _parse_repository(url, REPOSITORY_VARIABLE)
     maven = maven_home(environ)
@@ -113,7 +119,7 @@ def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repo
     """The mirror of Maven Central in a settings.xml; None if there is none.
 
     As in Maven, a mirror whose `mirrorOf` is exactly `central` takes precedence over one with a pattern. Raises
-    JarsUnavailable for invalid XML, and for credentials that only Maven can decrypt.
+    JarsUnavailable for invalid XML, for a URL that is not http(s), and for a password that only Maven can decrypt.
     """
     try:
         settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)

@@ -100,7 +100,9 @@ def _append_to_table(
 
 
 def fitted(data: Any, schema: Any) -> Any:
-    """The Arrow table with the column types of a table's schema. DataError names a column that cannot be converted.
+    """The Arrow table to append, with number columns cast to the number types of the Delta table's schema.
+
+    DataError names a column whose type or value does not fit the schema.
 
     >>> fitted(pa.table({"n": [1.0], "new": ["x"]}), pa.schema([("n", pa.int64())])).schema.types
     [DataType(int64), DataType(string)]

@@ -45,7 +45,10 @@ class ApplicationFiles(NamedTuple):
 def find_files(
     lake: str, application: str, storage_options: Mapping[str, str] | None = None
 ) -> ApplicationFiles | None:
-    """The lake's files of an application; None if there are none. Raises ConfigError or LakeNotRemoved."""
+    """The lake's files of an application; None if it has no local folder, or no object in an object store.
+
+    Raises ConfigError or LakeNotRemoved.
+    """
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:
@@ -96,7 +99,8 @@ def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
 def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -> None:
     """Delete all paths, several in parallel.
 
-    LakeNotRemoved names the first path that could not be deleted, and the number of paths that were deleted.
+    LakeNotRemoved names the first path, in the order of `paths`, that could not be deleted. It gives the number of
+    paths before it, which were deleted. Paths after it may be deleted too.
     """
     left = list(paths)
     with ThreadPoolExecutor(DELETIONS_AT_ONCE) as pool:

@@ -78,7 +78,8 @@ def compactions_of_table(state: DeltaTable, limit: int) -> list[Compaction]:
 def _parse_compaction(entry: Mapping[str, Any]) -> Compaction | None:
     """Parse a commit in the history of `state` as a compaction.
 
-    Returns None for a rewrite, table maintenance and another program's commit.
+    Returns None for any other commit: of a job that rewrites files of `state` or maintains the table, or of another
+    program.
     """
     if entry.get("operation") != APPEND:
         return None

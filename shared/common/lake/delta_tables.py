@@ -48,7 +48,7 @@ def open_table(
 
 
 def query(table: DeltaTable, sql: str) -> pa.Table:
-    """The rows that a query over the table `t` returns. Raises LakeUnavailable."""
+    """The result of a query, as an Arrow table. `sql` calls the Delta table `t`. Raises LakeUnavailable."""
     try:
         response = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql)).read_all()
         # The engine returns views of strings and bytes, which the other code (and older pyarrow) cannot compute with.
@@ -58,7 +58,7 @@ def query(table: DeltaTable, sql: str) -> pa.Table:
 
 
 def rows(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
-    """The rows that a query over the table `t` returns. Raises LakeUnavailable."""
+    """The result of a query as `query` takes it, with each row as a dict. Raises LakeUnavailable."""
     return list(query(table, sql).to_pylist())
 
 

@@ -17,7 +17,9 @@ _LOCAL = re.compile(r"file:(//(localhost)?(?=/))?", re.IGNORECASE)
 
 
 def lake_root(lake: str) -> str:
-    """A folder as an absolute path, another URI unchanged, both without a trailing slash. ConfigError if it is invalid.
+    """The location of a lake in its one form, without a trailing slash. Raises ConfigError if it is invalid.
+
+    A path or a `file:` URI becomes an absolute path. Any other URI is unchanged.
 
     >>> lake_root("file:///srv/my%20lake/"), lake_root("s3://bucket/lake/")
     ('/srv/my lake', 's3://bucket/lake')
@@ -36,7 +38,10 @@ def lake_root(lake: str) -> str:
 
 
 def table_uri(lake: str, application: str, *table: str) -> str:
-    """The location of an application's table in a lake: an absolute path, or a URI. Raises ConfigError if invalid."""
+    """The location of an application's table in a lake, or of the application's folder without `table`.
+
+    It is an absolute path or a URI. Raises ConfigError if `lake` is invalid.
+    """
     return "/".join((lake_root(lake), application, *table))
 
 

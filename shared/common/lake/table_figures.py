@@ -18,7 +18,8 @@ def describe_tables(lake: str, application: str, storage_options: Mapping[str, s
 
     The figures are: live rows, closed rows by store, table versions, and the time when the newest compaction ended.
 
-    `compacted_at_ms` is None and `state_version` is -1 if nothing was compacted yet. Raises LakeUnavailable.
+    A table's version is -1 if the table does not exist. `compacted_at_ms` is None if the history of `state` has no
+    compaction. Raises LakeUnavailable.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     fields: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}

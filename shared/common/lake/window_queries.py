@@ -58,8 +58,9 @@ def find_live_windows(
     """Find live windows of the keys that overlap `reach` (ms, both inclusive) in a snapshot, a version of `state`.
 
     `open_from_ms` has times by partition: windows that end before it are closed, and are left out.
-    Windows are in the order of their positions; with `after`, only those after that position. Each window has
-    partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
+    Windows are in the order of their `WindowPosition`: start, end, partition, key. With `after`, only windows after
+    that position are returned. Each window has partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises
+    LakeUnavailable.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in fields_of_table(table):
@@ -98,8 +99,9 @@ def find_closed_windows(
 ) -> list[ClosedWindow]:
     """Find closed windows of keys between two bounds (inclusive, text or bytes) that overlap `reach` (inclusive).
 
-    At most `rows_max` windows are returned, in the order of their positions; with `after`, only those after that
-    position. Times are in ms, since Python's datetime ends with the year 9999.
+    At most `rows_max` windows are returned, in the order of their `WindowPosition`: start, end, partition, key. With
+    `after`, only windows after that position are returned. Times are in ms, since Python's datetime ends with the year
+    9999. Raises LakeUnavailable.
     """
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
