@@ -65,7 +65,7 @@ class Width(Enum):
 
 
 class Password(str):
-    """A secret. Its repr and its formatted text show `[hidden]`; as a `str` it is the secret itself.
+    """A secret: `repr()` and f-strings show `[hidden]`, while `value`, `str()` and `%s` show the secret.
 
     >>> secret = Password("s3cret")
     >>> repr(secret), f"{secret}", secret.value

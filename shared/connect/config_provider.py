@@ -44,8 +44,10 @@ class ConfigProvider(ABC):
 
 
 class EnvVarConfigProvider(ConfigProvider):
-    """The process's environment: all variables, or those that `allowlist.pattern` matches. The path of a variable is
-    ignored."""
+    """The process's environment: all variables, or those that `allowlist.pattern` matches.
+
+    The key is the variable's name. The path is ignored.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
@@ -123,7 +125,8 @@ class ConfigTransformer:
     def of_worker(cls, names: Sequence[str], props: Mapping[str, str]) -> ConfigTransformer:
         """Make the providers that `config.providers` names.
 
-        `config.providers.<name>.class` is a provider's class. By default it is the built-in class of that name.
+        `config.providers.<name>.class` is the class of the provider `<name>`: a key of `PROVIDERS`. The default is
+        `<name>`, which must then be `env`, `file` or `dir`. Raises ConfigError for any other class.
         """
         providers = {}
         for name in names:

@@ -65,7 +65,7 @@ def to_avro(schema: Schema) -> Any:
 
 
 class _Writing:
-    """The conversion of one schema to Avro. A record's name may be defined only once."""
+    """The conversion of one schema to Avro. A repeated record becomes its name, since Avro defines a record once."""
 
     def __init__(self) -> None:
         self._records: dict[str, Schema] = {}

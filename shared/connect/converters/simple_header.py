@@ -39,7 +39,7 @@ INTEGERS = ((8, INT8), (16, INT16), (32, INT32), (64, INT64))
 
 
 class SimpleHeaderConverter(HeaderConverter):
-    """Text without a schema. A whole number gets the smallest type that can hold it."""
+    """Text without its schema, which a reader infers. A whole number is read as the smallest integer type that fits."""
 
     kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 

@@ -353,7 +353,7 @@ class LogicalReader:
         return {"protocol": "1", "slot": slot}
 
     async def read(self, connection: Any) -> list[SourceRecord]:
-        """Return the next records of the slot. Sets `is_idle` if there are no more for now."""
+        """Return the next records of the slot. Sets `is_idle`: whether a read of the slot ended without a record."""
         if connection is not self._connection:
             self._reading = None
             await self._prepare_replication(connection)

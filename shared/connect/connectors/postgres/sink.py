@@ -141,10 +141,10 @@ class PostgresSinkTask(SinkTask):
     async def _put_batch(self, records: list[SinkRecord]) -> None:
         """Write a batch. Records that cannot be rows are reported as errors.
 
-        Such a record is reported before the records in front of it are written. If the report fails the task, these
-        records are therefore not written twice. The next attempt writes as many records as were in front of the errant
-        one, and this number doubles with each success. So a batch with many errors is not tried as a whole for each of
-        them.
+        An errant record is reported before the records in front of it are written. If the report fails the task, these
+        records are therefore not written twice. Writing then continues with the records after the errant one. The first
+        attempt has as many records as were in front of the errant one, and each success doubles the number. So a batch
+        with many errors is not tried as a whole for each of them.
         """
         at = 0
         size = len(records)

@@ -38,7 +38,7 @@ class OffsetTable:
         return f"<OffsetTable of {self._connector}, {len(self._known)} partitions>"
 
     async def open(self, connection: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Create a row for each partition. Returns the next offset of each partition that has one."""
+        """Create the missing rows of partitions. Returns the next offset of each partition with written records."""
         await change_schema(
             connection,
             f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "

@@ -182,7 +182,8 @@ class RowBuilder:
     def _column_types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
         """Return each column's type and whether the column is NOT NULL, from its schema, or else from its value.
 
-        With pk.mode=record_key, primary key columns come from the record's key. All others come from the value.
+        With pk.mode=record_key, primary key columns come from the record's key. With pk.mode=kafka, their types are
+        fixed. All other columns come from the record's value.
         """
         pk = self._settings.pk_fields or KAFKA_COLUMNS
         kafka = dict(zip(pk, KAFKA_TYPES, strict=False)) if self._settings.pk_mode == "kafka" else {}
