@@ -185,7 +185,7 @@ def _quote_connector_name(name: str) -> str:
 def _request_worker(method: str, path: str, url: str | None, body: Any = None) -> Any:
     """Send a request of `penstock connectors` to a worker. Returns the decoded body; None if it is not JSON.
 
-    Raises ConnectRestError.
+    Raises ConnectRestError if there is no response or its status is an error.
     """
     base = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
     token = os.environ.get(TOKEN_VARIABLE)

@@ -143,7 +143,10 @@ class ConnectDaemon:
         await self._admin.close()
 
     async def _run_start_step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
-        """Await a step of the start. Raises StartFailed with the first exit status whose class fits the error."""
+        """Await a step of the start. Raises StartFailed after a PenstockError.
+
+        The exit status is that of the first class in `statuses` that the error is an instance of; 1 if there is none.
+        """
         try:
             return await step
         except* PenstockError as group:

@@ -45,7 +45,9 @@ def rest_listener(config: WorkerConfig) -> HttpSettings:
 
 
 def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
-    """Return the REST app behind its authentication. Raises ConfigError if a secret is missing or too short.
+    """Return the REST app behind its authentication.
+
+    Raises ConfigError if a secret is missing, too short or used twice.
 
     Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
     accepts only requests whose Host header is a loopback name, unless `rest.advertised.host.name` is set.
@@ -78,7 +80,7 @@ def is_rest_open(config: WorkerConfig, http: HttpSettings) -> bool:
 def worker_id_of(config: WorkerConfig, http: HttpSettings, port: int) -> str:
     """Return the worker's id: the `host:port` at which other workers reach its REST server.
 
-    `port` is the listener's.
+    `port` is the port of the listener. It is used unless `rest.advertised.port` is set.
     """
     host = config["rest.advertised.host.name"] or (
         socket.getfqdn() if http.host in (EVERY_ADDRESS, "::") else http.host

@@ -40,7 +40,10 @@ class CommandLine:
 
 
 def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
-    """Read the command line of `penstock connect` and the files that it names. Raises ConfigError."""
+    """Read the command line of `penstock connect` and the files that it names.
+
+    Raises ConfigError if the command line, a file or a setting of the worker is invalid.
+    """
     files, flags = _split_arguments(arguments)
     if not files:
         raise ConfigError(f"the worker's properties file is missing: penstock connect {mode} WORKER.properties …")
@@ -78,7 +81,8 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, st
 def misspelled_settings(config: WorkerConfig) -> list[str]:
     """Return the settings of a worker's command line and file that neither the worker nor its Kafka clients know.
 
-    Each is returned as its name and a hint with the most similar known name, if there is one.
+    Settings with a prefix of `PREFIXES` are left out. Each setting is returned as its name and a hint with the most
+    similar known name, if there is one.
     """
     known = [key.name for key in config.definition]
     other = [name for name in config.props if name not in config.definition and not name.startswith(PREFIXES)]
