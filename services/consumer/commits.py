@@ -97,9 +97,9 @@ class OffsetCommits:
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """The output of one execution, and the handled records that it belongs to.
+    """The output of one execution (`records`), and the handled records that it belongs to (`works`).
 
-    `has_dead_letters` is True if Kafka rejected the output and `records` are the dead letters that replace it.
+    `has_dead_letters` is True if Kafka rejected the output, and dead letters have replaced it in `records`.
     """
 
     execution: Execution

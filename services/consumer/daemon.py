@@ -56,12 +56,14 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Return the health. The service is unhealthy in four cases:
+        """Return the health. The service is unhealthy in five cases:
 
         1. The runner has not started: Kafka is not reached, or a topic does not exist yet.
-        2. A partition has lag and made no progress for `stuck_after_ms`.
-        3. A rebalance has lasted for `stuck_after_ms`.
-        4. A dead letter cannot be written.
+        2. A partition has lag, and none of its records was finished for longer than `stuck_after_ms`.
+        3. Under exactly-once, output waits for its transaction, and no record was finished for longer than
+           `stuck_after_ms`.
+        4. A rebalance lasts longer than `stuck_after_ms`.
+        5. The write of a dead letter has failed repeatedly.
         """
         loop = self.runner.loop
         consumer = self.runner.consumer

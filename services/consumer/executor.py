@@ -201,7 +201,10 @@ class Executor:
             self._handle_failed_records(topic, works, stage, error, outcome, dead_letters)
 
     async def _produce_output(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
-        """Write the records that the handler returned. Returns the first error, or None."""
+        """Validate and write the records that the handler returned. Returns the first error, or None.
+
+        Without `write`, the records are added to `outcome.outputs` instead.
+        """
         try:
             check_execution_output(records)
         except DataError as e:

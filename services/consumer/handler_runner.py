@@ -148,9 +148,10 @@ class HandlerRunner:
         )
 
     async def _wait_for_topics(self) -> int:
-        """Wait for Kafka. With `create_dead_letter_topics` create those that are missing, with room for every record.
+        """Wait for Kafka. With `create_dead_letter_topics`, also wait for the source topics.
 
-        Returns the largest `max.message.bytes` that they need, or 0 if they are not created.
+        Then create the missing dead-letter topics, with room for every record. Returns the largest `max.message.bytes`
+        that dead-letter topics need, or 0 without `create_dead_letter_topics`.
         """
         while True:
             try:

@@ -71,7 +71,7 @@ class RetryPolicy:
     def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
         """Return the decision after `attempts` failed attempts, the last of which failed with `error`.
 
-        `random` is drawn uniformly from 0 to 1.
+        `random` is drawn uniformly from 0 to 1, for the jitter of the backoff.
         """
         if not self.is_retriable(type(error)):
             return GiveUp(f"{type(error).__name__} is not retriable")
@@ -101,10 +101,10 @@ def _names_exception_class(given: ExceptionType, base: type) -> bool:
 
 
 def load_exceptions(names: Sequence[str], setting: str) -> tuple[ExceptionType, ...]:
-    """Return the exception classes that a retry policy names: by `module.name`, or by the plain name of a known class.
+    """Return the exceptions that a retry policy names, as classes and names.
 
-    A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
-    has: such a name would never match, and nobody would notice.
+    The plain name of a known class stays a name, because several classes may have it. A name `module.name` becomes the
+    class. Raises ConfigError for a name that no class has: such a name would never match, and nobody would notice.
     """
     known = {found.__name__ for found in _all_subclasses(BaseException)}
     return tuple(name if name in known else _import_exception_class(name, setting) for name in names)
