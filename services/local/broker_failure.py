@@ -53,7 +53,8 @@ _NOISE = re.compile(r"^\s+at |^\s*\.\.\. \d+ more")
 def is_trouble(line: str) -> bool:
     """Return whether a line of a broker's output reports a failure.
 
-    It is an event at ERROR or FATAL, or text of an exception or of the JVM.
+    It is a log event at ERROR or FATAL, or a line outside log events that names an exception or has an error message of
+    the JVM.
     """
     event = _LOG_LINE.match(line)
     return event.group(1) in ("ERROR", "FATAL") if event else bool(_TROUBLE.search(line))
@@ -76,9 +77,10 @@ def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
 
 
 def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
-    """Return the cause of a broker's failure as a sentence, then the broker's own lines.
+    """Return the cause of a broker's failure as a sentence, then the lines of its output that report the failure.
 
-    If the disk is full, that is the cause even if no line reports it.
+    If no line reports a failure, the last lines follow. If the disk is full, that is the cause even if no line reports
+    it.
     """
     cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
     output = meaningful(lines)

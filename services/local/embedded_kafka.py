@@ -258,7 +258,10 @@ class EmbeddedKafka:
         )
 
     async def _wait_for_broker_response(self, child: ChildProcess, port: int) -> bool:
-        """Return True once the broker answers, False if it ended. Raises KafkaDied if it logs nothing for too long."""
+        """Return True once the broker answers, False if it ended.
+
+        Raises KafkaDied if the broker logs nothing for `start_timeout_ms`.
+        """
         limit_s = self.settings.start_timeout_ms / 1000
         logged = self._logged_bytes()
         deadline = time.monotonic() + limit_s

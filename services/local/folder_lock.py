@@ -23,11 +23,14 @@ _POLL_MS = 50
 
 
 class FolderInUse(ConfigError):
-    """Another running broker uses the data folder. The message names the process that started it."""
+    """Another running broker or demo uses the data folder. FolderLock's message names its process (0: not known)."""
 
 
 class FolderLock:
-    """The lock of one data folder, which is created if missing. The error describes the lock's holder as `user`."""
+    """The lock of one data folder, which is created if missing.
+
+    `user` is the text that precedes the id of the holder's process in the error of a held lock.
+    """
 
     def __init__(self, folder: Path, user: str = "another running broker, started by") -> None:
         self._folder = folder

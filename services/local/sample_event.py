@@ -49,8 +49,8 @@ def sample_event(
 ) -> str:
     """Return a sample event as JSON. It has a key and a time at the JSON pointers.
 
-    Key and time are text unless `value_type` needs a number; a numeric time is in `time_unit`. If the source has no
-    type, the event also has `fields`. If no sample of `value_type` can be made (for example because it constrains its
+    Key and time are text unless `value_type` needs a number; a numeric time is in `time_unit`. If `value_type` is dict,
+    the event also has `fields`. If no sample of `value_type` can be made (for example because it constrains its
     values), the event has only the key and the time.
     """
     event: dict[str, Any] = {}

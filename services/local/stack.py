@@ -37,7 +37,10 @@ REQUEST_TIMEOUT_MS = 5_000
 
 
 class ServiceStuck(FatalError):
-    """A service runs but does not become healthy. The message has the reason in its `/health`, and its log file."""
+    """A service runs but does not become healthy.
+
+    The message has the reason from its `/health` and the path of its log file.
+    """
 
 
 def failing_checks(health: str) -> str:

@@ -96,7 +96,7 @@ class Up:
         self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
 
     async def main_loop(self) -> None:
-        """Keep everything running.
+        """Restart each service that ends.
 
         Raises KafkaDied if Kafka ends unexpectedly, and ConfigError if a service ends because of an invalid setting.
         """

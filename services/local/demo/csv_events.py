@@ -91,7 +91,8 @@ class BadRow(ValueError):
 class CsvEvents:
     """The rows of a CSV file as events, in file order, or the first `limit` of them.
 
-    Raises ConfigError if they cannot be events.
+    Raises ConfigError if the file cannot be read, if it lacks a column, or if none of its first PROBED_ROWS rows can be
+    an event.
     """
 
     def __init__(
@@ -169,7 +170,8 @@ class CsvEvents:
     def _first_event_time(self, rows: list[CsvRow]) -> int:
         """Return the event time of the first row that has one.
 
-        If no row has an event time, raises ConfigError with the first row's reason.
+        Raises ConfigError, with the first row's reason, if no row has an event time. Also raises ConfigError if another
+        epoch format fits the first valid time better, and if there are no rows.
         """
         first: BadRow | None = None
         for row in rows:

@@ -157,8 +157,8 @@ async def run_in_child(
 ) -> tuple[int, dict[str, Any], ChildProcess]:
     """Run the jobs with these arguments of `main` in a child process.
 
-    Returns its exit status, the audit's result ({} if it printed none) and the ended child. The child's environment has
-    no PENSTOCK_ variable except the address of Kafka. A cancellation ends the child.
+    Returns its exit status, the audit's result ({} if it printed none) and the ended child. The child reads no
+    configuration file, and of the PENSTOCK_ variables only the address of Kafka. A cancellation ends the child.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment |= {

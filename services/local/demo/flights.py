@@ -61,8 +61,8 @@ class Departure(msgspec.Struct):
 def topology(suffix: str = "") -> Topology:
     """Return the topology of the flights, which makes departure banks.
 
-    A bank is a carrier's departures from an airport without a pause of 30 minutes between them. `suffix` is appended to
-    the output topics.
+    A bank is a carrier's departures from an airport without a pause of more than 30 minutes between them. `suffix` is
+    appended to the output topics.
     """
     builder = StreamsBuilder()
     late = PLAN.late + suffix
@@ -112,7 +112,10 @@ def parse(row: Mapping[str, str]) -> Flight:
 
 
 def in_order_of_departure(rows: Iterable[Mapping[str, str]]) -> list[bytes]:
-    """Return the flights' events as lines, by arrival. Rows of the same minute keep the file's order."""
+    """Return the flights' events as lines, in the order of actual departure.
+
+    A cancelled flight counts with its scheduled departure. Rows of the same minute keep the file's order.
+    """
     flights = [parse(row) for row in rows]
     flights.sort(key=lambda flight: flight.arrival_ms)
     return [flight.line for flight in flights]

@@ -20,12 +20,12 @@ NOTHING_STORED = (429, 503)
 
 
 class IngestRejected(PenstockError):
-    """The endpoint rejected a whole batch. The message has its response."""
+    """The endpoint's response does not have the outcome of every event of a batch. The message has the response."""
 
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """The outcome of the events so far. `errors` are the first few errors, in which the source names the event."""
+    """The outcome of the events so far. `errors` are the first few error messages, made by `name_rejection`."""
 
     sent: int = 0
     acknowledged: int = 0
@@ -48,7 +48,7 @@ class EventReplay:
         self.counts = ReplayCounts()
 
     async def send(self, limit: int | None = None) -> bool:
-        """Send up to `limit` more events, batch by batch. Returns False if there are no more."""
+        """Send up to `limit` more events (None: all), batch by batch. Returns True if `limit` events were sent."""
         left = limit
         while left is None or left > 0:
             batch = list(islice(self._lines, BATCH_LINES if left is None else min(BATCH_LINES, left)))

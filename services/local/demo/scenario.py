@@ -314,9 +314,10 @@ class Scenario:
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
     async def _wait_until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
-        """Wait until `reached` returns True. If it does not in time, the error names `what`.
+        """Wait until `reached` returns True.
 
-        If a service ends meanwhile, the error names the service.
+        Raises KafkaTimeout, which names `what`, if the aggregator processes no record for WAIT_MS. Raises ChildDied,
+        which names the service, if a service ends meanwhile.
         """
         loop = asyncio.get_running_loop()
         processed = -1

@@ -21,7 +21,7 @@ SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
 def aggregator_spec(plan: PipelinePlan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
     """Return the demo's aggregator, under exactly_once.
 
-    It `compacts` every five seconds of wall-clock time, or not at all.
+    If `compacts`, it starts a compaction every five seconds of wall-clock time.
     """
     return ServiceSpec(
         "aggregator",

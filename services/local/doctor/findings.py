@@ -83,7 +83,10 @@ class TopicFacts:
 
 
 def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
-    """Return the findings on how Kafka treats a topic's event times. Not for changelogs and dead-letter topics."""
+    """Return the findings on how Kafka treats a topic's event times.
+
+    The caller does not pass changelogs and dead-letter topics.
+    """
     found: list[Finding] = []
     if not topic.holds_event_times:
         return found
