@@ -70,9 +70,10 @@ class ProducerDaemon(KafkaHttpDaemon):
         await self._producer.start()
 
     async def shutdown(self) -> None:
-        """Finish the work in flight. The requests have a share of the limit.
+        """Finish the work in flight. The requests have a share of `shutdown_timeout_ms`.
 
-        The last flush and the transactions in progress share the rest. They end side by side, since each may hang.
+        Then the last flush and the transactions in progress end concurrently, since each may hang. The flush has
+        another share of `shutdown_timeout_ms`. The wait for the transactions is limited by `ack_timeout_ms`.
         """
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))

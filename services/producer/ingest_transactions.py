@@ -71,9 +71,10 @@ class KafkaTransactor:
         return await self._await_transaction(self._store_with_key(key, records, make_response))
 
     async def close(self) -> None:
-        """Wait for the transactions in progress, at most `ack_timeout_ms`. Then close the producers that are idle.
+        """Wait for the transactions in progress, at most `ack_timeout_ms`. Then close the producers.
 
-        The producers of Idempotency-Keys are closed after their transactions in progress.
+        A producer of `?atomic=true` whose transaction is still in progress stays open. A producer of Idempotency-Keys
+        is closed after its transaction in progress, without a limit.
         """
         if self._running:
             await asyncio.wait(self._running, timeout=self._settings.ack_timeout_ms / 1000)
@@ -319,7 +320,10 @@ async def send_in_transaction(
 
 
 async def _abort_transaction(producer: Producer, cause: PenstockError) -> PenstockError:
-    """Abort the transaction and return the cause. Raises it if the abort fails, since the producer is then unusable."""
+    """Abort the transaction and return `cause`.
+
+    If the abort fails, raises `cause`, since the producer is then unusable.
+    """
     try:
         await producer.abort_transaction()
     except PenstockError as e:

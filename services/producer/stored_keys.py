@@ -140,7 +140,7 @@ class StoredKeys:
 def pack_stored_response(response: StoredResponse) -> bytes:
     """Return a response's body, compressed for the record of a stored Idempotency-Key.
 
-    The rows of `offsets` become columns of differences.
+    The rows of `offsets` become columns (see `_pack_offset_rows`).
     """
     body = response.body
     columns = b""
@@ -173,7 +173,9 @@ def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
 def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
     """Encode the rows of `offsets` in a stored response.
 
-    The format is the unit's name, then the columns of positions, partitions and offsets, each with its length.
+    The format is the name of the rows' position (`line` or `index`), then the columns of positions, partitions and
+    offsets. Each of the four parts follows its length. The columns are compressed. A position is stored as the
+    difference from the previous row's, an offset as the difference from the previous one of its partition.
     """
     (unit,) = rows[0].keys() - {"partition", "offset"}  # `line` or `index`
     positions = array("q")
