@@ -33,7 +33,7 @@ from penstock.services.spark.errors import translated
 def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> AuditReport:
     """Run an audit: read the inputs, compare them, and return the report.
 
-    Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka or Spark.
+    Raises ConfigError if the lake or store does not exist, NotAuditable, or an error of Kafka or Spark.
     """
     started = time.monotonic()
     try:

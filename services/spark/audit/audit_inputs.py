@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
     - `late`: late records (partition, offset, key, timestamp_ms, missed: the starts in ms).
     - `dead`: coordinates of dead letters, null if they cannot be read.
     - `stream`: the store's windows (WINDOW, state, `closed`, `closed_ms`).
-    - `recomputes`: True if the audit compares when windows were closed, except in the partitions `idled`.
+    - `recomputes`: True if the audit checks close times and which records were late, except in the partitions `idled`.
     - `exactly_once`: True if a repeated dead letter is a difference.
     - `deleted_until_ms`: by partition, the time up to which records may have been deleted from the topic.
     """
@@ -86,7 +86,10 @@ class Read(NamedTuple):
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> Read:
-    """Read all inputs of the audit. Raises ConfigError if the lake or store does not exist, NotAuditable."""
+    """Read all inputs of the audit.
+
+    Raises ConfigError if the lake or store does not exist, NotAuditable, or an error of Kafka or Spark.
+    """
     found = LakeTables(spark, settings.tables)
     store = found.store(settings.store)
     require_auditable(store)

@@ -15,7 +15,7 @@ from penstock.services.spark.audit.audit_inputs import Inputs
 class Compared(NamedTuple):
     """All differences (check, partition, key, at_ms, detail), and the rows that were compared.
 
-    `contained` are the stream's sessions, each with the computed session within whose bounds it is.
+    `contained` are the stream's sessions, each with the start of the computed session that contains it, or null.
     """
 
     differences: DataFrame

@@ -27,8 +27,8 @@ KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000
 def java_client_properties(kafka: KafkaSettings) -> dict[str, str]:
     """Return the properties of Kafka's Java client, with which Spark's Kafka source reads.
 
-    The CA file is passed by its path; a client certificate and its key are passed as PEM text. Raises ConfigError if
-    their files cannot be read.
+    The CA file is passed by its path. A client certificate and its key are passed as PEM text. Raises ConfigError if
+    the file of the certificate or of the key cannot be read.
     """
     properties = {
         "bootstrap.servers": kafka.bootstrap_servers,

@@ -79,7 +79,9 @@ class MeasuredField(NamedTuple):
         return f"{self.name} {self.type}"
 
     def of(self, value: Any) -> Any:
-        """Return a record's value as the engine adds it; None for a value that it rejects. A boolean is 1 or 0.
+        """Return a record's value in the form of `type`, or None for a value that the engine rejects for that type.
+
+        As a number, a boolean is 1 or 0.
 
         >>> MeasuredField("n", "int64").of(True), MeasuredField("n", "float64").of(2)
         (1, 2.0)
@@ -115,7 +117,8 @@ def fields(store: StoreSchema) -> list[MeasuredField]:
 def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
     """Return the store with `verbatim` False for the distinct counts of fields that hold values other than text.
 
-    The audit does not compare these counts, because Spark cannot hash such values as the engine does in Python.
+    The audit does not compare distinct counts with `verbatim` False. Spark cannot hash values other than text as the
+    engine does in Python.
     """
     if not (names := _distinct_fields(store)):
         return store
@@ -135,7 +138,7 @@ def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> Da
     """Return records with the struct `fields` in place of their value.
 
     `fields` has the fields that measures need, parsed from the value's JSON. They are null where `is_wanted` is false.
-    The JSON is parsed in Python: Spark's `from_json` took twice the CPU time in the JVM.
+    Python parses the JSON. With Spark's `from_json` instead, the JVM needed twice the CPU time.
     """
     if not (wanted := fields(store)):
         return records.withColumn(FIELDS, F.lit(None).cast("string")).drop("value")
@@ -158,7 +161,7 @@ def _value_parser(wanted: list[MeasuredField]) -> Callable[[Iterator[pa.RecordBa
 
 
 def _fields_of_value(value: bytes | None) -> dict[str, Any]:
-    """Return the fields of a source record's value from which measures are computed.
+    """Return all fields of a source record's JSON value.
 
     Returns an empty dict if the value is not a JSON object, as may be the case for a dead letter.
     """

@@ -90,9 +90,9 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
 
 
 def assign_sessions(records: DataFrame, gap_ms: int) -> DataFrame:
-    """Return records with their session's `start_ms` and `end_ms` by the session rule, null for a late record.
+    """Return records with all their columns and their session's `start_ms` and `end_ms`, null for a late record.
 
-    The columns `partition`, `key`, `offset`, `timestamp_ms` and `close_ms` are used, and all are kept.
+    The columns `partition`, `key`, `offset`, `timestamp_ms` and `close_ms` determine the sessions.
     """
     used = records.select("partition", "key", "offset", "timestamp_ms", "close_ms")
     # One task has all records of a key, in the order of their arrival.

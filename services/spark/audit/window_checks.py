@@ -116,7 +116,7 @@ def sliding_members(keyed: DataFrame, store: StoreSchema) -> Members:
     """Return the members of sliding windows, whose bounds are both inclusive.
 
     Keys with a record that was below the close time when it arrived have no pairs and are in `left_out`. `verdicts` has
-    the records of all keys for which it is certain whether they are late.
+    those records, of every key, of which it is certain whether they are late.
     """
     reach = store.size_ms
     time = F.col("timestamp_ms")
