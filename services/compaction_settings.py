@@ -59,9 +59,9 @@ VacuumEvery = Annotated[
 
 
 def require_utc(conf: dict[str, str]) -> dict[str, str]:
-    """Return the Spark settings of a compaction or another job, if they leave the session's time zone at UTC.
+    """Return the Spark settings of a compaction or another job.
 
-    Raises ValueError otherwise.
+    Raises ValueError if they set the session's time zone to a zone other than UTC.
     """
     if conf.get(_TIME_ZONE, "UTC") not in _UTC:
         raise ValueError(

@@ -55,8 +55,8 @@ def serve(
     """Run a daemon as a command: load its settings, set up its log, run it to its end, and return the exit status.
 
     `make` is called within the event loop. `limit_ms` returns the limit of the shutdown, by default
-    `shutdown_timeout_ms`. A wrong setting is printed as one line on standard error. If the settings cannot be loaded,
-    this raises SystemExit(2).
+    `shutdown_timeout_ms`. If the settings cannot be loaded or `make` raises ConfigError, the error is printed as one
+    line on standard error. In the first case this raises SystemExit(2), in the second it returns 2.
     """
     settings = load_settings_or_exit(settings_class, arguments, program)
     configure(settings.log, program.split()[-1])
