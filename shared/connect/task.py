@@ -133,13 +133,13 @@ class SinkTaskContext(Protocol):
         ...
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Deliver no records of these partitions until `resume`. A pause by the worker itself needs no `resume`."""
+        """Deliver no records of these partitions until `resume`. The worker ends its own pauses itself."""
         ...
 
     def resume(self, *partitions: TopicPartition) -> None: ...
 
     def timeout(self, timeout_ms: int) -> None:
-        """Set the maximum time until the next `put`. After RetriableError it is the wait before the redelivery."""
+        """Set the maximum time until the next `put`, which after RetriableError is the redelivery."""
         ...
 
     def request_commit(self) -> None:
@@ -233,8 +233,8 @@ class SinkTask(Task):
     def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
         """Return the offsets that may be committed. The default flushes and returns all of them.
 
-        No offset is committed for a partition that is left out. After an error, the task reads again from the last
-        committed offsets.
+        No offset is committed for a partition that is left out. If this method raises an error, the task reads again
+        from the last committed offsets.
         """
         flushed = self.flush(offsets)
         return offsets if flushed is None else _offsets_after_flush(flushed, offsets)

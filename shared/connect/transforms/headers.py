@@ -23,7 +23,7 @@ from penstock.shared.connect.transforms.parts import (
 
 
 def headers_of(record: ConnectRecord) -> tuple[Header, ...]:
-    """Return a Connect record's headers, which transforms change. A record without headers has an empty tuple."""
+    """Return a Connect record's headers; an empty tuple if it has none."""
     found: tuple[Header, ...] = getattr(record, "headers", ())
     return found
 

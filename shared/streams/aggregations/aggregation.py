@@ -70,7 +70,10 @@ class Aggregation(ABC, Generic[State]):
         """The type of `result`; `json` is anything that msgspec encodes."""
 
     def bind(self, value_type: Any) -> Self:
-        """Return the aggregation for a stream of `value_type`. Raises ConfigError if the type lacks the field."""
+        """Return the aggregation for a stream of `value_type`.
+
+        Raises ConfigError if the type lacks the field, or if the aggregation cannot take the field's type.
+        """
         return self
 
     @abstractmethod
@@ -169,7 +172,7 @@ class OfField(Aggregation[State]):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
 
     def _require_number(self, value: Any, type_: NumberType) -> float | int:
-        """Return a field's value as a number of this type. Raises DataError if it is not such a number."""
+        """Return a field's value as a number of `type_`. Raises DataError if it is not such a number."""
         if not isinstance(value, int | float):
             raise DataError(f"{self.function}({self.field!r}): {value!r} is not a number")
         if type_ == "float64":

@@ -63,12 +63,12 @@ class ConfirmedChanges:
     """Confirmed changes as columns, in log order. All were written under the same store schemas (`stores`).
 
     `operations` are the operations' letters as numbers. `numbers` are the store numbers. `starts`, `ends` and
-    `closed_at` are times in ms. A time that the operation lacks is 0, and a state that it lacks is empty. `offsets` are
-    the offsets of the entries.
+    `closed_at` are times in ms. A time that the operation lacks is 0. The state of DELETED is empty. `offsets` are the
+    offsets of the entries.
 
     A late record uses the same columns: `starts` has its timestamp, `ends` its source offset (-1: none), and
     `closed_at` the number of windows that it missed. `missed` has the starts of these windows. Its state is the
-    aggregation of this record alone. It is null if the entry has none.
+    aggregation of this record alone, or null if the entry has no state.
 
     `commits` are the commits that end in these changes, in order. A commit that was read in several batches is
     delivered in several parts, and only the last part lists it.
@@ -130,7 +130,7 @@ Apply = Callable[[ConfirmedChanges], None]
 
 
 def apply_one_by_one(apply: Callable[[Change], None]) -> Apply:
-    """Return a function for a ChangelogReader that applies confirmed changes one by one.
+    """Return a function for a ChangelogReader that applies confirmed changes one by one, except late records.
 
     It raises CorruptEntry with the record's offset where `apply` raises CorruptRecord.
     """
@@ -451,8 +451,8 @@ def reader_start_offset(
     """Return the offset at which a changelog's reader starts: after the snapshot in the lake, which ends at `covered`.
 
     The log has the offsets from `first` to `end` (exclusive). Without a snapshot, `covered` is None and the reader
-    starts at 0. Raises ChangelogHole if offsets from the start on are missing in the log, or if the log ends before the
-    snapshot. `lake_name` is the setting that `lake` comes from, for the message.
+    starts at 0. Raises ChangelogHole if `first` is above the start, or `end` below `covered`. Its message names the lake
+    and the setting `lake_name` that configures it.
     """
     if covered is None:
         if first > 0:
