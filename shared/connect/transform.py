@@ -12,7 +12,7 @@ from penstock.shared.connect.version import CONNECT_VERSION
 
 
 class Transformation(ABC):
-    """Returns one record for each record, or None to drop it. It never waits. Raises DataError for an invalid record."""
+    """Returns one record for each record, or None to drop it. Never waits. Raises DataError for an invalid record."""
 
     kafka_class: ClassVar[str | None] = None
 

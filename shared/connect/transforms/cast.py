@@ -49,7 +49,10 @@ TYPES = {
 
 
 def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
-    """Return Cast's types by field. The type of the whole key or value is under None. Raises ConfigError for an invalid spec."""
+    """Return Cast's types by field; the type of the whole key or value is under None.
+
+    Raises ConfigError for an invalid spec.
+    """
     if not spec:
         raise ConfigError("Must specify at least one field to cast.")
     casts: dict[str | None, SchemaType] = {}
