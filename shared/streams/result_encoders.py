@@ -41,8 +41,8 @@ def encode_result_key(key: Any) -> bytes | None:
 def encode_without_error(value: Any) -> bytes | None:
     """Encode the key or value of a record that is written without a sink, such as a dead letter.
 
-    Text is encoded as UTF-8, bytes are unchanged. Anything else is encoded as JSON, a windowed result as one flat
-    object. If that fails, the `repr` is encoded, or the name of the type if the `repr` fails as well.
+    Text is encoded as UTF-8, bytes and None are unchanged. Anything else is encoded as JSON, a windowed result as one
+    flat object. If that fails, the `repr` is encoded, or the name of the type if the `repr` fails as well.
 
     >>> class Mute:
     ...     def __repr__(self) -> str:

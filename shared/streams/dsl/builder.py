@@ -161,8 +161,9 @@ class StreamsBuilder:
         - `bytes`: the bytes of the record's value, unchanged,
         - a deserializer. Aggregations treat its values as dicts until a `map_values` declares another type.
 
-        By default, records that cannot be decoded or processed go to the topic `dead_letters` (default `<topic>-dlq`).
-        Records that arrive after all their windows have closed go to the topic `late` (default `<topic>-late`).
+        Records that cannot be decoded or processed go to the topic `dead_letters` (default `<topic>-dlq`), unless the
+        exception handlers in the settings decide otherwise. Records that arrive after all their windows have closed go
+        to the topic `late` (default `<topic>-late`).
         """
         source = self._make_source_node(topic, value, key, dead_letters, late)
         return Stream(
@@ -301,8 +302,8 @@ class StreamsBuilder:
     def build(self) -> Topology:
         """Return the topology.
 
-        Raises ConfigError if it has no stream, if a windowed aggregate lacks `on_close` or `on_update`, or if records
-        would be written back to their topic.
+        Raises ConfigError if it has no source node (a global table has none), if a windowed aggregate lacks `on_close`
+        or `on_update`, or if records would be written back to their topic.
         """
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
@@ -454,8 +455,9 @@ class Stream(Generic[K, V]):
         Before the stream is grouped, or joined with a stream or a table, it passes through a repartition topic, so that
         all records of a key come to one task. The topic is `<application>-<name>-repartition`, also if other nodes are
         between `key_by` and the grouping or join. So with a `name` the topic stays the same when other nodes change.
-        Without one it is named after the last node before it, whose name has its position in the topology. Two streams
-        derived from one named `key_by` cannot each have a topic: repartition() raises ConfigError for the second.
+        Without a `name` the topic is named after the node directly before the topic. The default name of a node
+        contains its position in the topology. Two streams derived from one named `key_by` cannot each have a topic:
+        `repartition`, a grouping or a join of the second stream raises ConfigError.
 
         A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of
         a left join.

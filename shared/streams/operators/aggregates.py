@@ -227,10 +227,10 @@ class KeyAggregate(WindowAggregate):
         super().__init__(store_name, WindowRule("table"), aggregations, "on_update")
 
     def results_from_ms(self) -> int:
-        """Return the lower limit of the timestamps of later results.
+        """Return the lowest timestamp of the changed rows that the next commit forwards; stream time if there are none.
 
-        If each update is forwarded at once, that is stream time. If the commit forwards the updates, it is the lowest
-        timestamp of a changed row.
+        There are none if each update is forwarded at once. A record that arrives out of order may still cause a result
+        with a lower timestamp.
         """
         return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
 

@@ -19,8 +19,7 @@ _ANY_KEY = object()
 class Each(Processor):
     """A processor without state: calls a function with the record and `forward`.
 
-    `at_most_once` means that the function forwards at most one record for each record. It may change the value, but not
-    the key or the timestamp.
+    `at_most_once` means that the function forwards at most one record for each record, with the same key and timestamp.
     """
 
     sees_time = False
