@@ -57,9 +57,9 @@ async def prepare_topics(
     topics are missing, they are logged and passed to `on_missing`, again whenever the list changes.
 
     Raises UnknownTopicOrPartition, which names the topics that did not appear within `topic_wait_ms`. Raises
-    ConfigError if the assignor does not suit several source topics, if the numbers of partitions of the source topics,
-    the repartition topics and the changelog differ, or if the existing changelog would lose state. Logs a warning if
-    retention would delete old event times from a result or late topic.
+    ConfigError if the assignor does not suit several source topics (counting repartition topics), if the numbers of
+    partitions of the source topics, the repartition topics and the changelog differ, or if the existing changelog would
+    lose state. Logs a warning if retention would delete old event times from a result or late topic.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
@@ -109,10 +109,10 @@ async def prepare_topics(
 
 
 def require_assignor_of_source_topics(strategy: str, sources: Sequence[str]) -> None:
-    """Raise ConfigError if an application has several source topics and its assignor `strategy` is not `range`.
+    """Raise ConfigError if there are several source topics, counting repartition topics, and `strategy` is not `range`.
 
-    A task needs the same partition number of each source topic. `range` assigns these to one member. The sticky
-    assignors assign each partition by itself.
+    A task needs the same partition number of each source topic. The assignor `range` assigns equal partition numbers to
+    one member. The sticky assignors assign each partition by itself.
     """
     if strategy != "range" and len(sources) > 1:
         raise ConfigError(

@@ -89,7 +89,7 @@ class ChangelogPosition:
     A negative offset means that the broker did not return one.
 
     `covered_offset` is the offset after the progress record. `verified_offset` is the `covered_offset` of the last
-    commit before others wrote.
+    commit up to which only the owner has written.
 
     >>> position = ChangelogPosition("id", 10, marks=1)
     >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
@@ -218,7 +218,7 @@ class ChangelogPartition:
 
         `make_task` returns an empty task. It is called for each attempt that does not continue the `standby`. The
         standby is continued if the log still has the records that follow its position. Raises ChangelogHole,
-        SchemaMismatch or CorruptRecord, with the coordinates, if the state cannot be restored completely.
+        SchemaMismatch or CorruptRecord if the state cannot be restored completely.
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
@@ -319,7 +319,7 @@ class ChangelogPartition:
     async def _require_in_force(self, others: range) -> None:
         """Raise ProducerFenced if another owner's takeover record is at one of the offsets `others`.
 
-        Raises LogReplaced if the changelog was deleted and created again.
+        Raises LogReplaced if the changelog was deleted and created again. Checks nothing if `others` is empty.
         """
         if not others:
             return

@@ -35,7 +35,7 @@ def describe_foreign_members(group: GroupDescription) -> str:
 async def foreign_members_error(
     kafka: KafkaSettings, application_id: str, strategy: str, error: InconsistentGroupProtocol
 ) -> InconsistentGroupProtocol:
-    """Return the error for an instance that the group has rejected. Its message names the group's members.
+    """Return the error for an instance that the group has rejected. Its message names the group's remaining members.
 
     The instance must have left the group. `strategy` is its assignment strategy, `error` the group's error.
     """

@@ -98,8 +98,8 @@ def read_in_slices(
     """Read live windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
 
     The generator yields after every slice. A task that leaves `tasks` meanwhile is left out of the response. `topology`
-    lists the stores if no task runs here; the default is the tasks' topology. `tables` are the instance's global
-    tables.
+    lists the stores. Without it, the stores are those of `tasks`: none if no task runs here. `tables` are the
+    instance's global tables.
 
     All rows have `key`, and all but those of global tables have `partition`. Windows also have `start` and `end` (ms,
     as the window's kind defines them) and their results by name. Rows of an aggregation without windows have their
@@ -156,7 +156,7 @@ def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, No
 class _StoreQueryPage:
     """The first `rows_max` rows, in order, that a query selects from one partition.
 
-    `builder` and `partition` are None for a global table.
+    `builder` describes the store. `builder` and `partition` are None for a global table, which has neither.
     """
 
     def __init__(self, partition: int | None, builder: StoreBuilder | None, query: StoreQuery, rows_max: int) -> None:

@@ -73,9 +73,10 @@ class RestoreReport:
     """The figures of a restore; `snapshot_version` is None if there was no snapshot.
 
     `snapshot_windows`, `local_windows` and `standby_windows` are the rows that the restore began with: from the
-    snapshot, from the instance's disk or from its standby. The other figures are of the changelog that was read after
-    them. `changelog_records` counts all its records, including takeover and progress records. `changelog_windows`
-    counts the entries that were applied, `foreign_records` the foreign records that were skipped.
+    snapshot, from the instance's disk or from its standby. `milliseconds` is the duration of the whole restore. The
+    other figures are of the changelog that was read after those rows. `changelog_records` counts all its records,
+    including takeover and progress records. `changelog_windows` counts the entries that were applied, `foreign_records`
+    the foreign records that were skipped.
     """
 
     snapshot_version: int | None = None

@@ -175,11 +175,12 @@ def raise_unread(at: TopicPartition, position: int, read: Collection[str], appli
 def start_position_of(
     at: TopicPartition, position: int | None, known_id: str | None, held: PartitionExtent, on_missing: OnMissing
 ) -> StartPosition:
-    """Return the offset at which a task starts to read a partition, given its last `position` (None: never read).
+    """Return the offset at which a task starts to read a partition.
 
-    `known_id` is the id of the topic that the position belongs to. Raises SourceTopicChanged if the topic now has
-    another id, or ends before the position. Raises SourceOffsetsMissing if the records at the position were deleted,
-    unless `on_missing` is `skip`.
+    That is its last `position`, or the first offset if `position` is None (never read). `known_id` is the id of the
+    topic that the position belongs to. Raises SourceTopicChanged if the topic now has another id, or ends before the
+    position. If the records at the position were deleted, the task starts at the first offset if `on_missing` is
+    `skip`. Otherwise, raises SourceOffsetsMissing.
     """
     # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
     if known_id is not None and known_id != held.topic_id:

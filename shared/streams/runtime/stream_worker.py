@@ -120,10 +120,10 @@ class StreamWorker(RebalanceListener):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Wait for the source topics, create the application's other topics, and join the group.
+        """Wait for the topics that the topology reads, create its other topics, load global tables, and join the group.
 
-        Raises UnknownTopicOrPartition, which names the source topics that did not appear in time. Raises ConfigError if
-        the topics or the state directory are unsuitable.
+        Raises UnknownTopicOrPartition, which names the topics that did not appear in time. Raises ConfigError if
+        the topics or the state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
         """
         self._task_factory.startup()
         await loaded(compile_kernels, "the kernels")  # before the group waits for heartbeats
@@ -458,7 +458,7 @@ class StreamWorker(RebalanceListener):
         """Handle a task whose commit or restore failed.
 
         There are three cases:
-        1. The partition has a new owner: the worker joins its group again at the end of the turn.
+        1. ProducerFenced, usually because of a new owner: the worker joins its group again at the end of the turn.
         2. The error is not retriable, this was the last attempt, or the worker is leaving: raise the error.
         3. Otherwise discard the task and restore it.
         """
@@ -553,7 +553,8 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
     """Pause the consumer's partitions whose inputs are full, and resume those that have room again.
 
     If the inputs of all tasks together hold more than `bytes_max` bytes, every partition with fetched records counts as
-    full. A partition without fetched records never does, because others may wait for its records.
+    full. A partition without fetched records never does: its task may wait for its records before it processes those of
+    other topics.
     """
     paused = consumer.paused()
     is_over = sum(running.inputs.bytes for running in ready.values()) > bytes_max
