@@ -28,7 +28,7 @@ REPLAY_MAX = 100_000
 
 
 class DeadLetters(Protocol):
-    """The operations behind the routes. Every method raises UnknownTopicOrPartition if the topic does not exist."""
+    """The operations behind the routes. Methods with a `topic` raise UnknownTopicOrPartition if it does not exist."""
 
     async def topics(self) -> list[dict[str, Any]]:
         """Return each dead-letter and late topic: topic, kind, source and the number of `records`.
@@ -55,7 +55,7 @@ class DeadLetters(Protocol):
     ) -> dict[str, Any]:
         """Send dead letters to their source topics, or to the topic `to`.
 
-        Returns the fields of `ReplayResponse` that count dead letters.
+        Returns the fields of `ReplayResponse` except `topic` and `dry_run`.
         """
         ...
 

@@ -201,7 +201,7 @@ class LagRow(TypedDict):
 
 
 class GroupResponse(TypedDict):
-    """A group. `lag` is the sum over its partitions."""
+    """A group. `lag` is the sum over the rows of `partitions`."""
 
     group: of.Group
     state: State
@@ -345,7 +345,8 @@ async def _partitions_to_reset(
 ) -> list[TopicPartition] | None:
     """Return the partitions that a request to reset a group's offsets names: all of a topic, or the listed ones.
 
-    Returns None if the request names no topic. Raises UnknownTopicOrPartition if a listed partition does not exist.
+    Returns None if the request names no topic. Raises UnknownTopicOrPartition for a topic or partition that does not
+    exist, and DataError if a topic has an empty list of partitions.
     """
     if topics is None:
         return None
