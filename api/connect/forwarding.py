@@ -36,10 +36,10 @@ class Forwarding:
         self._timeout_s = timeout_ms / 1000
 
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """Return the response of the worker that `error` names.
+        """Forward the request to the worker that `error` names, and return that worker's response.
 
-        Returns 409 if no other worker is known, and 500 if the worker does not answer. `error_response` makes a
-        response from such a status and its message.
+        Returns a 409 response if `error` names no worker or the request was already forwarded twice. Returns a 500
+        response if the worker does not answer. `error_response` makes both from a status and a message.
         """
         forward = next_forward(request.query_params.get("forward"))
         if forward is None or error.url is None:

@@ -92,7 +92,7 @@ def create_connect_app(herder: Herder, registry: CollectorRegistry | None = None
 
 
 class StartingApp:
-    """Answers 503 until `app` is set. Then `app` answers, with 503 until the herder is ready (`ConnectPaths`).
+    """Answers 503 until `app` is set. From then on `app` answers (see `ConnectPaths`).
 
     The worker thus listens before its herder starts, and reports an address in use at once.
     """
