@@ -123,7 +123,7 @@ class GroupEvent(TypedDict):
 
 
 class IngestState(TypedDict):
-    """The ingest of all services together. Rates are per second, quantiles in ms."""
+    """The ingest of all services together. `records_per_second` is a rate; counts are since each service started."""
 
     p50_ms: of.Rate | None
     p99_ms: of.Rate | None
@@ -181,9 +181,9 @@ class CounterRate:
         self._total = 0.0
 
     def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Add the counter's value when an overview is built, None if unknown.
+        """Add the counter's value, None if unknown, when an overview is built. Returns the rate for the overview.
 
-        Returns the rate for the overview, or None before the second value.
+        The rate is None for an unknown value, and before the second known value.
         """
         if value is None:
             return None
@@ -211,7 +211,8 @@ class GroupWatch:
     def observe(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
         """Add a sample of the groups. Returns the overview's groups, each with `lag_per_second` and `catch_up_s`.
 
-        `lag_per_second` is negative if the group catches up. Both are None if unknown.
+        `lag_per_second` is negative if the group catches up, and None for its first sample. `catch_up_s` is 0 without
+        lag, and None if the lag does not fall.
         """
         rows = []
         for group in groups[:GROUPS_MAX]:
@@ -418,13 +419,13 @@ def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
     """Return the overview's estimate of the seconds that a restore would take now.
 
-    A restore reads the live windows in the snapshot and the changelog records after it. Returns None if the number of
-    these changelog records is unknown, or if no task has been restored yet. There are two other cases:
+    A restore reads the live windows in the snapshot and the changelog records after it: N windows and records in all.
+    Returns None if the number of these changelog records is unknown, or if no task has been restored yet. There are two
+    other cases:
 
-    1. Some restores read at least RESTORE_RATE_RECORDS_MIN records: the estimate is the number of records divided by
-       the rate of these restores.
-    2. No restore did: the estimate is the duration of the shortest restore, plus the number of records divided by
-       RESTORE_RECORDS_PER_MS.
+    1. Some restores read at least RESTORE_RATE_RECORDS_MIN windows and records: the estimate is N divided by the rate
+       of these restores.
+    2. No restore did: the estimate is the duration of the shortest restore, plus N divided by RESTORE_RECORDS_PER_MS.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))
