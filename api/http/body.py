@@ -56,7 +56,10 @@ class BodyDrain:
         return self.deadline != float("inf")
 
     def begin(self, grace_ms: int) -> None:
-        """Set the deadline of all bodies to `grace_ms` from now. A body with an earlier deadline keeps it."""
+        """Set the drain's deadline to `grace_ms` from now.
+
+        A body that is waiting with an earlier deadline of its own (see `wait`) keeps that one.
+        """
         self.deadline = asyncio.get_running_loop().time() + grace_ms / 1000
         for timeout in self._waiting:
             when = timeout.when()
@@ -140,9 +143,10 @@ class BodyReader:
         return 0 if self._inflater is not None else self._declared_bytes
 
     async def wait_for_turn(self, events: int) -> Turn:
-        """Wait for the turn of this body's request, in which the next batch may be parsed and sent.
+        """Wait for the turn in which this request may parse and send its next batch. Only a bulk request waits.
 
-        `events` is the number of events before the batch. Raises ServiceShuttingDown.
+        A request is bulk if its body is longer than BULK_BYTES, or if `events`, the number of events before the batch,
+        is above BULK_EVENTS. Raises ServiceShuttingDown at the drain's deadline.
         """
         entry = self._queue_entry
         is_bulk = max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
@@ -155,9 +159,9 @@ class BodyReader:
 
         Raises BodyStalled, ServiceShuttingDown, ClientDisconnected, CorruptBody. There are three cases:
 
-        1. Inflated data is available: inflate one step. Meanwhile the next message is received, to notice a
-           disconnect.
-        2. The body has ended.
+        1. Received data is not completely inflated: inflate one step. Meanwhile the next message is received, to
+           notice a disconnect.
+        2. The body has ended: return None, or raise CorruptBody if its compressed data is incomplete.
         3. Otherwise receive the next message.
         """
         inflater = self._inflater

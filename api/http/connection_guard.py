@@ -278,7 +278,10 @@ class GuardedHttp(HttpToolsProtocol):
         return url.partition(b"?")[0].decode("latin-1")
 
     def _reject_request(self, problem: Problem, segment: bytes = b"") -> None:
-        """Send the response and close. If the app already handles the request, it sees a disconnect."""
+        """Send the problem as the response, unless another response has begun, and close the connection.
+
+        If the app already handles the request, it sees a disconnect.
+        """
         log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
         self._stop_waiting()
         cycle = self.cycle
@@ -314,5 +317,5 @@ class GuardedHttp(HttpToolsProtocol):
 
 
 def guarded_http(max_head_bytes: int) -> type[GuardedHttp]:
-    """Return the protocol class with this limit. uvicorn expects a class."""
+    """Return a protocol class with the limit `max_head_bytes`. uvicorn expects a class."""
     return type("GuardedHttp", (GuardedHttp,), {"max_head_bytes": max_head_bytes})

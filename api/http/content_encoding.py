@@ -105,9 +105,9 @@ class Inflater:
         self._input += data
 
     def step(self) -> bytes:
-        """Return at most STEP_BYTES of the data, or nothing if a member ends or more input is needed.
+        """Return at most STEP_BYTES of inflated data; possibly none, if a member ends or more input is needed.
 
-        Raises CorruptBody.
+        Raises CorruptBody if the received data does not match the encoding.
         """
         if self._stream is None:
             self._stream = self._new_stream()

@@ -41,7 +41,7 @@ class LivenessClient(Protocol):
 class KafkaLiveness:
     """The check of group members. It fails if no broker has answered the client for `silence_max_ms`.
 
-    `client` returns the current client; None if there is none yet.
+    It also fails until the client is connected. `client` returns the current client; None if there is none yet.
     """
 
     def __init__(self, client: Callable[[], LivenessClient | None], silence_max_ms: int) -> None:

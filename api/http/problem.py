@@ -205,7 +205,7 @@ def error_format_of(path: str) -> tuple[str, type]:
 
 
 class Problem(Exception):
-    """An error response. The members of `extra` are added to the body (RFC 9457, section 3.2)."""
+    """An error response. In the format of RFC 9457, its body also has the members of `extra` (section 3.2)."""
 
     def __init__(
         self,

@@ -42,7 +42,10 @@ class Upstream(Protocol):
     name: str
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> UpstreamResponse:
-        """Forward a request and return the response. Raises Problem (502, 503) if the service does not answer."""
+        """Forward a request and return the response.
+
+        Raises Problem (502 or 503, by implementation) if the service does not answer.
+        """
         ...
 
 

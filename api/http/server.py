@@ -90,7 +90,7 @@ class HttpServer:
         return f"{scheme}://{socket.getfqdn()}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError if the address cannot be bound."""
+        """Listen. Raises ConfigError if the address cannot be bound, or the TLS certificate or key cannot be loaded."""
         bound = _bind_socket(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)
         if self._unix_socket is None:
             self.port = bound.getsockname()[1]
