@@ -82,7 +82,9 @@ class Admission:
             self.leave(client)
 
     async def check(self, topic: str, client: str) -> None:
-        """Accept a request and count it, or raise.
+        """Accept a request, or raise.
+
+        A request within the client's rates counts towards them, even if its topic is rejected.
 
         Raises IllegalState if the service is shutting down, BrokerNotAvailable, InvalidTopic, and
         UnknownTopicOrPartition. Raises Problem (403) if the topic does not accept events, and Problem (429) if the
@@ -96,7 +98,10 @@ class Admission:
         await self._check_topic(topic)
 
     def body(self, request: Request) -> BodyReader:
-        """Return a reader of the request's body within its limits. Raises Problem (415) for an unknown encoding."""
+        """Return a reader of the request's body, with the settings' time limits.
+
+        Raises Problem (415) for an unsupported Content-Encoding.
+        """
         settings = self._settings
         declared = request.headers.get("content-length", "")
         return BodyReader(
@@ -149,7 +154,7 @@ def client_of(request: Request) -> str:
 class Rates:
     """Rate limits of clients: one token bucket for each client, with a burst of one second.
 
-    A client is charged after its request, so its balance may become negative. While the balance is not positive the
+    A balance is checked before it is charged, so it may become negative. While the balance is not positive the
     client's requests are rejected, with the seconds to wait. So a single large request passes, and the rate holds over
     time. If `per_second` is None there is no limit.
 

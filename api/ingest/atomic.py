@@ -71,8 +71,8 @@ class Transactor(Protocol):
     ) -> tuple[StoredResponse, bool]:
         """Send like `send_atomic`, with the key and its response in the same transaction.
 
-        Returns the response, and whether the key was already known. Raises KeyReused if the key is known with another
-        fingerprint.
+        Returns the response, and whether the key was already known. If it was, nothing is sent and the response is the
+        stored one. Raises KeyReused if the key is known with another fingerprint.
         """
         ...
 

@@ -108,7 +108,7 @@ def is_binary_cloudevent(headers: Mapping[str, str]) -> bool:
 def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
     """Return an event in binary mode, without its data.
 
-    Raises EventRejected if a required attribute is missing or wrong.
+    Raises EventRejected if the headers are not those of a CloudEvent.
     """
     attributes: dict[str, str] = {}
     content_type = ""
@@ -162,7 +162,10 @@ class CloudEventParser:
     """Converts events of one request to records of one topic."""
 
     def __init__(self, parser: EventParser, form: CloudEventsForm, *, reads_data: bool) -> None:
-        """`reads_data` is whether the topic's pointers or JSON Schema read the data. If not, it may be any bytes."""
+        """`reads_data` is whether the topic's pointers or JSON Schema read the data.
+
+        If not, data that is not declared to be JSON may be any bytes.
+        """
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
@@ -252,7 +255,10 @@ def _attribute_as_text(name: str, value: Any) -> str:
 
 
 def _check_cloudevent_attributes(attributes: dict[str, str]) -> dict[str, str]:
-    """Return the attributes. Raises EventRejected if a required one is missing, or there are too many."""
+    """Return the attributes.
+
+    Raises EventRejected if a required one is missing or empty, `specversion` is not 1.0, or there are too many.
+    """
     if len(attributes) > ATTRIBUTES_MAX:
         raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     for name in REQUIRED:

@@ -145,7 +145,10 @@ class TopicReader(NamedTuple):
 
 
 def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
-    """Return the reader of a topic with the settings `own`. Raises ConfigError if its JSON Schema cannot be used."""
+    """Return the functions that read events for a topic with the settings `own`.
+
+    Raises ConfigError if the topic's JSON Schema cannot be used.
+    """
     read_time = _event_time_reader(own.time_unit, own.min_event_time or settings.min_event_time)
     return TopicReader(_event_reader(own, read_time), read_time)
 
@@ -273,7 +276,7 @@ def _likely_event_time_unit(value: int, earliest_ms: int, latest_ms: int) -> Tim
 
 
 def _event_time_of_iso_text(source: str, text: str) -> int:
-    """Return the event time in ms of an ISO 8601 text. Raises EventRejected for any other text."""
+    """Return the event time in ms of an ISO 8601 text with a UTC offset. Raises EventRejected for any other text."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -162,7 +162,8 @@ async def open_events(
 ) -> RequestEvents:
     """Return the events of a request. `media_type` is the result of `check_media_type`.
 
-    Raises Problem (400, 408, 413, 503).
+    Raises Problem (400) for invalid headers. For a buffered body, raises also what `read_body` and `BufferedBody.start`
+    raise.
     """
     key, time = _key_and_time_of_headers(request, topic, reader, settings, clock)
     parser = EventParser(topic, settings, reader, key=key, time=time)
@@ -268,7 +269,8 @@ def array_elements(
 def json_object_body(body: bytes) -> bytes | None:
     """Return the body of a request that is a JSON object, without surrounding space.
 
-    Returns None for a body that does not begin with `{`. Raises EventRejected for one that does, and is not JSON.
+    Returns None if the first character after spaces is not `{`. If it is, raises EventRejected for a body that is not
+    JSON.
 
     >>> json_object_body(b' {"a": 1}\\n'), json_object_body(b"[1]")
     (b'{"a": 1}', None)

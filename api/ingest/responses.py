@@ -46,7 +46,7 @@ Outcome = Literal["not_stored", "unknown"]
 
 
 class EventError(TypedDict, total=False):
-    """Why an event was not stored. It has the event's `line` in NDJSON, or its `index` in an array."""
+    """Why an event is not known to be stored. It has the event's `line` in NDJSON, or its `index` in an array."""
 
     line: Position
     index: Position
@@ -83,7 +83,7 @@ class AllStored(Stopped):
 
 
 class SomeStored(AllStored):
-    """Some events are stored. The errors name the others."""
+    """Some events are stored. The errors name the others that were read."""
 
     not_stored: of.Count
     unknown: of.Count

@@ -134,10 +134,11 @@ class IngestResult:
 
     @property
     def status(self) -> int:
-        """200: all are stored; 207: some; 504: none is known to be stored, but some may be; other: none is stored.
+        """200: all are stored; 207: some; 500, 504: none is known to be stored, but some may be; other: none is stored.
 
-        If none is stored, the status is that of the service's errors, in the order below. Without such an error it is
-        the status that all errors share, or 400 for different ones.
+        If none is known to be stored, the status is the first of 504, 500, 503 and 429 that an error has. Without such
+        an error it is the status that all errors share, or 400 for different ones. If reading stopped without any
+        error, it is the status given to `stop`.
         """
         statuses = self._popped_statuses | {e.status for e in self.errors}
         if not statuses and self.stopped_at is None:

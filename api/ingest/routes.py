@@ -4,7 +4,7 @@
 |---|---|
 | 200 | all events are stored |
 | 207 | some are stored; each of the others is listed with its reason and outcome |
-| 504 | none is known to be stored, but some may be |
+| 500, 504 | none is known to be stored, but some may be |
 | other 4xx and 5xx | none is stored, and the same request may be sent again |
 | 202 | the response to `?ack=none` alone, without a guarantee |
 
@@ -371,8 +371,8 @@ class FastPath:
     """Passes ordinary ingest requests to their handler before the router (ASGI middleware).
 
     Routing and parameter parsing double the cost of a request with one record. So a POST to `/v1/topics/{topic}/events`
-    with a plain query is passed directly to the handler. All other requests go through the router, which also documents
-    the route. The responses are the same.
+    is passed directly to the handler, if `plain_query` can parse its query. All other requests go through the router,
+    which also documents the route. The responses are the same.
     """
 
     def __init__(self, app: ASGIApp, ingest: Ingest) -> None:
