@@ -49,5 +49,5 @@ def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:
 
 
 def error_message_of(error: BaseException) -> str:
-    """Return the message of a record's error. That of a programming error appears only in the log."""
+    """Return the message of a record's error, or a fixed text if it has none or is not a PenstockError."""
     return str(error) if isinstance(error, PenstockError) and str(error) else "unexpected error"

@@ -36,8 +36,8 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata
 class SentRecords(NamedTuple):
     """Records that were sent, some of which may not be acknowledged yet.
 
-    `outcomes` has one entry for each record, in order. The entries at `indexes` are None until `deliveries` is done.
-    `deadline` is a time of the event loop's clock.
+    `outcomes` has one entry for each record, in order. The entries at `indexes` are None: `deliveries` returns
+    these outcomes. `deadline` is a time of the event loop's clock.
     """
 
     outcomes: list[Outcome | None]

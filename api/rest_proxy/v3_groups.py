@@ -255,7 +255,7 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
 
 
 async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> GroupDescription:
-    """Return a group. Raises GroupNotFound."""
+    """Return a group of the cluster. Raises GroupNotFound, and what `check_cluster` raises."""
     await check_cluster(admin, cluster_id)
     description = await admin.describe_group(group)
     if description.state == DEAD:

@@ -84,7 +84,10 @@ def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> D
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
-    """Return the entries of a v3 batch, each not yet decoded. Raises EventRejected if the body is not a batch."""
+    """Return the entries of a v3 batch, each not yet decoded.
+
+    Raises EventRejected if the body is not a batch of 1 to `entries_max` entries.
+    """
     entries = decode_json(body, V3Batch).entries
     if not 0 < len(entries) <= entries_max:
         raise EventRejected(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
