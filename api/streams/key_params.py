@@ -42,7 +42,7 @@ class Keys(TypedDict):
 
 
 class StoreQueryParams(Keys):
-    """Selects rows of a store by key, and windows by the time between `from_ms` and `to_ms`.
+    """Selects rows of a store by key, and windows that overlap the time from `from_ms` to `to_ms` (both inclusive).
 
     Times are in ms since the epoch; None is no bound. A response has at most `rows_max` rows. `continuation` is that of
     the previous response, or None to begin with the first row.
@@ -68,7 +68,10 @@ def requested_keys(
     key_from_base64: _Base64 = None,
     key_to_base64: _Base64 = None,
 ) -> Keys:
-    """Return the keys of a request. Raises Problem (400) for a key in both forms, or one that is not base64."""
+    """Return the keys of a request.
+
+    Raises Problem (400) for a key given both as text and as base64, and for invalid base64.
+    """
     return Keys(
         key=_key_of_parameter("key", key, key_base64),
         key_from=_key_of_parameter("key_from", key_from, key_from_base64),

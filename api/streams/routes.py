@@ -24,7 +24,7 @@ from penstock.shared.common.continuation_codec import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):
-    """One task. A key that is missing or None is unknown."""
+    """One task. A field that is missing or None is unknown."""
 
     partition: of.Partition
     state: Annotated[str, Field(examples=["running"])]
@@ -182,7 +182,10 @@ class StreamsView(Protocol):
 
 
 class InstancesView(Protocol):
-    """The view of all instances that the routes need. It queries them over the network; each response has `missing`."""
+    """The view of all instances that the routes need. It queries them over the network.
+
+    A returned object has `missing`: the partitions that it lacks, with the reasons.
+    """
 
     async def describe(self) -> StreamsState:
         """Return the state of all instances that answer, for the route `/v1/streams`."""
@@ -200,9 +203,10 @@ class InstancesView(Protocol):
         ...
 
     async def compact(self) -> str:
-        """Request a compaction of the instance that runs them, for the route `POST /v1/compactions`.
+        """Request a compaction from the instance that runs compactions, for the route `POST /v1/compactions`.
 
-        Returns "" if it was started, else the reason why not. Raises Problem (503) if that instance does not answer.
+        Returns "" if it was started, else the reason why not. Raises Problem (503) if that instance is unknown or does
+        not answer.
         """
         ...
 

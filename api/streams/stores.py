@@ -50,15 +50,16 @@ class StoresView(Protocol):
     async def read_store(self, store: str, **query: Unpack[StoreQueryParams]) -> Any:
         """Return `rows`, the `position` that they reflect, and the `continuation`, which is None after the last row.
 
-        Raises ConfigError if the store does not support the query, WrongContinuation for an invalid continuation.
+        Raises ConfigError if there is no such store or it does not support the query, WrongContinuation for an invalid
+        continuation.
         """
         ...
 
     async def find_windows(self, store: str, *, status: Status, **query: Unpack[StoreQueryParams]) -> FoundWindows:
-        """Return the keys' windows, open and closed, of all instances.
+        """Return the windows of the queried keys, open and closed, of all instances.
 
-        Raises ConfigError as above. Raises Problem if the service is busy, or if closed windows are requested and there
-        is no lake.
+        Raises ConfigError if the store has no windows, WrongContinuation for an invalid continuation. Raises Problem if
+        the service is busy. Without a lake, raises it also if closed windows are requested or a partition is missing.
         """
         ...
 
@@ -123,7 +124,7 @@ class StoreRows(TypedDict):
 
 
 def stores_router(view: StoresView, instances: InstancesStoresView | None = None) -> APIRouter:
-    """Return the routes of stores. Without `instances`, answers cover only this instance."""
+    """Return the routes of stores. Without `instances`, the rows of a store are only those of this instance."""
     router = APIRouter(tags=["streams"])
 
     @router.get(
