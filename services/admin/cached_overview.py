@@ -53,7 +53,7 @@ class CachedOverview:
             return self._newest
 
     def invalidate(self) -> None:
-        """Discard the cached overview, for example because Kafka was reached. The next request samples again."""
+        """Discard the cached overview, for example after connecting to Kafka. The next request samples again."""
         self._changes += 1
         self._sampled_ms = None
 
