@@ -138,7 +138,10 @@ def feed_tail_records(reader: ChangelogReader, columns: Columns) -> None:
 
 
 class TailChange(NamedTuple):
-    """A confirmed change of a window in the tail. `state` has the names of the columns it was written with as keys."""
+    """A change of a window in the tail, confirmed by a progress record.
+
+    The keys of `state` are the names of the columns that the change was written with.
+    """
 
     operation: bytes
     store: str

@@ -20,7 +20,10 @@ INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
 
 
 class KeyFilter:
-    """Matches keys of text or bytes. An empty text matches all keys."""
+    """Matches a key that contains the text, is equal JSON, or is the text's integer as bytes.
+
+    An empty text matches all keys.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -173,7 +173,7 @@ class Aggregator:
         return await self._search.find(builder.schema, status, params)
 
     async def _read_store_of_all_partitions(self, store: str, params: StoreQueryParams) -> Any:
-        """Return rows of all instances. Raises Problem if some are missing."""
+        """Return a store's rows of all partitions. Raises Problem if a partition is missing."""
         if self._settings.queries.all_instances:
             return await self._application_view.read_store(store, partial=False, **params)
         here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}

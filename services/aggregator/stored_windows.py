@@ -66,10 +66,10 @@ def stored_windows_of_key(
     reach: tuple[int, int],
     open_from_ms: int,
 ) -> list[StoredWindow]:
-    """Return a key's stored windows in a partition: the open ones, and those that the tail closes.
+    """Return a key's stored windows in a partition that overlap `reach`: the open ones, and those that the tail closes.
 
-    `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order.
-    `open_from_ms` is that of the newest progress.
+    `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order. A live
+    window that ends before `open_from_ms` is already closed, and is left out (see `Progress.open_from_ms`).
     """
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
@@ -196,8 +196,8 @@ class StoredWindowsQuery:
     async def run(self) -> tuple[StoreSchema, list[StoredWindow]]:
         """Return the store, and the keys' windows in order of their positions.
 
-        Raises ConfigError, UnknownTopicOrPartition without a changelog topic, KafkaTimeout after `timeout_ms`, and the
-        errors of `read_tail`.
+        Raises UnknownTopicOrPartition without a changelog topic, KafkaTimeout if the tail is not read within
+        `timeout_ms`, and the errors of `choose_store`, `TailChanges.keep` and `read_tail`.
         """
         options = self._options
         async with Admin(options.location.kafka) as admin:
@@ -303,7 +303,7 @@ class StoredWindowsQuery:
 def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     """Return the store whose stored windows are queried: that of the name, or the only one.
 
-    Raises ConfigError, which names the existing stores.
+    Raises ConfigError if no store has the name, if there are several and no name, or if the application has no commit.
     """
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
     found = [s for s in stores if name in (None, s.name)]

@@ -83,7 +83,7 @@ def restore_offsets_command(
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """Set the group's offsets back where they are ahead of the changelog. Safe while the aggregator restarts."""
+    """Set the group's offsets back where they are ahead of the changelog. Safe at any time."""
     settings = _load_settings("restore-offsets", config, bootstrap_servers, application_id)
     plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
     if json:

@@ -201,7 +201,7 @@ class WorkerSupervisor:
         self.server = HttpServer(app, settings.http)
 
     async def startup(self) -> None:
-        """Listen. Raises ConfigError if the address cannot be bound."""
+        """Listen. Raises what `HttpServer.start` raises."""
         await self.server.start()
 
     async def main_loop(self) -> None:
