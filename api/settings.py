@@ -189,7 +189,8 @@ class GuardedSettings(ServiceSettings):
 def check_secrets(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
     """Check the secrets in the settings of an HTTP interface that listens at `host`.
 
-    Raises ConfigError if other machines could reach it without credentials, or if a secret is too short or not unique.
+    Raises ConfigError if a secret is too short or not unique. Without `insecure_no_auth`, raises it also if other
+    machines could reach the interface without credentials.
     """
     values = [secret.get_secret_value() for secret in secrets]
     if any(len(value) < TOKEN_LENGTH_MIN for value in values):
