@@ -74,7 +74,8 @@ class WorkerCoordinator:
         return f"<WorkerCoordinator {self.member}>"
 
     async def ensure_active(self) -> None:
-        """Return when the worker is an active member of the group. Raises an error that keeps it out for good."""
+        """Return when the worker is an active member of the group. Raises an error that a retry cannot fix, such as
+        AuthorizationFailed."""
         if not self._beside:
             self._beside = [
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),

@@ -119,7 +119,7 @@ class WorkerMember(Member):
     # --- next step ---
 
     def next_step(self, now_ms: int) -> Step:
-        """Return the next step. Raises an error that keeps the worker out of the group for good."""
+        """Return the next step. Raises, once, the error with which `fail` was called."""
         if self.error is not None:
             error = self.error
             self.error = None
@@ -156,7 +156,7 @@ class WorkerMember(Member):
     def has_lost_work(self, now_ms: int) -> bool:
         """Return whether other workers may have the held work (case 3 of the module).
 
-        Returns False from before a join until the worker has an assignment: `next_step` checks this before each join.
+        Returns False in the states UNJOINED, JOINING and SYNCING. In UNJOINED, `next_step` checks `is_given_up` itself.
         """
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
@@ -262,8 +262,7 @@ class WorkerMember(Member):
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
         """Handle the response to a heartbeat, as every member does.
 
-        If the group requested a rebalance, this worker did not join, and the group does not know it any more, the
-        worker has missed the rebalance.
+        If the worker had to join again and the group no longer knows it, the worker has missed the rebalance.
         """
         rejoin_requested = self._rejoin
         generation = self.generation
