@@ -201,8 +201,8 @@ class BaseHerder(ABC):
         """Return the errors of a config, setting by setting. The values of its variables are masked.
 
         `plugin` is the class in the request's path. Raises BadRequest if the config names another class, ConfigError if
-        it names no known class, and RequestTimedOut after a request's timeout. Raises ConnectError for any other error
-        of the connector.
+        it names no known class, and RequestTimedOut after a request's timeout. If the connector's code raises an error,
+        raises a ConfigError for a ConfigError, and a ConnectError for any other.
         """
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._names_same_plugin(plugin, given):
@@ -342,8 +342,8 @@ class BaseHerder(ABC):
         return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
 
     async def _check_offsets_fenced(self, name: str) -> Config:
-        """Check that a connector is stopped, and fence the tasks of a source. Returns its config. Raises BadRequest
-        if it is not stopped."""
+        """Check that a connector is stopped, and fence the tasks of an exactly-once source. Returns the connector's
+        config. Raises BadRequest if the connector is not stopped."""
         config = self._check_stopped(name)
         if views.kind_of_connector(self.plugins, config) == "source":
             await self._fence_for_offsets(name)
@@ -351,7 +351,7 @@ class BaseHerder(ABC):
 
     @abstractmethod
     async def _fence_for_offsets(self, name: str) -> None:
-        """Make sure that no task of a source writes any more, before its offsets are changed."""
+        """Under exactly-once, fence the tasks of a source before its offsets are changed."""
 
     @staticmethod
     def _patch_config(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:

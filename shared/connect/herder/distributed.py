@@ -270,7 +270,7 @@ class DistributedHerder(BaseHerder):
         return configured_work(snapshot), snapshot.offset
 
     async def _rebalance_completed(self) -> bool:
-        """Start the assigned work, once for each assignment. Returns False if the worker must first join the group
+        """Start the assigned work if it was not started yet. Returns False if the worker must first join the group
         again."""
         assignment = self.member.assignment
         if self._resolved or assignment is None:

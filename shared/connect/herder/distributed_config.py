@@ -83,7 +83,7 @@ def distributed_config() -> ConfigDef:
 
 
 class DistributedConfig(WorkerConfig):
-    """A distributed worker's settings. A ConfigError names every invalid one."""
+    """A distributed worker's settings. The constructor raises ConfigError if they are invalid."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
         """If `resolve` is given, it finds a class by name, and the converters must exist."""

@@ -116,7 +116,7 @@ class StandaloneHerder(BaseHerder):
         return await self._execute_command(put_connector_config)
 
     async def started(self, name: str, timeout_ms: int) -> None:
-        """Wait until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
+        """Wait until a connector has been started, at most `timeout_ms`. Then raises ConnectError if it has failed."""
         async with asyncio.timeout(timeout_ms / 1000) as limit:
             try:
                 await self._runner.until_started(name)

@@ -55,9 +55,9 @@ def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
 def connector_status(
     snapshot: ConfigSnapshot, statuses: StatusCache, plugins: Plugins, name: str, restarting: RestartPlan | None = None
 ) -> Json:
-    """Return the states of a connector and its tasks. Raises ConnectorNotFound if no status is known.
+    """Return the states of a connector and its tasks. Those in the plan `restarting` have the state RESTARTING.
 
-    Those in the plan `restarting` have the state RESTARTING.
+    Raises ConnectorNotFound if the connector has no config, or no status.
     """
     status = statuses.connector(name)
     if status is None or name not in snapshot.configs:

@@ -155,8 +155,8 @@ class WorkRunner:
         """Stop and start a connector. If `announced`, RESTARTING is reported in between. Returns when the start has
         ended.
 
-        Call it outside the herder's loop, since a start may take long. A restart first waits for the stop of an earlier
-        one.
+        Call it outside the herder's loop, since a start may take long. If an earlier restart is still stopping the
+        connector, first waits until the connector is stopped.
         """
         before = self._given_up[name]
         while name in self._ending:
