@@ -42,8 +42,8 @@ class ConnectorProcess:
         on_event: Callable[[Message], None] = lambda _event: None,
         on_end: Callable[[ConnectorProcessEnded], None] = lambda _error: None,
     ) -> None:
-        """`first` is the first message to the process. `on_end` is called with the error if the process exits before
-        `close`.
+        """`first` is the first message to the process. `on_end` is called with the error if the process cannot be
+        started, or exits before `close`.
 
         `orphan_limit_ms` is how long the process may take to end after this worker has ended.
         """
