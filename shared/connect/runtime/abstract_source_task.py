@@ -142,7 +142,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     def _record_not_sent(self, token: object) -> None:
-        """Called when the producer did not take the record. The record is sent again, or the task fails."""
+        """Called when the producer did not take the record. The record is sent again later, unless the task ends."""
 
     @abstractmethod
     async def _batch_sent(self) -> None:

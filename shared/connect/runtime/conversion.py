@@ -56,7 +56,8 @@ class Conversion:
     waits: RetryWaits
 
     async def sink_records(self, columns: Columns) -> list[SinkRecord]:
-        """Return the records of one partition for `put`, without the records whose errors are tolerated.
+        """Return the records of one partition for `put`, without those that a transform dropped or whose errors are
+        tolerated.
 
         Raises ToleranceExceeded if an error is not tolerated, after the error was reported. Raises Interrupted if a
         stop or pause of the task ends a wait.

@@ -39,7 +39,7 @@ LOG_MS = 10_000
 
 
 class Stage(Enum):
-    """The stage at which a record failed. Dead letters contain its name."""
+    """The stage at which a record failed. The log and the context headers of dead letters contain its name."""
 
     TRANSFORMATION = "TRANSFORMATION"
     TASK_POLL = "TASK_POLL"
@@ -157,7 +157,7 @@ class RetryWithToleranceOperator:
 
 
 class Interrupted(Exception):  # not an error: it leaves a conversion
-    """The task is to stop or pause. The current record is not converted, and is read again later."""
+    """The task is to stop or pause. The current record is converted after the pause, or by the next task."""
 
 
 class RetryWaits:

@@ -98,8 +98,8 @@ class ErrorReporters:
         self._pending.append(future)
 
     async def send(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> asyncio.Future[object] | None:
-        """Log the failure and send the dead letter. Returns a future that is done when it is stored, or None
-        without a dead letter."""
+        """Log the failure and send the dead letter, each if it is configured. Returns a future that is done when the
+        dead letter is stored, or None without a dead letter."""
         if self._settings.log:
             self._metrics.add("total_errors_logged")
             log.error("record failed", **log_fields(record, failure, self._id, messages=self._settings.log_messages))
@@ -115,8 +115,11 @@ class ErrorReporters:
         return asyncio.ensure_future(_await_delivery(delivery))
 
     async def flush(self) -> None:
-        """Wait until every dead letter is stored. If one cannot be stored, this and every later call raises
-        ConnectError."""
+        """Wait until every dead letter is stored and every report of the task is handled.
+
+        If a dead letter cannot be stored, or a reported error is not tolerated, this and every later call raises
+        ConnectError.
+        """
         if self._failed is None and self._pending:
             self._failed = await self._wait_for_pending()
         if self._failed is not None:

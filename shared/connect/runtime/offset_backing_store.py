@@ -93,7 +93,10 @@ def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
 
 
 def encode_offsets(connector: str, offsets: Iterable[PartitionOffset]) -> dict[bytes, bytes | None]:
-    """Return source offsets as keys and values of an OffsetBackingStore. Raises DataError if one is not JSON."""
+    """Return source offsets as keys and values of an OffsetBackingStore.
+
+    Raises DataError if a partition or offset is not JSON, or too large.
+    """
     return {offset_key(connector, partition): offset_value(offset, connector) for partition, offset in offsets}
 
 

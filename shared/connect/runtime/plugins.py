@@ -83,13 +83,13 @@ class Plugins:
     def installed(cls) -> Plugins:
         """Return the plugins that ship with Penstock, and those of installed distributions.
 
-        A distribution's plugin that cannot be imported is left out and logged: it must not keep the worker from
-        starting.
+        A plugin of Penstock is left out if its extra is not installed. A distribution's plugin that cannot be imported
+        is left out and logged: it must not keep the worker from starting.
         """
         return cls([*_builtin_plugins(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
-        """Add a plugin. If several plugins have the same name, the name refers to the first one."""
+        """Add a plugin. If several plugins of one kind have the same name, the name refers to the first one."""
         for kind in kinds_of(plugin):
             # Without the constructor, which may have side effects.
             version = str(cast(Any, plugin).version(object.__new__(plugin)))

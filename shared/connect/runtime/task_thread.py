@@ -55,7 +55,7 @@ class TaskThread:
         There are three cases:
 
         1. A default method does nothing: it is called at once.
-        2. A `def` method runs in the thread. If its caller is cancelled, the call continues.
+        2. A `def` method runs in the thread. If its caller is cancelled, a call that has begun continues.
         3. An `async def` method runs on the event loop, when the calls in the thread have returned.
 
         `like` is the method that decides between the cases, if that is not `method` itself.

@@ -204,7 +204,7 @@ class Worker:
         (`${…}`).
 
         Raises ConnectorNotFound if the connector does not run here, or is stopped meanwhile. Raises ConnectError if
-        there are more than tasks.max, and any error that the connector raises.
+        there are more than tasks.max, unless `tasks.max.enforce` is false. Raises any error that the connector raises.
         """
         connector = self._connectors.get(name)
         if connector is None:
@@ -308,8 +308,7 @@ class Worker:
             await connector.transition_to(target)
 
     def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
-        """Return a configuration with its variables (`${…}`) resolved, for validation only. The result must not be
-        stored."""
+        """Return a configuration with its variables (`${…}`) resolved. The result must not be stored."""
         return self.transformer.resolve(config)
 
     def masking(self, config: Mapping[str, str]) -> Mask:

@@ -119,7 +119,7 @@ def isolation_error(isolation: str, worker: Mapping[str, Any]) -> str | None:
 class WorkerConfig:
     """A worker's parsed settings. Also has the original properties (`props`).
 
-    `config[name]` is a setting's value. The constructor raises one ConfigError that lists all errors.
+    `config[name]` is a setting's value. The constructor raises ConfigError if a setting is invalid.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def standalone_config() -> ConfigDef:
 
 
 class StandaloneConfig(WorkerConfig):
-    """A standalone worker's settings. A ConfigError names every invalid one."""
+    """A standalone worker's settings. The constructor raises ConfigError if they are invalid."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
         """If `resolve` is given, it finds a class by name, and the converters must exist."""
