@@ -128,7 +128,7 @@ class ConfigState:
         return repr(self.snapshot())
 
     def snapshot(self) -> ConfigSnapshot:
-        """Return the configs in force. The same object is returned until another record is applied."""
+        """Return the configs in force. The same object is returned until another record is read."""
         if self._snapshot is None:
             self._snapshot = ConfigSnapshot(
                 offset=self._offset,

@@ -68,7 +68,7 @@ class ConfigStore:
         self._started = False
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Read all records that others have written up to now. Raises KafkaTimeout."""
+        """Read all records that others have written up to now. Raises KafkaTimeout if that takes too long."""
 
     @property
     def is_claimed(self) -> bool:

@@ -121,8 +121,10 @@ class KafkaBasedLog:
         return [await delivery for delivery in deliveries]
 
     async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
-        """Return when `on_record` was called for these written records. Those of a transaction follow some time
-        after its end."""
+        """Wait until `on_record` was called for all of these written records.
+
+        For records of a transaction, this is only some time after its end. Raises as `read_to_end` does.
+        """
         ends: dict[TopicPartition, int] = {}
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
@@ -130,7 +132,10 @@ class KafkaBasedLog:
         await self._wait_until(ends, timeout_ms)
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Return when `on_record` was called for all current records. Raises KafkaTimeout, or the reader's error."""
+        """Wait until `on_record` was called for all current records.
+
+        Raises KafkaTimeout if that takes too long, or the error after which the topic is no longer read.
+        """
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
         await self._wait_until(

@@ -157,7 +157,7 @@ class FileOffsetStore(MemoryOffsetStore):
         self._path = path
 
     async def start(self) -> None:
-        """Read the file. Raises ConfigError if it has another format or cannot be read."""
+        """Read the file if it exists. Raises ConfigError if it has another format or cannot be read."""
         try:
             data = await asyncio.to_thread(self._path.read_bytes)
         except FileNotFoundError:
