@@ -72,7 +72,7 @@ def hidden(name: str, value: Any) -> Any:
 
 
 def without_passwords(text: str) -> str:
-    """Return the text without the passwords in its URLs. A variable in place of a password is kept.
+    """Return the text with `[hidden]` in place of each password in its URLs. A variable as password is kept.
 
     >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
     'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
@@ -131,7 +131,7 @@ def _redact_config_value(name: str, value: str, plugin: type | None) -> str:
 
 
 def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
-    """Return the config with each `[hidden]` replaced by the stored value of `before`.
+    """Return the config with the `[hidden]` of each secret replaced by the stored value in `before`.
 
     Raises BadRequest if `before` has no such value, or if the URL around a hidden password was changed.
     """

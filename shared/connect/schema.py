@@ -236,7 +236,7 @@ def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
 
 
 def scale_of(schema: Schema) -> int:
-    """Return the scale of a Decimal schema. Raises DataError if the schema lacks the scale."""
+    """Return the scale of a Decimal schema. Raises DataError if the scale is missing or not an integer."""
     try:
         return int(schema.parameter("scale") or "")
     except ValueError:
