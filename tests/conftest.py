@@ -9,17 +9,18 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
-from anyio.from_thread import start_blocking_portal
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka
+from tests.shared_broker import SharedBroker, running_broker
 
 gc.disable()  # until all tests are collected
 
@@ -27,26 +28,18 @@ gc.disable()  # until all tests are collected
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
-BROKER_PROPERTIES = {
-    "group.min.session.timeout.ms": "100",
-    "log.cleaner.backoff.ms": "200",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
-}
 SPARK_TESTS = "tests/integration/spark/"
-SPARK_JOBS = ("test_audit", "test_batch")
-"""How the files begin that share one Spark session. The others in SPARK_TESTS share another one."""
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
 """The loggers that a service's logging configuration silences."""
+BOOTSTRAP_SERVERS = "bootstrap_servers"
+BROKER = pytest.StashKey[SharedBroker]()
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps the tests of a file in one process, and so the files that share a Spark session."""
+    """Keeps the tests of a file in one process, and all tests that share a Spark session."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if not file.startswith(SPARK_TESTS):
-            return file
-        return f"{SPARK_TESTS}{file.removeprefix(SPARK_TESTS).startswith(SPARK_JOBS)}"
+        return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid.partition("::")[0]
 
 
 class OneName:
@@ -66,6 +59,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Start the broker before the first of several processes, and tell each process its address."""
+    stash = node.config.stash
+    if BROKER not in stash:
+        running = ExitStack()
+        node.config.add_cleanup(running.close)
+        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="penstock-tests-"))
+        stash[BROKER] = running.enter_context(running_broker(Path(folder) / "kafka"))
+    node.workerinput[BOOTSTRAP_SERVERS] = stash[BROKER].bootstrap_servers
+
+
 def pytest_collection_finish() -> None:
     """Turn the garbage collector on, which need not look at what the collection has left."""
     gc.collect()
@@ -79,24 +84,14 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def kafka_settings() -> EmbeddedKafkaSettings:
-    """Broker settings with short timeouts.
-
-    With the quick compiler alone, a broker's start takes half the CPU time.
-    """
-    return EmbeddedKafkaSettings(properties=BROKER_PROPERTIES, jvm_options=QUICK_START)
-
-
-@pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Iterator[EmbeddedKafka]:
-    """One broker for all tests of the process; use its `bootstrap_servers`.
-
-    It runs on an event loop in another thread, so that synchronous and asynchronous tests can share it. Do not pause,
-    kill or restart it.
-    """
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), kafka_settings)
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
-        yield broker
+def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedBroker]:
+    """The broker of all tests, which they must not pause, kill or restart."""
+    given = getattr(request.config, "workerinput", {}).get(BOOTSTRAP_SERVERS)
+    if given is not None:
+        yield SharedBroker(given)
+    else:
+        with running_broker(tmp_path_factory.mktemp("kafka")) as broker:
+            yield broker
 
 
 @pytest.fixture(autouse=True)

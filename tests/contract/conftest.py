@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -21,6 +21,7 @@ from penstock.shared.clients.protocol.record_batches import new_batch_builder, s
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
 from tests.shared.testing.fake_broker.frames import decode_response, encode_request
+from tests.shared_broker import Broker
 
 CONFIGS = {
     "group.min.session.timeout.ms": "100",
@@ -35,11 +36,6 @@ PASSING = {
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.CONCURRENT_TRANSACTIONS,
 }
-
-
-class Broker(Protocol):
-    @property
-    def bootstrap_servers(self) -> str: ...
 
 
 @pytest.fixture(params=["fake", "kafka"])

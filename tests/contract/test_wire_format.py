@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, encode_response
 from tests.contract.conftest import Wire, batch, connected, created, error_of
 from tests.shared.testing.fake_broker.frames import decode_response
+from tests.shared_broker import Broker
 
 SASL = (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)
 APIS = [api for api in Api if api not in SASL]
@@ -82,7 +82,7 @@ async def body_of(wire: Wire, api: Api, topic: str, version: int) -> Message:
 
 
 @pytest.mark.parametrize("api", APIS, ids=[api.name.lower() for api in APIS])
-async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: str, api: Api) -> None:
+async def test_every_version_reads_as_kafka_writes(kafka: Broker, name: str, api: Api) -> None:
     """In every version Kafka accepts our request, and its response is decoded completely and
     encoded to the same bytes.
     """
@@ -97,7 +97,7 @@ async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: s
             assert error_of(body) not in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_SERVER_ERROR), (version, body)
 
 
-async def test_every_version_is_one_of_kafkas(kafka: EmbeddedKafka) -> None:
+async def test_every_version_is_one_of_kafkas(kafka: Broker) -> None:
     """The fake broker supports no version that Apache Kafka does not."""
     async with connected(kafka) as wire:
         theirs = {row.api_key: row for row in (await wire.request(Api.API_VERSIONS, 0)).api_keys}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local import broker_config as config
-from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings
+from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.embedded_kafka import EmbeddedKafka, format_storage_command, new_cluster_id
 from penstock.services.local.stack import Stack
 from penstock.shared.common.java.installed_java import find_java
@@ -25,6 +25,7 @@ from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.java.properties_file import render_properties
 from tests.integration.environments import Environments
 from tests.integration.s3_server import s3_server
+from tests.shared_broker import SETTINGS
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
 
 
 @pytest.fixture(scope="session")
-def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Path:
+def formatted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder that Kafka's tool has formatted, for brokers to copy.
 
     Formatting takes a JVM a second, so it is done once.
@@ -43,7 +44,7 @@ def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: Embedded
     folder = tmp_path_factory.mktemp("formatted")
     # placeholders: each start writes its own ports over them
     taken = {config.CLIENT_LISTENER: 1, config.CONTROLLER_LISTENER: 2}
-    properties = render_properties(config.broker_properties(kafka_settings, taken))
+    properties = render_properties(config.broker_properties(SETTINGS, taken))
     (folder / config.PROPERTIES_FILE).write_text(properties, encoding="ascii")
     (folder / config.LOG4J_FILE).write_text(config.log4j_config(), encoding="ascii")
     java = find_java()
@@ -54,12 +55,10 @@ def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: Embedded
 
 
 @pytest.fixture
-async def own_kafka(
-    tmp_path: Path, formatted: Path, kafka_settings: EmbeddedKafkaSettings
-) -> AsyncIterator[EmbeddedKafka]:
+async def own_kafka(tmp_path: Path, formatted: Path) -> AsyncIterator[EmbeddedKafka]:
     """A broker for one test, which may pause, kill and restart it. It costs about two seconds."""
     shutil.copytree(formatted, tmp_path / "kafka")
-    async with EmbeddedKafka(tmp_path / "kafka", kafka_settings) as broker:
+    async with EmbeddedKafka(tmp_path / "kafka", SETTINGS) as broker:
         yield broker
 
 

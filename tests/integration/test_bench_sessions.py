@@ -7,9 +7,9 @@ import pytest
 from bench import _sessions_workers, sessions
 from bench._kafka_streams import GUARANTEES, launcher, results_of, session_count
 from bench._sessions_data import fill, make_topic, topic_of
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 RECORDS = 30_000
 
@@ -26,7 +26,7 @@ CONTESTS = [
 
 
 @pytest.mark.parametrize(("contestant", "windows"), CONTESTS)
-async def test_each_contestant_reads_all_records(contestant: str, windows: str, kafka: EmbeddedKafka) -> None:
+async def test_each_contestant_reads_all_records(contestant: str, windows: str, kafka: Broker) -> None:
     """Every contestant reads all records, and finishes only if each is counted in its windows or late."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     what, law = sessions.parts_of(contestant)
@@ -42,7 +42,7 @@ async def test_each_contestant_reads_all_records(contestant: str, windows: str, 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_worker_processes_read_all_records(workers: int, kafka: EmbeddedKafka) -> None:
+async def test_worker_processes_read_all_records(workers: int, kafka: Broker) -> None:
     """Worker processes start on an empty topic, receive all records at once, and end once these are committed."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     figures = await _sessions_workers.session_count(settings, workers, RECORDS, "zipf", 200)
@@ -52,7 +52,7 @@ async def test_worker_processes_read_all_records(workers: int, kafka: EmbeddedKa
 
 @pytest.mark.soak
 @pytest.mark.parametrize("guarantee", list(GUARANTEES))
-async def test_kafka_streams_reads_all_records(guarantee: str, kafka: EmbeddedKafka) -> None:
+async def test_kafka_streams_reads_all_records(guarantee: str, kafka: Broker) -> None:
     """Kafka Streams counts the sessions of a real topic under each guarantee and prints its figures."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     launch = await launcher()

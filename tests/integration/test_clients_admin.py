@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, OffsetChange, PartitionLag, ShiftBy, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -24,19 +23,20 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 
-def settings_of(kafka: EmbeddedKafka) -> KafkaSettings:
+def settings_of(kafka: Broker) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
-async def fill(kafka: EmbeddedKafka, topic: str, records: int) -> None:
+async def fill(kafka: Broker, topic: str, records: int) -> None:
     async with Producer(settings_of(kafka)) as producer:
         sent = [ProducerRecord(topic, b"%d" % i, partition=0, timestamp=1_000 + i) for i in range(records)]
         assert await (await producer.send_many(sent)).first_error() is None
 
 
-async def test_topics(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_topics(kafka: Broker, topic_name: str) -> None:
     """A topic is created with its configs, described with a new id each time it is created, and deleted."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 3, configs={"cleanup.policy": "compact"})])
@@ -70,7 +70,7 @@ async def test_topics(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert (await admin.describe_topics([topic_name]))[topic_name].topic_id != described.topic_id
 
 
-async def test_errors_of_topic_creation_name_the_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_errors_of_topic_creation_name_the_topic(kafka: Broker, topic_name: str) -> None:
     """A topic that cannot be created is an error with its name and the broker's reason."""
     async with Admin(settings_of(kafka)) as admin:
         with pytest.raises(InvalidTopic, match="a b"):
@@ -85,7 +85,7 @@ async def test_errors_of_topic_creation_name_the_topic(kafka: EmbeddedKafka, top
         await admin.list_topics()
 
 
-async def test_event_time_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_event_time_topic(kafka: Broker, topic_name: str) -> None:
     """A topic for event times never expires records, and accepts timestamps far in the past and in the future."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([event_time_topic(topic_name, 1, max_message_bytes="2000000")])
@@ -98,7 +98,7 @@ async def test_event_time_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert await (await producer.send_many(records)).first_error() is None
 
 
-async def test_offsets_and_records(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_offsets_and_records(kafka: Broker, topic_name: str) -> None:
     """Offsets are found at either end and by timestamp; deleting records moves the start offset."""
     tp = TopicPartition(topic_name, 0)
     async with Admin(settings_of(kafka)) as admin:
@@ -117,7 +117,7 @@ async def test_offsets_and_records(kafka: EmbeddedKafka, topic_name: str) -> Non
             await admin.list_offsets({TopicPartition(topic_name, 3): "latest"})
 
 
-async def test_last_stable_offset(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_last_stable_offset(kafka: Broker, topic_name: str) -> None:
     """Under read_committed the latest offset is the first offset of an open transaction."""
     tp = TopicPartition(topic_name, 0)
     settings = ProducerSettings(transactional_id=topic_name)
@@ -131,7 +131,7 @@ async def test_last_stable_offset(kafka: EmbeddedKafka, topic_name: str) -> None
             assert await admin.list_offsets({tp: "latest"}, "read_committed") == {tp: 2}
 
 
-async def test_groups(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_groups(kafka: Broker, topic_name: str) -> None:
     """A group's offsets can be listed, reset and deleted while it is empty, and not while it has members."""
     group, tp = topic_name, TopicPartition(topic_name, 0)
     async with Admin(settings_of(kafka)) as admin:
@@ -185,7 +185,7 @@ async def test_groups(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert (await admin.describe_group(group)).state == "Dead"
 
 
-async def test_cluster(kafka: EmbeddedKafka) -> None:
+async def test_cluster(kafka: Broker) -> None:
     """The cluster is described by its id and its brokers' addresses."""
     async with Admin(settings_of(kafka)) as admin:
         found = await admin.cluster()
@@ -200,7 +200,7 @@ async def test_unreachable() -> None:
             pass
 
 
-async def test_configs_are_altered_one_by_one(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_configs_are_altered_one_by_one(kafka: Broker, topic_name: str) -> None:
     """Altering a config leaves the others unchanged; None restores the default; an invalid value is an error with the
     topic.
     """
@@ -221,7 +221,7 @@ async def test_configs_are_altered_one_by_one(kafka: EmbeddedKafka, topic_name: 
             await admin.alter_configs(topic_name, {"retention.ms": "soon"})
 
 
-async def test_offsets_of_a_group_are_deleted(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_offsets_of_a_group_are_deleted(kafka: Broker, topic_name: str) -> None:
     """Offsets of the named partitions alone are deleted; while the group has members, the error names them."""
     connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     both = [TopicPartition(topic_name, p) for p in (0, 1)]

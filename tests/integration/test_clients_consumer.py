@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
@@ -23,9 +22,10 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 
-def settings_of(kafka: EmbeddedKafka) -> KafkaSettings:
+def settings_of(kafka: Broker) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
@@ -41,7 +41,7 @@ def member(group: str, **more: object) -> ConsumerSettings:
     )
 
 
-async def fill(kafka: EmbeddedKafka, topic: str, partitions: int, each: int) -> None:
+async def fill(kafka: Broker, topic: str, partitions: int, each: int) -> None:
     """Create a topic with `each` records (values 0, 1, …; timestamps 1000, 1001, …) in every partition."""
     async with Admin(settings_of(kafka)) as admin, Producer(settings_of(kafka)) as producer:
         await admin.create_topics([NewTopic(topic, partitions)], exist_ok=True)
@@ -88,7 +88,7 @@ class RecordingListener(RebalanceListener):
         self.lost.set()
 
 
-async def test_commit_and_resume(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_commit_and_resume(kafka: Broker, topic_name: str) -> None:
     """A later member continues from the committed offset and reads the metadata that was committed with it."""
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
@@ -117,7 +117,7 @@ async def test_commit_and_resume(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert await consumer.committed(tp) == OffsetAndMetadata(9)
 
 
-async def test_auto_commits_only_records_of_earlier_polls(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_auto_commits_only_records_of_earlier_polls(kafka: Broker, topic_name: str) -> None:
     """Under auto, the records of the latest poll are not committed, neither by the interval nor when the block
     fails.
     """
@@ -143,7 +143,7 @@ async def test_auto_commits_only_records_of_earlier_polls(kafka: EmbeddedKafka, 
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async"])
-async def test_sync_and_async_commit_at_every_poll(kafka: EmbeddedKafka, topic_name: str, strategy: str) -> None:
+async def test_sync_and_async_commit_at_every_poll(kafka: Broker, topic_name: str, strategy: str) -> None:
     """sync and async commit, at every poll, the records of the polls before it."""
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
@@ -154,7 +154,7 @@ async def test_sync_and_async_commit_at_every_poll(kafka: EmbeddedKafka, topic_n
             await eventually(lambda: consumer.committed(tp), OffsetAndMetadata(expected) if expected else None)
 
 
-async def test_two_members_share_the_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_two_members_share_the_partitions(kafka: Broker, topic_name: str) -> None:
     """A second member takes half of the partitions and gives them back; no record is missed."""
     await fill(kafka, topic_name, 4, 50)
     one, two, registry = RecordingListener(), RecordingListener(), CollectorRegistry()
@@ -189,7 +189,7 @@ async def test_two_members_share_the_partitions(kafka: EmbeddedKafka, topic_name
     assert registry.get_sample_value("penstock_consumer_rebalances_total", {"group": topic_name}) == 3
 
 
-async def test_max_poll_interval_loses_the_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_max_poll_interval_loses_the_partitions(kafka: Broker, topic_name: str) -> None:
     """A member that does not poll within max_poll_interval_ms leaves the group, and its listener gets
     `on_partitions_lost`.
     """
@@ -207,7 +207,7 @@ async def test_max_poll_interval_loses_the_partitions(kafka: EmbeddedKafka, topi
     assert [name for name, _ in heard.calls] == ["assigned", "lost", "assigned", "revoked"]
 
 
-async def test_a_listener_seeks_and_its_errors_surface(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_listener_seeks_and_its_errors_surface(kafka: Broker, topic_name: str) -> None:
     """Reading starts where a listener seeks to; poll raises the listener's error, or KafkaTimeout if it is too slow."""
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
@@ -234,7 +234,7 @@ async def test_a_listener_seeks_and_its_errors_surface(kafka: EmbeddedKafka, top
             await poll_until(consumer, until=lambda: False)
 
 
-async def test_seek_pause_and_lookups(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_seek_pause_and_lookups(kafka: Broker, topic_name: str) -> None:
     """Seeks set the position, a paused partition keeps its buffered records, and offsets are found by timestamp."""
     await fill(kafka, topic_name, 2, 10)
     zero, one = TopicPartition(topic_name, 0), TopicPartition(topic_name, 1)
@@ -271,7 +271,7 @@ async def test_seek_pause_and_lookups(kafka: EmbeddedKafka, topic_name: str) -> 
         assert await consumer.lag() == {zero: 0, one: 7}
 
 
-async def test_no_offset_reset(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_no_offset_reset(kafka: Broker, topic_name: str) -> None:
     """Under auto_offset_reset=none a missing or unreachable offset is an error with the partition's range of
     offsets.
     """
@@ -290,7 +290,7 @@ async def test_no_offset_reset(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert (await consumer.poll(10_000))[tp].offsets.tolist() == list(range(4, 10))
 
 
-async def test_iteration_pattern_and_a_topic_created_later(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_iteration_pattern_and_a_topic_created_later(kafka: Broker, topic_name: str) -> None:
     """Records can be iterated one by one, and a subscribed topic is read once it exists."""
     async with Consumer(settings_of(kafka), member(topic_name)) as consumer:
         consumer.subscribe(re.compile(re.escape(topic_name)))
@@ -308,7 +308,7 @@ async def test_iteration_pattern_and_a_topic_created_later(kafka: EmbeddedKafka,
         assert values == [b"0", b"1", b"2"]
 
 
-async def test_static_membership(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_static_membership(kafka: Broker, topic_name: str) -> None:
     """A group_instance_id is in the group's metadata, and the member can commit."""
     await fill(kafka, topic_name, 1, 3)
     tp = TopicPartition(topic_name, 0)
@@ -323,7 +323,7 @@ async def test_static_membership(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert await consumer.committed(tp) == OffsetAndMetadata(3)
 
 
-async def test_a_seek_leaves_no_unretrieved_exception(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_seek_leaves_no_unretrieved_exception(kafka: Broker, topic_name: str) -> None:
     """A seek that ends before the position is known leaves no exception that asyncio reports later."""
     left: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))

@@ -38,20 +38,21 @@ from penstock.shared.common.records import (
     TopicPartition,
 )
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 
-def settings_of(kafka: EmbeddedKafka, **more: int) -> KafkaSettings:
+def settings_of(kafka: Broker, **more: int) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, **more)
 
 
-async def create(kafka: EmbeddedKafka, topic: str, partitions: int = 1, **configs: str) -> None:
+async def create(kafka: Broker, topic: str, partitions: int = 1, **configs: str) -> None:
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics(
             [NewTopic(topic, partitions, configs={k.replace("_", "."): v for k, v in configs.items()})]
         )
 
 
-async def read_all(kafka: EmbeddedKafka, topic: str, isolation_level: str = "read_uncommitted") -> list[ConsumerRecord]:
+async def read_all(kafka: Broker, topic: str, isolation_level: str = "read_uncommitted") -> list[ConsumerRecord]:
     """Read all records of a topic, ordered by partition and offset."""
     settings = ConsumerSettings(isolation_level=isolation_level, auto_offset_reset="earliest", max_poll_records=None)
     async with Admin(settings_of(kafka)) as admin, Consumer(settings_of(kafka), settings) as consumer:
@@ -73,7 +74,7 @@ async def freeze(kafka: EmbeddedKafka) -> None:
     await asyncio.sleep(0.3)
 
 
-async def test_round_trip(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_round_trip(kafka: Broker, topic_name: str) -> None:
     """Keys, values, headers and timestamps are read as they were sent, and None differs from empty."""
     await create(kafka, topic_name)
     async with Producer(settings_of(kafka)) as producer:
@@ -91,7 +92,7 @@ async def test_round_trip(kafka: EmbeddedKafka, topic_name: str) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-async def test_compression(kafka: EmbeddedKafka, topic_name: str, compression: str) -> None:
+async def test_compression(kafka: Broker, topic_name: str, compression: str) -> None:
     """Records are read as they were sent with every codec."""
     await create(kafka, topic_name)
     values = [b"value %d " % i * 20 for i in range(300)]
@@ -100,7 +101,7 @@ async def test_compression(kafka: EmbeddedKafka, topic_name: str, compression: s
     assert [r.value for r in await read_all(kafka, topic_name)] == values
 
 
-async def test_send_many_keeps_the_order_of_each_partition(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_send_many_keeps_the_order_of_each_partition(kafka: Broker, topic_name: str) -> None:
     """Records of one partition keep their order, and each delivery returns its record's partition and offset."""
     await create(kafka, topic_name, 3)
     records = [ProducerRecord(topic_name, b"%d" % i, b"k%d" % (i % 17)) for i in range(20_000)]
@@ -116,7 +117,7 @@ async def test_send_many_keeps_the_order_of_each_partition(kafka: EmbeddedKafka,
         assert numbers == sorted(numbers)
 
 
-async def test_errors_before_anything_is_enqueued(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_errors_before_anything_is_enqueued(kafka: Broker, topic_name: str) -> None:
     """An invalid record raises an error that names the problem; in `send_many` it is that record's result alone."""
     await create(kafka, topic_name)
     unknown = f"{topic_name}-unknown"
@@ -154,7 +155,7 @@ async def test_errors_before_anything_is_enqueued(kafka: EmbeddedKafka, topic_na
         await producer.send(topic_name, b"")
 
 
-async def test_a_rejected_batch_uses_no_sequence_number(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_rejected_batch_uses_no_sequence_number(kafka: Broker, topic_name: str) -> None:
     """After the broker rejects a batch, it accepts the partition's next batch: no sequence number is used up."""
     await create(kafka, topic_name, message_timestamp_after_max_ms="3600000")
     async with Producer(settings_of(kafka), ProducerSettings(linger_ms=0)) as producer:
@@ -165,7 +166,7 @@ async def test_a_rejected_batch_uses_no_sequence_number(kafka: EmbeddedKafka, to
     assert [r.value for r in await read_all(kafka, topic_name)] == [b"first", b"second"]
 
 
-async def test_callbacks_interceptors_and_metrics(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_callbacks_interceptors_and_metrics(kafka: Broker, topic_name: str) -> None:
     """Callbacks and interceptors are called once for each record, their errors change nothing, and metrics count the
     record.
     """
@@ -199,7 +200,7 @@ async def test_callbacks_interceptors_and_metrics(kafka: EmbeddedKafka, topic_na
     assert [r.key for r in await read_all(kafka, topic_name)] == [b"intercepted"]
 
 
-async def test_acks_zero(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_acks_zero(kafka: Broker, topic_name: str) -> None:
     """Under acks=0 a delivery ends without an offset once the record is written to the socket."""
     await create(kafka, topic_name)
     async with Producer(settings_of(kafka), ProducerSettings(acks=0)) as producer:
@@ -322,7 +323,7 @@ def test_delivery_timeout_must_cover_the_request_timeout() -> None:
         Producer(KafkaSettings(), ProducerSettings(delivery_timeout_ms=1_000))
 
 
-async def test_transactions_by_isolation_level(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_transactions_by_isolation_level(kafka: Broker, topic_name: str) -> None:
     """read_committed reads committed transactions alone; read_uncommitted reads the aborted and the open one too."""
     await create(kafka, topic_name, 2)
     async with Producer(settings_of(kafka), ProducerSettings(transactional_id=topic_name)) as producer:
@@ -382,7 +383,7 @@ async def test_a_transaction_is_repeated_after_a_lost_batch(own_kafka: EmbeddedK
     assert [r.value for r in records] == [b"before", b"in doubt", b"again"]
 
 
-async def test_abort_drops_buffered_records(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_abort_drops_buffered_records(kafka: Broker, topic_name: str) -> None:
     """An abort drops buffered records, and their deliveries raise TransactionAborted."""
     await create(kafka, topic_name)
     settings = ProducerSettings(transactional_id=topic_name, linger_ms=20_000)
@@ -398,7 +399,7 @@ async def test_abort_drops_buffered_records(kafka: EmbeddedKafka, topic_name: st
     assert [r.value for r in await read_all(kafka, topic_name)] == [b"kept"]
 
 
-async def test_fencing(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_fencing(kafka: Broker, topic_name: str) -> None:
     """A second producer with the same transactional id fences the first one for all further calls."""
     await create(kafka, topic_name)
     settings = ProducerSettings(transactional_id=topic_name)
@@ -427,7 +428,7 @@ async def test_fencing(kafka: EmbeddedKafka, topic_name: str) -> None:
     assert [r.value for r in await read_all(kafka, topic_name, "read_committed")] == [b"third"]
 
 
-async def test_offsets_in_a_transaction(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_offsets_in_a_transaction(kafka: Broker, topic_name: str) -> None:
     """Offsets are committed with their transaction or not at all, and an older generation raises IllegalGeneration."""
     await create(kafka, topic_name)
     tp, group = TopicPartition(topic_name, 0), topic_name

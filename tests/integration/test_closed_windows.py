@@ -10,13 +10,13 @@ from typing import Any
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_entry
 from tests.lake_tables import progress, write_closed, write_state
 from tests.services.aggregator.closed_logs import STORE, Log, records
+from tests.shared_broker import Broker
 
 COMMITS, COMPACTED, KEYS = 400, 300, 97
 WINDOWS_A_COMMIT = 150
@@ -25,7 +25,7 @@ TICK_S, HELD_UP_MAX_S = 0.005, 0.5
 """A tick later than this is too late; the limit is for a machine with other work."""
 
 
-async def test_a_key_of_a_lake_and_a_long_changelog(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_a_key_of_a_lake_and_a_long_changelog(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """Of 120,000 windows, most are in the lake and the others in the changelog.
 
     A key's windows come page by page, each once, ordered by start, and the event loop is not blocked meanwhile.

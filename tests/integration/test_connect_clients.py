@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars, read_jar_set
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
+from tests.shared_broker import Broker
 
 SOURCE = Path(__file__).parent / "connect" / "TryConnectClient.java"
 STEPS, LIMIT_S = 26, 180
@@ -22,7 +22,7 @@ CLIENT_JARS = read_jar_set(Path(__file__).parent / "connect" / "client_jars.json
 
 
 @pytest.mark.soak
-async def test_every_method_of_the_java_client_works(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+async def test_every_method_of_the_java_client_works(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """Every method of the Java client succeeds or fails as it should, with basic auth throughout."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
@@ -86,7 +86,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 @pytest.mark.soak
-async def test_every_method_of_the_python_client_works(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+async def test_every_method_of_the_python_client_works(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """Every method of kafka-connect-py works, with basic auth throughout."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import WorkerProcess, all_running, statuses, workers
 from tests.integration.connect_worker import properties
+from tests.shared_broker import Broker
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 CONNECTORS, RECORDS_PER_SECOND = 20, 200
@@ -119,9 +119,7 @@ class Load:
 
 
 @pytest.mark.soak
-async def test_no_record_is_lost_while_workers_come_and_go(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
-) -> None:
+async def test_no_record_is_lost_while_workers_come_and_go(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """With 20 connectors of two tasks, and workers killed, stopped and added, no record is lost.
 
     The other workers' REST answers throughout, and the tasks end up balanced.

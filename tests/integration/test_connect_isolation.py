@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import WorkerProcess, workers
 from tests.integration.connect_worker import properties
 from tests.integration.test_connect_workers import committed, make_topic, runs, source
 from tests.integration.test_connect_workers import until as read_until
+from tests.shared_broker import Broker
 
 RESPONSE_MS_MAX = 5_000
 """The limit of a worker's REST latency, on a busy machine."""
@@ -89,7 +89,7 @@ class TimedClient:
 
 
 async def test_a_failing_connector_process_affects_no_other_connector(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
+    kafka: Broker, tmp_path: Path, topic_name: str
 ) -> None:
     """If connectors block or exit, another connector keeps running and REST answers.
 
@@ -139,9 +139,7 @@ async def test_a_failing_connector_process_affects_no_other_connector(
 
 
 @pytest.mark.parametrize("exactly_once", ["enabled", "disabled"])
-async def test_a_source_continues_after_its_process_is_killed(
-    kafka: EmbeddedKafka, tmp_path: Path, exactly_once: str
-) -> None:
+async def test_a_source_continues_after_its_process_is_killed(kafka: Broker, tmp_path: Path, exactly_once: str) -> None:
     """A source whose process is killed repeatedly loses no line, and with exactly-once repeats none.
 
     Its offsets can be read, altered and deleted over REST.
@@ -208,7 +206,7 @@ async def test_a_source_continues_after_its_process_is_killed(
             worker.kill()
 
 
-async def test_a_hanging_process_delays_no_rebalance(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+async def test_a_hanging_process_delays_no_rebalance(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """A worker with a hanging process stops in time, and the other worker takes over all its work.
 
     Hanging tasks can be restarted, paused and deleted, and other connectors keep running.

@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 from tests.shared.connect.recordings import recorded_requests
+from tests.shared_broker import Broker
 
 POLL_S, WAIT_S, SETTLE_S = 0.05, 30, 30
 FREE = ("worker_id", "commit", "kafka_cluster_id", "documentation", "recommended_values")
@@ -179,7 +179,7 @@ class Replay:
             self.differences.append(f"{what}: location {location!r}, not {line.get('location')!r}")
 
 
-async def test_recorded_requests_get_the_recorded_answers(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+async def test_recorded_requests_get_the_recorded_answers(kafka: Broker, tmp_path: Path) -> None:
     """All 111 requests get Kafka Connect's statuses and bodies, except for members that may differ."""
     (tmp_path / "in.txt").write_text("alpha\nbeta\ngamma\n")
     (tmp_path / "out.txt").touch()

@@ -14,12 +14,12 @@ import pytest
 from penstock.services.connect import connectors_command
 from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE
 from penstock.services.exit_status import ExitStatus
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import ROOT, WorkerProcess
 from tests.integration.connect_worker import JSON_CONVERTER
+from tests.shared_broker import Broker
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 
@@ -50,9 +50,7 @@ async def lines_of(path: Path, count: int) -> list[str]:
     return lines(path)
 
 
-async def test_lines_go_through_kafka_and_offsets_survive(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
-) -> None:
+async def test_lines_go_through_kafka_and_offsets_survive(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """Connectors named on the command line run, and a restarted worker continues where it stopped, with each line
     once.
     """
@@ -87,7 +85,7 @@ def error_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_each_start_error_has_its_exit_status(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_each_start_error_has_its_exit_status(kafka: Broker, tmp_path: Path) -> None:
     """An invalid setting, a port in use, an unreachable Kafka and an invalid connector each have their exit status and
     one line.
     """
@@ -122,7 +120,7 @@ def run_connectors(worker: WorkerProcess, *arguments: str) -> int:
 
 
 async def test_connectors_from_the_command_line(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, capsys: pytest.CaptureFixture[str]
+    kafka: Broker, tmp_path: Path, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`penstock connectors` creates, shows, controls and deletes connectors, and reports the worker's errors."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:

@@ -14,12 +14,12 @@ from typing import Any
 
 import httpx
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
+from tests.shared_broker import Broker
 
 WAIT_S = 30
 
@@ -43,7 +43,7 @@ async def two_workers(folder: Path, props: dict[str, str]) -> AsyncIterator[Pair
         yield Pair(second, first) if rejected.status_code == 409 else Pair(first, second)
 
 
-async def make_topic(kafka: EmbeddedKafka, topic: str) -> None:
+async def make_topic(kafka: Broker, topic: str) -> None:
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic, 1)])
 
@@ -81,9 +81,7 @@ def source(file: Path, topic: str, **more: str) -> dict[str, str]:
     }
 
 
-async def test_any_worker_takes_requests_and_all_share_the_work(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
-) -> None:
+async def test_any_worker_takes_requests_and_all_share_the_work(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """Requests need the token, a follower forwards them to the leader, connectors run on both workers, and either
     worker can restart a connector of the other.
     """
@@ -120,7 +118,7 @@ async def test_any_worker_takes_requests_and_all_share_the_work(
         assert levels.status_code == 204
 
 
-async def test_requests_between_workers_are_signed(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+async def test_requests_between_workers_are_signed(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """A worker rejects task configs and fencing requests that are not signed with the group's key."""
     await make_topic(kafka, topic_name)
     (tmp_path / "in.txt").write_text("a\n")
@@ -152,7 +150,7 @@ async def committed(servers: str, topic: str) -> list[bytes | None]:
         return found
 
 
-async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: Broker, tmp_path: Path) -> None:
     """Under `exactly.once.source.support=enabled` each new set of tasks fences the one before, and each line is in the
     topic once.
     """
@@ -186,7 +184,7 @@ async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: Embedde
     assert values == wanted
 
 
-async def test_java_tools_see_the_group(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+async def test_java_tools_see_the_group(kafka: Broker, tmp_path: Path) -> None:
     """The coordinator lists the workers as a stable group of protocol type `connect`."""
     props = properties(kafka.bootstrap_servers)
     async with two_workers(tmp_path, props), Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:

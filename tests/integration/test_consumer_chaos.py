@@ -25,13 +25,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.parallel_consumer.commit_metadata import decode_finished
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS, KEYS = 6, 60
@@ -441,7 +441,7 @@ def test_judge_finds_commits_that_are_too_rare(interval_ms: int) -> None:
         ("cooperative-sticky", 6),
     ],
 )
-async def test_chaos(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, strategy: str, seconds: int) -> None:
+async def test_chaos(kafka: Broker, topic_name: str, tmp_path: Path, strategy: str, seconds: int) -> None:
     """Members are killed, stopped past their session and added every second, while 5 % of the handler calls fail.
 
     Every record is handled, and each key's records stay in order within an ownership. Calls that end after a lost

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS, KEYS = 4, 100
@@ -147,9 +147,7 @@ async def send(connection: KafkaSettings, topic: str, numbers: range) -> None:
         assert await (await producer.send_many(records)).first_error() is None
 
 
-async def test_a_kill_under_load_loses_and_repeats_no_record(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
-) -> None:
+async def test_a_kill_under_load_loses_and_repeats_no_record(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """If one of two processes is killed within its transactions, each output is there once, in order per key."""
     total = 4_000
     connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
@@ -166,7 +164,7 @@ async def test_a_kill_under_load_loses_and_repeats_no_record(
 
 
 @pytest.mark.soak
-async def test_kills_and_stops_for_a_minute(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_kills_and_stops_for_a_minute(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """Processes are killed, stopped past their session and transaction timeouts, and added for 60 s: each output is
     there once.
     """

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from tests.integration.chromium import chromium, find_chromium
 from tests.integration.connect_worker import properties, running
 from tests.integration.test_connect_workers import make_topic, source, until
 from tests.integration.test_http_dashboard import OtherServices, gateway, press
+from tests.shared_broker import Broker
 
 TOKEN = "a-token-of-enough-length"
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
 
 
-async def test_the_page_controls_a_workers_connectors(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+async def test_the_page_controls_a_workers_connectors(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """The page shows a running connector and a failed task with its trace, and its buttons control the worker, which
     requires the page's token.
     """

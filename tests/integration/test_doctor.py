@@ -6,18 +6,18 @@ import re
 import time
 
 from penstock.services.local.doctor.examinations import examine_kafka
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
+from tests.shared_broker import Broker
 
 NOW_MS = int(time.time() * 1000)
 WEEK_MS = 7 * 86_400_000
 ADDED_CONFIG = re.compile(r"--add-config (\S+)")
 
 
-async def test_problems_are_found_and_fixed(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_problems_are_found_and_fixed(kafka: Broker, topic_name: str) -> None:
     """Old event times under a retention, a compacted changelog and a dead-letter topic with too small a limit are
     found. Topics with the configs that the commands set have no finding.
     """
@@ -48,7 +48,7 @@ async def test_problems_are_found_and_fixed(kafka: EmbeddedKafka, topic_name: st
         assert [finding.level for finding in await examine_kafka(settings, names, NOW_MS)] == ["ok", "ok"]
 
 
-async def test_topics_that_penstock_creates_have_no_findings(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_topics_that_penstock_creates_have_no_findings(kafka: Broker, topic_name: str) -> None:
     """An event-time topic with old records, its DLQ and a changelog, as Penstock creates them, have no finding."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     made = [
@@ -63,7 +63,7 @@ async def test_topics_that_penstock_creates_have_no_findings(kafka: EmbeddedKafk
     assert [finding.level for finding in findings] == ["ok", "ok"]
 
 
-async def test_all_topics_are_examined_by_default(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_all_topics_are_examined_by_default(kafka: Broker, topic_name: str) -> None:
     """Without topics all are examined, and old records mark a topic of event times; a missing topic is a problem."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin, Producer(settings) as producer:

@@ -23,6 +23,7 @@ from penstock.services.local.ports import PortTaken
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 QUICK = EmbeddedKafkaSettings(jvm_options=QUICK_START)
 RESPONSE_MS = 1_000
@@ -46,27 +47,27 @@ TINY_DISK_BYTES = 64 * 1024
 FILLING_DISK_BYTES = 80 * 1024 * 1024
 
 
-async def is_answering(kafka: EmbeddedKafka, timeout_ms: int = RESPONSE_MS) -> bool:
+async def is_answering(kafka: Broker, timeout_ms: int = RESPONSE_MS) -> bool:
     host, port = kafka.bootstrap_servers.split(":")
     return await broker_answers(host, int(port), timeout_ms)
 
 
-async def create_topic(kafka: EmbeddedKafka, name: str, partitions: int) -> None:
+async def create_topic(kafka: Broker, name: str, partitions: int) -> None:
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), timeout_ms=10_000) as admin:
         await admin.create_topics([NewTopic(name, partitions)])
 
 
-async def partitions_of(kafka: EmbeddedKafka, name: str) -> int:
+async def partitions_of(kafka: Broker, name: str) -> int:
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), timeout_ms=10_000) as admin:
         return len((await admin.describe_topics([name]))[name].partitions)
 
 
-def test_one_broker_serves_synchronous_tests(kafka: EmbeddedKafka) -> None:
+def test_one_broker_serves_synchronous_tests(kafka: Broker) -> None:
     """A test without an event loop can reach the session's broker."""
     assert asyncio.run(is_answering(kafka))
 
 
-async def test_one_broker_serves_asynchronous_tests(kafka: EmbeddedKafka) -> None:
+async def test_one_broker_serves_asynchronous_tests(kafka: Broker) -> None:
     """A test on anyio's event loop can reach the session's broker, which runs on another loop."""
     assert await is_answering(kafka)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local.broker_config import KAFKA_JARS
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import (
@@ -31,6 +30,7 @@ from tests.integration.environments import (
     run_python,
 )
 from tests.integration.maven_mirror import mirror
+from tests.shared_broker import Broker
 
 WITH_SPARK = ("server", "spark", "streams")
 """The extras that an aggregator with compactions needs."""
@@ -199,7 +199,7 @@ def test_the_programs_import_only_public_modules() -> None:
 
 @pytest.mark.parametrize("extra", PRINTED)
 def test_an_extra_alone_runs_its_smallest_program(
-    tmp_path: Path, environments: Environments, kafka: EmbeddedKafka, topic_name: str, extra: str
+    tmp_path: Path, environments: Environments, kafka: Broker, topic_name: str, extra: str
 ) -> None:
     """Each extra's dependencies suffice for its program. With an extra that another one requires, errors name the
     other.

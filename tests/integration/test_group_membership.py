@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local.broker_config import KAFKA_JARS, QUICK_START, broker_archive_path
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
@@ -25,6 +24,7 @@ from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.documents import DOCS, block, blocks, names_of
+from tests.shared_broker import Broker
 
 COOPERATIVE = "cooperative-sticky"
 JAVA_ASSIGNORS = {
@@ -91,7 +91,7 @@ class RecordingListener(RebalanceListener):
         self._note("lost", partitions)
 
 
-async def fill(kafka: EmbeddedKafka, topic: str, partitions: int, each: int) -> None:
+async def fill(kafka: Broker, topic: str, partitions: int, each: int) -> None:
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin, Producer(settings) as producer:
         await admin.create_topics([NewTopic(topic, partitions)])
@@ -101,7 +101,7 @@ async def fill(kafka: EmbeddedKafka, topic: str, partitions: int, each: int) -> 
 
 @asynccontextmanager
 async def member(
-    kafka: EmbeddedKafka, topic: str, listener: RebalanceListener | None = None, **more: object
+    kafka: Broker, topic: str, listener: RebalanceListener | None = None, **more: object
 ) -> AsyncIterator[Consumer]:
     common = {"group_id": topic, "auto_offset_reset": "earliest", "heartbeat_interval_ms": 100}
     settings = ConsumerSettings.model_validate({**common, "session_timeout_ms": 10_000, **more})
@@ -121,7 +121,7 @@ async def poll_until(until: Callable[[], object], *consumers: Consumer) -> list[
     return found
 
 
-async def test_a_cooperative_rebalance_revokes_only_moved_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_cooperative_rebalance_revokes_only_moved_partitions(kafka: Broker, topic_name: str) -> None:
     """When a second cooperative member joins, the first revokes only the moved partitions.
 
     It reads the others on, each record once, and can commit.
@@ -164,7 +164,7 @@ async def process(consumer: Consumer, topic: str, work: Callable[[ConsumerRecord
 @pytest.mark.parametrize("strategy", ["range", COOPERATIVE])
 @pytest.mark.parametrize("crash", ["before the next poll", "after the rebalance"])
 async def test_the_documented_listener_loses_no_record_in_a_crash(
-    kafka: EmbeddedKafka, topic_name: str, crash: str, strategy: str
+    kafka: Broker, topic_name: str, crash: str, strategy: str
 ) -> None:
     """With the documented listener, a member that crashes during or after a rebalance loses no record."""
     partitions, each = 4, 50
@@ -215,9 +215,7 @@ async def test_the_documented_listener_loses_no_record_in_a_crash(
 
 
 @pytest.mark.parametrize("assignor", ["range", COOPERATIVE])
-async def test_a_static_member_restarts_without_a_rebalance(
-    kafka: EmbeddedKafka, topic_name: str, assignor: str
-) -> None:
+async def test_a_static_member_restarts_without_a_rebalance(kafka: Broker, topic_name: str, assignor: str) -> None:
     """A static member that restarts within its session gets its partitions back without a rebalance."""
     await fill(kafka, topic_name, 4, 1)
     other = RecordingListener()
@@ -237,7 +235,7 @@ async def test_a_static_member_restarts_without_a_rebalance(
 
 
 @asynccontextmanager
-async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: Path) -> AsyncIterator[list[list[int]]]:
+async def java_member(kafka: Broker, topic: str, assignor: str, folder: Path) -> AsyncIterator[list[list[int]]]:
     """Run Kafka's Java consumer as a member of the group, and yield its assignments, latest first. It needs a JDK.
 
     Without an assignor it uses the new consumer group protocol (KIP-848).
@@ -283,7 +281,7 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
 
 
 @pytest.mark.parametrize("assignor", JAVA_ASSIGNORS)
-async def test_a_group_with_a_java_member(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, assignor: str) -> None:
+async def test_a_group_with_a_java_member(kafka: Broker, topic_name: str, tmp_path: Path, assignor: str) -> None:
     """A Java consumer and a Penstock consumer share the partitions, whichever of them leads the group."""
     await fill(kafka, topic_name, 4, 1)
     heard, settings = RecordingListener(), {"partition_assignment_strategy": assignor, "session_timeout_ms": 6_000}
@@ -309,7 +307,7 @@ async def test_a_group_with_a_java_member(kafka: EmbeddedKafka, topic_name: str,
                 await poll_until(lambda: shared_out(third) and len(third.assignment()) == 2, third)
 
 
-async def test_a_group_of_the_new_protocol_is_described(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_a_group_of_the_new_protocol_is_described(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """A group of the new protocol is described with its members; while it has members, changing its offsets is an error
     that names them.
     """

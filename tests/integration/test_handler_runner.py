@@ -26,7 +26,6 @@ from penstock.services.consumer.handler_runner import HandlerRunner, RecordProdu
 from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog
@@ -42,13 +41,14 @@ from penstock.shared.common.records import (
 )
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.promtool import assert_clean
+from tests.shared_broker import Broker
 
 WAIT_S = 30
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def connection(kafka: EmbeddedKafka) -> KafkaSettings:
+def connection(kafka: Broker) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 

@@ -21,6 +21,7 @@ from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import Progress
 from tests import lake_tables
+from tests.shared_broker import Broker
 
 SILENCE_MAX_MS = 1_500
 WAIT_S = 90
@@ -171,7 +172,7 @@ async def test_an_unreachable_kafka_is_logged_early(name: str, tmp_path: Path) -
         await process.wait()
 
 
-async def test_a_consumer_waits_for_a_missing_topic(kafka: EmbeddedKafka, stack: Stack, topic_name: str) -> None:
+async def test_a_consumer_waits_for_a_missing_topic(kafka: Broker, stack: Stack, topic_name: str) -> None:
     """A consumer waits for a missing topic; `/health` names the topic, and is healthy once the topic exists."""
     settings = {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "TOPICS": topic_name, "GROUP_ID": topic_name,
@@ -188,7 +189,7 @@ async def test_a_consumer_waits_for_a_missing_topic(kafka: EmbeddedKafka, stack:
         await until(http, consumer, 200)
 
 
-async def test_a_missing_topic_ends_the_aggregator(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+async def test_a_missing_topic_ends_the_aggregator(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
     """An aggregator ends with status 1 and one line that names the missing topic and the time limit."""
     status, lines = await ended(
         "aggregator", f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", "--http.port=0",

@@ -10,7 +10,6 @@ import httpx
 
 from penstock.services.admin.daemon import AdminDaemon
 from penstock.services.admin.settings import AdminServiceSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
@@ -20,6 +19,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.task.late_records import late_record
 from tests.api.rest_proxy.test_routes import OPERATIONS, misfits
 from tests.integration.test_http_ingest import read_all
+from tests.shared_broker import Broker
 
 
 @contextlib.asynccontextmanager
@@ -41,7 +41,7 @@ async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[http
         await daemon.shutdown()
 
 
-async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: Broker, topic_name: str) -> None:
     """Resetting a group with members returns 409 with the member's id; later resets apply to the next consumer."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     group, tp = f"group-{topic_name}", TopicPartition(topic_name, 0)
@@ -81,7 +81,7 @@ async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka,
         assert (await client.get(f"/v1/groups/{group}")).status_code == 404
 
 
-async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_rest_proxys_operations_are_answered_from_kafka(kafka: Broker, topic_name: str) -> None:
     """Every read operation of the Go client `kafkarestv3` returns the members and types of its models."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     group = f"group-{topic_name}"
@@ -115,7 +115,7 @@ async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKaf
     assert found["GetKafkaConsumerAssignment"]["topic_name"] == topic_name
 
 
-async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_topics_and_the_cluster_are_described(kafka: Broker, topic_name: str) -> None:
     """Topics and the cluster are described from the broker's responses."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([event_time_topic(topic_name, 3)])
@@ -128,7 +128,7 @@ async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_
     assert len(cluster["brokers"]) == 1
 
 
-async def test_the_overview_shows_kafka_and_the_services(kafka: EmbeddedKafka) -> None:
+async def test_the_overview_shows_kafka_and_the_services(kafka: Broker) -> None:
     """The overview shows Kafka, a service that answers and one that is unreachable."""
     async with serving(kafka.bootstrap_servers) as other:
         services = {"other": str(other.base_url), "gone": "http://127.0.0.1:1"}
@@ -141,9 +141,7 @@ async def test_the_overview_shows_kafka_and_the_services(kafka: EmbeddedKafka) -
     assert overview["kafka"]["error"] == ""
 
 
-async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(
-    kafka: EmbeddedKafka, topic_name: str
-) -> None:
+async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(kafka: Broker, topic_name: str) -> None:
     """Dead letters are found by stage behind many newer ones, and late records are replayed once to a named topic or to
     their source.
     """

@@ -18,7 +18,6 @@ from penstock.api.http.app import create_app
 from penstock.api.http.json_response import json_response
 from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -30,6 +29,7 @@ from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, To
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
+from tests.shared_broker import Broker
 
 PICTURES = os.environ.get("PENSTOCK_TEST_PICTURES", "")
 """A folder for a screenshot of each page; docs/ contains the latest ones."""
@@ -193,7 +193,7 @@ async def a_compaction_runs(page: Page, streams: Streams) -> None:
     assert (await text_of(page, "compactions")).endswith("42")
 
 
-async def test_all_pages_and_buttons(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_all_pages_and_buttons(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """Every page opens without an error, values update, charts survive a reload, and buttons work."""
     servers, others = kafka.bootstrap_servers, OtherServices()
     topic_name = "flights" if PICTURES else topic_name
@@ -247,7 +247,7 @@ async def test_all_pages_and_buttons(kafka: EmbeddedKafka, topic_name: str, tmp_
         assert page.errors == []
 
 
-async def test_the_token_is_required_and_never_shown(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+async def test_the_token_is_required_and_never_shown(kafka: Broker, tmp_path: Path) -> None:
     """The page requires the token, and neither the page nor any answer contains it."""
     token = "a-token-of-enough-length"
     others = OtherServices()

@@ -22,6 +22,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.promtool import assert_clean
+from tests.shared_broker import Broker
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 ENTRY = "import sys; from penstock.services.producer.main import main; sys.exit(main(sys.argv[1:]))"
@@ -74,7 +75,7 @@ async def read_all(bootstrap_servers: str, topic: str, partitions: int) -> list[
     return records
 
 
-async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_ten_thousand_lines_are_read_back(kafka: Broker, topic_name: str) -> None:
     """Records have the lines' bytes as values, their keys and event times, and the offsets of the response."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 4))
     topics = {topic_name: {"key": ["/carrier", "/origin"], "time": "/at"}}
@@ -102,7 +103,7 @@ async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name
     assert_clean(exposed)
 
 
-async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_bad_lines_fail_alone(kafka: Broker, topic_name: str) -> None:
     """Valid lines are stored in order, and invalid lines are reported and not stored."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
     async with serving(kafka.bootstrap_servers, ingest={"max_line_bytes": 100}) as (_, client):
@@ -116,7 +117,7 @@ async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> No
     assert [r.value for r in await read_all(kafka.bootstrap_servers, topic_name, 1)] == [b"1", b"2"]
 
 
-async def test_a_record_over_the_topics_limit_is_reported(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_record_over_the_topics_limit_is_reported(kafka: Broker, topic_name: str) -> None:
     """A record over the topic's max.message.bytes is reported as that record's error with status 413."""
     await create(kafka.bootstrap_servers, NewTopic(topic_name, 1, configs={"max.message.bytes": "1000"}))
     async with serving(kafka.bootstrap_servers) as (_, client):
@@ -209,7 +210,7 @@ async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
         await daemon.shutdown()
 
 
-async def test_sigterm_under_load_loses_no_acknowledged_record(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_sigterm_under_load_loses_no_acknowledged_record(kafka: Broker, topic_name: str) -> None:
     """After a SIGTERM under load, all acknowledged records are in the topic, and the process exits with status 0 in
     time.
     """
@@ -287,7 +288,7 @@ async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: 
     return acknowledged, statuses
 
 
-async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_bulk_requests_are_served_first_come_first_served(kafka: Broker, topic_name: str) -> None:
     """64 concurrent requests of 10,000 records are answered about in their order: a quarter is answered when less than
     half of all records is in the log. Small requests are answered meanwhile.
     """

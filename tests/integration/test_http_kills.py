@@ -20,6 +20,7 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import event_time_topic
 from tests.integration.test_http_ingest import ENTRY, NDJSON, address, create, healthy
 from tests.integration.test_http_transactions import committed
+from tests.shared_broker import Broker
 
 CLIENTS, EVENTS = 4, 5
 LOAD_BEFORE_A_KILL = 100
@@ -126,7 +127,7 @@ class Service:
     [(True, 1), pytest.param(True, 6, marks=pytest.mark.soak), pytest.param(False, 3, marks=pytest.mark.soak)],
 )
 async def test_a_killed_service_has_stored_what_it_acknowledged(
-    kafka: EmbeddedKafka, topic_name: str, keyed: bool, kills: int
+    kafka: Broker, topic_name: str, keyed: bool, kills: int
 ) -> None:
     """After kills of the service each id is stored exactly once with a key, and at least once without."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))

@@ -19,19 +19,19 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.test_http_ingest import read_all
+from tests.shared_broker import Broker
 
 TOPIC, GROUP = "openapi", "openapi-readers"
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[str]:
+def gateway(kafka: Broker) -> Iterator[str]:
     """The address of a gateway, which runs on an event loop in another thread."""
     started, ended = threading.Event(), threading.Event()
     where: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def test_no_generated_request_of_many_ends_in_a_500(gateway: str) -> None:
         call_operations(gateway, 500, names)
 
 
-async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: EmbeddedKafka) -> None:
+async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: Broker) -> None:
     """Events that CNCF's Python SDK posts as structured, binary and batch requests are stored alike, in the form that
     the SDK reads from Kafka.
     """
@@ -187,7 +187,7 @@ async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: Embedd
     assert (read.get_id(), read.get_time(), read.get_data()) == ("1", moment, {"message": "häl lo"})
 
 
-async def make_topic(kafka: EmbeddedKafka, name: str, partitions: int = 1) -> str:
+async def make_topic(kafka: Broker, name: str, partitions: int = 1) -> str:
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([event_time_topic(name, partitions)])
     return name
@@ -197,7 +197,7 @@ def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: EmbeddedKafka) -> None:
+async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: Broker) -> None:
     """v2 requests in JSON and binary, and v3 requests alone, streamed and in a batch, report what the broker stores."""
     topic = await make_topic(kafka, f"rest-{uuid.uuid4().hex[:8]}", 2)
     at = "2013-01-01T05:15:00Z"

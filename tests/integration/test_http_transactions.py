@@ -7,12 +7,12 @@ import json
 import uuid
 from typing import Any
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import NewTopic, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.test_http_ingest import NDJSON, create, serving
+from tests.shared_broker import Broker
 
 
 async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
@@ -32,7 +32,7 @@ async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list
     return values
 
 
-async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_atomic_is_all_or_nothing(kafka: Broker, topic_name: str) -> None:
     """With `?atomic=true` a valid body is one transaction; an invalid line or a rejected record leaves no record of its
     body.
     """
@@ -51,7 +51,7 @@ async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -
     assert sorted(await committed(kafka.bootstrap_servers, topic_name, 2)) == [1, 2, 3, 7]
 
 
-async def test_a_request_with_a_key_is_stored_once_by_any_service(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_request_with_a_key_is_stored_once_by_any_service(kafka: Broker, topic_name: str) -> None:
     """A repeated request with an Idempotency-Key gets the same response from the same service and from another one, and
     is stored once.
     """

@@ -27,7 +27,6 @@ import pytest
 import yaml
 
 from penstock import Producer
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.services.spark.spark_session import SPARK_JARS
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -47,6 +46,7 @@ from tests.integration.environments import (
 )
 from tests.integration.image import DOCKERFILE, SKIPPED, Build, instructions, tools
 from tests.integration.promtool import assert_clean
+from tests.shared_broker import Broker
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -149,7 +149,7 @@ def test_a_missing_dependency_is_found(installed: Path, environments: Environmen
 
 
 @pytest.fixture(scope="module")
-def bootstrap_servers(kafka: EmbeddedKafka) -> str:
+def bootstrap_servers(kafka: Broker) -> str:
     """The embedded Kafka, with the topics that exist before the services start."""
 
     async def create_topics() -> None:

@@ -23,6 +23,7 @@ from penstock.shared.clients.producer import Deliveries, Producer, ProducerSetti
 from penstock.shared.common.errors import DeliveryTimeout
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 RECORDS = 200_000
 CHUNK = 500
@@ -36,7 +37,7 @@ FEW = 40_000
 Log = dict[int, list[tuple[int, int]]]
 
 
-def settings_of(kafka: EmbeddedKafka, request_timeout_ms: int) -> KafkaSettings:
+def settings_of(kafka: Broker, request_timeout_ms: int) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, request_timeout_ms=request_timeout_ms)
 
 
@@ -60,7 +61,7 @@ async def load(
     return [fate for deliveries in sent for fate in await deliveries]
 
 
-async def log_of(kafka: EmbeddedKafka, topic: str) -> Log:
+async def log_of(kafka: Broker, topic: str) -> Log:
     """The offset and number of every record in the log, by partition."""
     settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
     partitions = [TopicPartition(topic, i) for i in range(PARTITIONS)]
@@ -101,7 +102,7 @@ def check(fates: Sequence[RecordMetadata | Exception], log: Log) -> dict[str, in
 
 
 async def run(
-    kafka: EmbeddedKafka,
+    kafka: Broker,
     topic: str,
     settings: ProducerSettings,
     request_timeout_ms: int,

@@ -10,16 +10,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.otel import OpenTelemetryInterceptor
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
 from penstock.shared.common.errors import InvalidTimestamp, RecordTooLarge
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 
-async def test_spans_of_every_outcome(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_spans_of_every_outcome(kafka: Broker, topic_name: str) -> None:
     """The span of an acknowledged, rejected or cancelled record ends with its outcome, and stored records carry their
     span's context.
     """

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
@@ -20,6 +19,7 @@ from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.errors import OffsetOutOfRange
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.shared_broker import Broker
 
 
 class GaveUp(Exception):
@@ -29,7 +29,7 @@ class GaveUp(Exception):
 Read = list[tuple[int, bytes | None]]
 
 
-def settings_of(kafka: EmbeddedKafka) -> KafkaSettings:
+def settings_of(kafka: Broker) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
@@ -47,7 +47,7 @@ async def read_to(consumer: Consumer, tp: TopicPartition, end: int, limit: int |
     return found
 
 
-async def test_only_committed_transactions_are_read(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_only_committed_transactions_are_read(kafka: Broker, topic_name: str) -> None:
     """Under read_committed neither aborted records nor records after an open transaction are read; otherwise all are
     read.
     """
@@ -99,7 +99,7 @@ async def _stable(consumer: Consumer, tp: TopicPartition, offset: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_reading_begins_a_duration_ago(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_reading_begins_a_duration_ago(kafka: Broker, topic_name: str) -> None:
     """by_duration starts at the first record that is not older, or at the end if all are older."""
     now_ms = time.time_ns() // 1_000_000
     one, two = TopicPartition(topic_name, 0), TopicPartition(topic_name, 1)
@@ -119,7 +119,7 @@ async def test_reading_begins_a_duration_ago(kafka: EmbeddedKafka, topic_name: s
         assert await read_to(consumer, one, 4) == [(2, b"10"), (3, b"5")]
 
 
-async def test_a_compacted_log_has_holes(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_compacted_log_has_holes(kafka: Broker, topic_name: str) -> None:
     """A compacted log is read with its offsets, and the position passes the removed records."""
     tp = TopicPartition(topic_name, 0)
     configs = {
@@ -159,7 +159,7 @@ async def test_a_compacted_log_has_holes(kafka: EmbeddedKafka, topic_name: str) 
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "lz4", "zstd"])
-async def test_batches_larger_than_every_limit(kafka: EmbeddedKafka, topic_name: str, compression: str) -> None:
+async def test_batches_larger_than_every_limit(kafka: Broker, topic_name: str, compression: str) -> None:
     """Batches larger than the limits of one byte are read with every compression, with headers and nulls."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 2)])
@@ -186,7 +186,7 @@ async def test_batches_larger_than_every_limit(kafka: EmbeddedKafka, topic_name:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "none"])
-async def test_a_recreated_shorter_topic(kafka: EmbeddedKafka, topic_name: str, policy: str) -> None:
+async def test_a_recreated_shorter_topic(kafka: Broker, topic_name: str, policy: str) -> None:
     """After a topic is recreated and is shorter, auto_offset_reset decides where to continue; with none it is an
     error.
     """
@@ -218,7 +218,7 @@ async def test_a_recreated_shorter_topic(kafka: EmbeddedKafka, topic_name: str, 
             assert found == [record.value for record in new]
 
 
-async def test_a_broker_reports_where_its_log_diverges(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_broker_reports_where_its_log_diverges(kafka: Broker, topic_name: str) -> None:
     """A fetch with the epoch of the last read record reports the end of that epoch if the reader is past it."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode_entry
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -36,6 +35,7 @@ from tests.integration.test_stream_worker import (
     topology,
     until,
 )
+from tests.shared_broker import Broker
 
 SOAK_SECONDS = 60.0
 STOPPED_SECONDS = 5.0  # past the session timeout: the group rebalances, and the continued worker is a zombie
@@ -196,9 +196,7 @@ def on_disk(folder: Path) -> Given:
 @pytest.mark.soak
 @pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_soak_of_crashes(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str, store: str
-) -> None:
+async def test_soak_of_crashes(kafka: Broker, topic_name: str, tmp_path: Path, guarantee: str, store: str) -> None:
     """After a minute of kills, stops and rebalances under load, output, late records and state equal an uninterrupted
     run's.
     """

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
@@ -26,6 +25,7 @@ from penstock.shared.streams.aggregations.aggregation import Sum
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from tests.integration.stream_worker_child import visits
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, running, until
+from tests.shared_broker import Broker
 
 SOAK_SECONDS, KILLS_MIN, DONE_SECONDS = 60.0, 3, 300.0
 PARTITIONS, USERS, CLICKS_A_TIME, EVERY_SECONDS = 4, 50, 1_000, 0.4
@@ -141,7 +141,7 @@ async def until_done(worker: StreamWorker) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_soak_of_visits(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+async def test_soak_of_visits(kafka: Broker, topic_name: str, guarantee: str) -> None:
     """Every click is in `joined` once, and each user's counts and sums are exact, in sessions and in the schedule's
     output.
     """

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import msgspec
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
@@ -23,6 +22,7 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.promtool import assert_clean
+from tests.shared_broker import Broker
 
 WAIT_S = 45
 TOKEN = "0123456789abcdef"
@@ -30,7 +30,7 @@ PARTITIONS = 2
 HOURS_3_MS = 3 * 3_600_000  # more than gap and grace: earlier sessions are closed
 
 
-def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
+def settings_of(kafka: Broker, topic: str) -> dict[str, str]:
     """Settings of an aggregator whose group detects a dead member soon."""
     return {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
@@ -45,7 +45,7 @@ def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
     }
 
 
-async def send(kafka: EmbeddedKafka, topic: str, first_ms: int = 0) -> None:
+async def send(kafka: Broker, topic: str, first_ms: int = 0) -> None:
     """Send three events of key k<p> to each partition p of a topic, which is created if missing."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin:
@@ -70,7 +70,7 @@ def client() -> httpx.AsyncClient:
 
 
 async def test_any_instance_answers_for_all_and_reports_missing_partitions(
-    kafka: EmbeddedKafka, topic_name: str, stack: Stack
+    kafka: Broker, topic_name: str, stack: Stack
 ) -> None:
     """Each instance answers for the other's keys.
 
@@ -155,7 +155,7 @@ async def check_pages_of_both(http: httpx.AsyncClient, path: str, rows: str, a: 
 
 
 async def test_two_workers_share_the_partitions_and_one_is_killed(
-    kafka: EmbeddedKafka, topic_name: str, stack: Stack, tmp_path: Path
+    kafka: Broker, topic_name: str, stack: Stack, tmp_path: Path
 ) -> None:
     """Two workers serve one address; a killed worker is replaced, results are complete, and no worker outlives its
     parent.
@@ -228,7 +228,7 @@ async def are_gone(pids: list[int]) -> bool:
     return True
 
 
-async def read_results(kafka: EmbeddedKafka, topic: str) -> list[dict[str, Any]]:
+async def read_results(kafka: Broker, topic: str) -> list[dict[str, Any]]:
     """All committed records of a topic."""
     settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest")
     at = [TopicPartition(topic, p) for p in range(PARTITIONS)]

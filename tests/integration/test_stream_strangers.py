@@ -11,13 +11,13 @@ import confluent_kafka
 import pytest
 
 from penstock.services.aggregator.streams_command import main
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.streams.runtime.source_positions import GroupAhead
 from penstock.shared.streams.runtime.standby_assignor import PREFIX
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until, wait_or_raise
 from tests.integration.test_stream_worker_losses import run_until_error, work
+from tests.shared_broker import Broker
 
 POLL_S = 0.2
 PROTOCOLS = ["classic", "consumer"]
@@ -72,7 +72,7 @@ def stray_of(chain: Chain, protocol: str) -> Iterator[Stray]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_foreign_consumer_is_rejected(kafka: EmbeddedKafka, topic_name: str, protocol: str) -> None:
+async def test_a_foreign_consumer_is_rejected(kafka: Broker, topic_name: str, protocol: str) -> None:
     """The broker rejects a foreign consumer, also one of KIP-848; it gets no partition, and the application keeps
     running.
     """
@@ -97,9 +97,7 @@ async def test_a_foreign_consumer_is_rejected(kafka: EmbeddedKafka, topic_name: 
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_foreign_consumer_that_joined_first_is_named(
-    kafka: EmbeddedKafka, topic_name: str, protocol: str
-) -> None:
+async def test_a_foreign_consumer_that_joined_first_is_named(kafka: Broker, topic_name: str, protocol: str) -> None:
     """A start fails with the foreign consumer's client id while it is in the group.
 
     After that, the error reports its commits, and `restore-offsets` fixes the offsets, so that all records are

@@ -51,6 +51,7 @@ from penstock.shared.streams.state.local_state import LocalState
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.shared_broker import Broker
 
 GUARANTEES = ("exactly_once", "at_least_once")
 GAP_MS, GRACE_MS = 100, 50
@@ -256,7 +257,7 @@ async def child(
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_sessions_end_to_end(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+async def test_sessions_end_to_end(kafka: Broker, topic_name: str, guarantee: str) -> None:
     """Closed sessions and late records equal those of an offline run, and the group's offsets are committed."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
@@ -278,7 +279,7 @@ async def test_sessions_end_to_end(kafka: EmbeddedKafka, topic_name: str, guaran
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_a_commit_of_progress_alone(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+async def test_a_commit_of_progress_alone(kafka: Broker, topic_name: str, guarantee: str) -> None:
     """The positions of records without output or state changes are committed."""
     builder = StreamsBuilder()
     builder.stream(topic_name).filter(lambda record: False).to(f"{topic_name}-out")
@@ -290,7 +291,7 @@ async def test_a_commit_of_progress_alone(kafka: EmbeddedKafka, topic_name: str,
         assert [one.sources if one else None for one in progress] == [{topic_name: 5}] * 2
 
 
-async def test_a_restarted_worker_continues(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_restarted_worker_continues(kafka: Broker, topic_name: str) -> None:
     """After a clean shutdown the next worker has the open sessions and repeats no output."""
     async with chain_of(kafka, topic_name) as chain:
         for _ in range(3):
@@ -302,7 +303,7 @@ async def test_a_restarted_worker_continues(kafka: EmbeddedKafka, topic_name: st
         assert [(await chain.confirmed(p)).epoch for p in range(2)] == [3, 3]
 
 
-async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: Broker, topic_name: str) -> None:
     """A wall-clock schedule fires while no record is read, and a restarted worker keeps the committed grid."""
     grids: list[int] = []
 
@@ -342,7 +343,7 @@ async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: Embedded
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
+async def test_a_killed_worker_is_continued_exactly(kafka: Broker, topic_name: str, guarantee: str) -> None:
     """After SIGKILL under load, output (exactly_once) or state (both guarantees) equals that of an uninterrupted
     run.
     """
@@ -377,7 +378,7 @@ async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name: str, strategy: str) -> None:
+async def test_two_workers_share_and_rebalance(kafka: Broker, topic_name: str, strategy: str) -> None:
     """While partitions move to a second worker and back, no session is lost, repeated or split."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
@@ -398,7 +399,7 @@ async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name:
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_rebalance_during_a_poll_loses_no_record(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_rebalance_during_a_poll_loses_no_record(kafka: Broker, topic_name: str) -> None:
     """If partitions are revoked and assigned again during a poll, the records of that poll are processed."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(100)
@@ -424,7 +425,7 @@ async def test_a_rebalance_during_a_poll_loses_no_record(kafka: EmbeddedKafka, t
 # --- records that cannot be processed or written ---
 
 
-async def test_a_tombstone_does_not_stop_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_tombstone_does_not_stop_the_worker(kafka: Broker, topic_name: str) -> None:
     """A tombstone for which user code raises becomes a dead letter with its offset, and the worker continues."""
     builder = StreamsBuilder()
     stream = builder.stream(topic_name).filter(lambda record: record.value["id"] >= 0)
@@ -446,7 +447,7 @@ async def test_a_tombstone_does_not_stop_the_worker(kafka: EmbeddedKafka, topic_
         assert (await chain.confirmed(0)).epoch == 1
 
 
-async def test_the_largest_record_fits_into_the_dead_letter_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_the_largest_record_fits_into_the_dead_letter_topic(kafka: Broker, topic_name: str) -> None:
     """A record that just fits into its topic also fits into the dead-letter topic, with all its headers."""
     async with chain_of(kafka, topic_name, 1) as chain:
         value = b"{" * (1024 * 1024 - 200)
@@ -473,7 +474,7 @@ async def make_narrow(chain: Chain, topic: str) -> None:
         await admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "10000"})])
 
 
-async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: Broker, topic_name: str) -> None:
     """A result over its topic's limit stops the worker, and the error names partition, key, size and limit."""
     builder = StreamsBuilder()
     builder.stream(topic_name).map_values(lambda value: "x" * value["size"]).to(out := f"{topic_name}-out")
@@ -494,7 +495,7 @@ async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKa
         assert [(dead_letter.record.offset, dead_letter.stage) for dead_letter in dead_letters] == [(1, "produce")]
 
 
-async def test_a_record_that_makes_a_state_unencodable_is_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_record_that_makes_a_state_unencodable_is_a_dead_letter(kafka: Broker, topic_name: str) -> None:
     """A record that makes a state impossible to encode becomes a dead letter, and the window continues without it."""
     builder = StreamsBuilder()
     every = Aggregate(list, lambda state, value: [*state, value or object()], lambda a, b: a + b)
@@ -527,9 +528,7 @@ async def until_all_processed(worker: StreamWorker, chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_a_shutdown_commits_after_the_loop_is_cancelled(
-    kafka: EmbeddedKafka, topic_name: str, guarantee: str
-) -> None:
+async def test_a_shutdown_commits_after_the_loop_is_cancelled(kafka: Broker, topic_name: str, guarantee: str) -> None:
     """If the loop is cancelled at any moment of a commit, the shutdown commits all records that were processed."""
     async with chain_of(kafka, topic_name, 1) as chain:
         for turn in range(6):
@@ -629,7 +628,7 @@ async def commit(changelog: ChangelogPartition, task: StreamTask, chain: Chain) 
     task.commit_succeeded(await changelog.commit(task.prepare_commit(0), GroupMetadata(chain.topic)))
 
 
-async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_an_old_owner_is_fenced_under_exactly_once(kafka: Broker, topic_name: str) -> None:
     """The broker fences a commit of the old owner after a takeover, and no reader sees its records."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "exactly_once") as (old, old_task):
         process_records(old_task, chain, 0, 10)
@@ -648,7 +647,7 @@ async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, t
         assert await chain.values("out") == [b'{"key":"a","start":0,"end":20,"n":3,"sum":3.0}']
 
 
-async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_an_old_owner_is_ignored_under_at_least_once(kafka: Broker, topic_name: str) -> None:
     """Without transactions an old owner can still write, but readers ignore its entries, and its commit fails."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (old, old_task):
         process_records(old_task, chain, 0, 10)
@@ -671,9 +670,7 @@ async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka,
 
 
 @pytest.mark.parametrize("generations", [0, 1, 2])  # a static member may return in the same generation
-async def test_a_task_is_kept_only_over_the_next_generation(
-    kafka: EmbeddedKafka, topic_name: str, generations: int
-) -> None:
+async def test_a_task_is_kept_only_over_the_next_generation(kafka: Broker, topic_name: str, generations: int) -> None:
     """A member that missed a generation restores its task, since another member may have owned it meanwhile."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(10)
@@ -694,7 +691,7 @@ async def test_a_task_is_kept_only_over_the_next_generation(
             assert (after.task.epoch, after.task.sources) == (max(1, generations), {topic_name: 10})
 
 
-async def test_concurrent_owners_have_different_epochs(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_concurrent_owners_have_different_epochs(kafka: Broker, topic_name: str) -> None:
     """Owners that take over at the same moment get different epochs: there is one writer at a time."""
     async with chain_of(kafka, topic_name, 1) as chain:
         settings = chain.settings(processing_guarantee="at_least_once")
@@ -711,7 +708,7 @@ async def test_concurrent_owners_have_different_epochs(kafka: EmbeddedKafka, top
 # --- errors at the start ---
 
 
-async def test_a_hole_in_the_changelog_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_hole_in_the_changelog_is_an_error(kafka: Broker, topic_name: str) -> None:
     """If changelog records were deleted and no snapshot covers them, the worker ends and names the offsets."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
@@ -737,7 +734,7 @@ async def delete_changelog(chain: Chain) -> None:
         await until(gone)
 
 
-async def test_an_empty_changelog_with_group_offsets_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_an_empty_changelog_with_group_offsets_is_an_error(kafka: Broker, topic_name: str) -> None:
     """If the group has offsets and the changelog is empty, the worker ends and names the partition and both
     positions.
     """
@@ -753,7 +750,7 @@ async def test_an_empty_changelog_with_group_offsets_is_an_error(kafka: Embedded
         assert raised.value.ahead == (AheadPartition(TopicPartition(topic_name, 0), 100, None, True),)
 
 
-async def test_start_from_group_offsets(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_start_from_group_offsets(kafka: Broker, topic_name: str) -> None:
     """With `start_from_group_offsets` a worker with an empty changelog starts with empty state at the group's offsets;
     later starts need no flag.
     """
@@ -780,7 +777,7 @@ async def test_start_from_group_offsets(kafka: EmbeddedKafka, topic_name: str) -
 
 
 async def test_a_group_offset_that_was_set_back_is_ignored(
-    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+    kafka: Broker, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The changelog's position takes precedence over an older offset of the group, with a warning that names the
     partition.
@@ -808,7 +805,7 @@ async def test_a_group_offset_that_was_set_back_is_ignored(
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_topology_with_other_aggregations_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_topology_with_other_aggregations_is_an_error(kafka: Broker, topic_name: str) -> None:
     """State of a topology with other aggregations ends the worker with the difference, and the state is unchanged."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
@@ -822,7 +819,7 @@ async def test_a_topology_with_other_aggregations_is_an_error(kafka: EmbeddedKaf
         assert (await chain.confirmed(0)).epoch == before
 
 
-async def test_a_missing_source_topic_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_missing_source_topic_is_named(kafka: Broker, topic_name: str) -> None:
     """A source topic that is missing after `topic_wait_ms` ends the start with its name, and no topic is created."""
     settings = settings_of(topic_name, topic_wait_ms=300)
     worker = StreamWorker(kafka_of(kafka), settings, topology(topic_name))
@@ -833,7 +830,7 @@ async def test_a_missing_source_topic_is_named(kafka: EmbeddedKafka, topic_name:
     await worker.shutdown()
 
 
-async def test_a_source_topic_that_is_created_later(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_source_topic_that_is_created_later(kafka: Broker, topic_name: str) -> None:
     """A worker waits for its source topic, and then creates its own topics with as many partitions."""
     settings = settings_of(topic_name)
     waiting = asyncio.create_task(prepare_topics(kafka_of(kafka), settings, topology(topic_name), SYSTEM_CLOCK))

@@ -9,7 +9,6 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer
@@ -19,6 +18,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_instances import PARTITIONS, client, settings_of, until
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, running
+from tests.shared_broker import Broker
 
 STORES = ("in_memory", "rocksDB")
 
@@ -46,7 +46,7 @@ def expected(chain: Chain) -> dict[bytes, dict[str, Any]]:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_rows_survive_restarts(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str, store: str
+    kafka: Broker, topic_name: str, tmp_path: Path, guarantee: str, store: str
 ) -> None:
     """After restarts each key's last update is its row, with the timestamp of its latest record, and joins find it."""
     given = {"processing_guarantee": guarantee, "default_dsl_store": store, "state_dir": str(tmp_path)}
@@ -83,7 +83,7 @@ async def test_rows_survive_restarts(
         assert await chain.values("dlq") == []
 
 
-async def test_rows_are_read_over_http(kafka: EmbeddedKafka, topic_name: str, stack: Stack) -> None:
+async def test_rows_are_read_over_http(kafka: Broker, topic_name: str, stack: Stack) -> None:
     """Rows of all partitions are read over HTTP by key and page by page; they have key and results, and no windows."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.dead_letters.dead_letter import parse_dead_letter
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -30,6 +29,7 @@ from tests.integration.test_stream_worker import (
     until,
     until_position,
 )
+from tests.shared_broker import Broker
 
 LARGE_KEY = b"k" * 600_000
 LARGE, LARGE_RECORDS, LARGE_RECORD_S = 100_000, 60, 0.02
@@ -46,7 +46,7 @@ def visits(topic: str, emit: str) -> Topology:
 
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
-async def test_a_key_that_is_too_large_is_a_dead_letter(kafka: EmbeddedKafka, topic_name: str, emit: str) -> None:
+async def test_a_key_that_is_too_large_is_a_dead_letter(kafka: Broker, topic_name: str, emit: str) -> None:
     """A key too large for any result becomes a dead letter; a window of the largest allowed key is restored and
     closed.
     """
@@ -73,7 +73,7 @@ async def test_a_key_that_is_too_large_is_a_dead_letter(kafka: EmbeddedKafka, to
         assert expected in await chain.values("out")
 
 
-async def test_records_larger_than_max_request_size(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_records_larger_than_max_request_size(kafka: Broker, topic_name: str) -> None:
     """Invalid and late records are written as they came, even if they are larger than `max_request_size`."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         wide = str(3 * 1024 * 1024)
@@ -89,7 +89,7 @@ async def test_records_larger_than_max_request_size(kafka: EmbeddedKafka, topic_
     assert [record.value for record in await chain.read(f"{topic_name}-late")] == [late]
 
 
-async def test_a_state_beyond_the_limit_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_state_beyond_the_limit_is_an_error(kafka: Broker, topic_name: str) -> None:
     """With `fail` an error names a window whose result is too large; a larger limit lets the result be written."""
     builder = StreamsBuilder()
     every = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
@@ -110,7 +110,7 @@ async def test_a_state_beyond_the_limit_is_an_error(kafka: EmbeddedKafka, topic_
         assert await chain.values("out") == [b'"%s"' % (b"x" * 1_200)]
 
 
-async def test_sources_with_different_numbers_of_partitions_are_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_sources_with_different_numbers_of_partitions_are_an_error(kafka: Broker, topic_name: str) -> None:
     """Two source topics with different numbers of partitions end the start, and the error names topics and numbers."""
     builder = StreamsBuilder()
     first, second = f"{topic_name}-a", f"{topic_name}-b"
@@ -126,7 +126,7 @@ async def test_sources_with_different_numbers_of_partitions_are_an_error(kafka: 
         assert f"{topic_name}-out" not in await admin.list_topics()
 
 
-async def test_large_records_wait_at_the_broker(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_large_records_wait_at_the_broker(kafka: Broker, topic_name: str) -> None:
     """No more records are fetched while the buffer holds input_buffer_max_bytes, and all are processed in the end."""
     held: list[int] = []
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import log
@@ -54,6 +53,7 @@ from tests.integration.test_stream_worker import (
     topology,
     until,
 )
+from tests.shared_broker import Broker
 
 FETCH_SECONDS = 1.0  # longer than a fetch that is in flight when a partition is paused
 FOREIGN = [(None, b'{"id":1}'), (b"k", b"text"), (b"k", None)]
@@ -96,7 +96,7 @@ async def recreate(chain: Chain, topic: NewTopic) -> None:
 
 
 async def test_foreign_records_in_the_changelog_change_nothing(
-    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+    kafka: Broker, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Foreign records in the changelog are skipped, counted, and logged once with their offset."""
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -124,7 +124,7 @@ async def test_foreign_records_in_the_changelog_change_nothing(
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_corrupt_changelog_record_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_corrupt_changelog_record_ends_the_worker(kafka: Broker, topic_name: str) -> None:
     """A changelog record of an unknown version ends the worker with its offset and the possible fixes."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
@@ -135,7 +135,7 @@ async def test_a_corrupt_changelog_record_ends_the_worker(kafka: EmbeddedKafka, 
                 await run_until_error(chain.worker())
 
 
-async def test_the_highest_epoch_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_the_highest_epoch_ends_the_worker(kafka: Broker, topic_name: str) -> None:
     """A takeover with the highest epoch ends the worker before it writes a record."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
@@ -148,7 +148,7 @@ async def test_the_highest_epoch_ends_the_worker(kafka: EmbeddedKafka, topic_nam
 
 
 async def test_an_owner_that_was_overtaken_restores(
-    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+    kafka: Broker, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under at_least_once a member that was stopped may take over a partition that it has lost.
 
@@ -177,7 +177,7 @@ async def test_an_owner_that_was_overtaken_restores(
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 async def test_an_owner_finds_a_recreated_changelog_by_offsets(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str
+    kafka: Broker, topic_name: str, tmp_path: Path, guarantee: str
 ) -> None:
     """The owner of a changelog that was deleted and created again finds this by the offsets of its commit, although its
     epoch fits.
@@ -194,7 +194,7 @@ async def test_an_owner_finds_a_recreated_changelog_by_offsets(
         assert PROGRESS not in [decode_entry(record.value).operation for record in there]
 
 
-async def test_an_owner_finds_a_recreated_changelog_by_its_id(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_an_owner_finds_a_recreated_changelog_by_its_id(kafka: Broker, topic_name: str) -> None:
     """The owner of a changelog with foreign records finds by the topic's id that it was deleted and created again."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (changelog, task):
         await recreate(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
@@ -204,7 +204,7 @@ async def test_an_owner_finds_a_recreated_changelog_by_its_id(kafka: EmbeddedKaf
             await commit(changelog, task, chain)
 
 
-async def test_a_foreign_open_transaction_blocks_no_owner(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_foreign_open_transaction_blocks_no_owner(kafka: Broker, topic_name: str) -> None:
     """An owner reads the records of a foreign open transaction, and a takeover in it counts from its offset."""
     changelog_topic = f"{topic_name}-changelog"
     other = ProducerSettings(transactional_id=f"{topic_name}-other", linger_ms=0)
@@ -226,7 +226,7 @@ async def test_a_foreign_open_transaction_blocks_no_owner(kafka: EmbeddedKafka, 
                 await commit(changelog, task, chain)
 
 
-async def test_waiting_for_foreign_records_has_a_timeout(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_waiting_for_foreign_records_has_a_timeout(kafka: Broker, topic_name: str) -> None:
     """Foreign records that do not come within the timeout raise KafkaTimeout with their offsets."""
     at = TopicPartition(f"{topic_name}-changelog", 0)
     async with (
@@ -241,9 +241,7 @@ async def test_waiting_for_foreign_records_has_a_timeout(kafka: EmbeddedKafka, t
             await find_takeover(consumer, at, range(end + 1), 1, timeout_ms=600)
 
 
-async def test_without_transactions_progress_is_written_after_its_entries(
-    kafka: EmbeddedKafka, topic_name: str
-) -> None:
+async def test_without_transactions_progress_is_written_after_its_entries(kafka: Broker, topic_name: str) -> None:
     """Under at_least_once a commit has no progress record if one of its entries could not be written."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (changelog, task):
         process_records(task, chain, 0, 10)
@@ -263,7 +261,7 @@ async def test_without_transactions_progress_is_written_after_its_entries(
             assert (restored.sources, list(restored.stores["s"].rows())) == ({}, [])
 
 
-async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_changelog_that_would_lose_state_ends_startup(kafka: Broker, topic_name: str) -> None:
     """A changelog with a retention or another number of partitions ends the start with an error."""
     async with chain_of(kafka, topic_name, 2) as chain, Admin(chain.kafka) as admin:
         changelog = f"{topic_name}-changelog"
@@ -287,7 +285,7 @@ async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKaf
 
 
 @pytest.mark.parametrize("events", [10, 300], ids=["shorter", "longer"])
-async def test_a_recreated_source_topic_is_an_error(kafka: EmbeddedKafka, topic_name: str, events: int) -> None:
+async def test_a_recreated_source_topic_is_an_error(kafka: Broker, topic_name: str, events: int) -> None:
     """A recreated source topic ends the worker with both ids, whether the position is within it or not."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
@@ -312,9 +310,7 @@ async def recreate_while_running(chain: Chain, events: int) -> None:
 
 
 @pytest.mark.parametrize("events", [10, 300], ids=["shorter", "longer"])
-async def test_a_source_topic_recreated_while_running_is_an_error(
-    kafka: EmbeddedKafka, topic_name: str, events: int
-) -> None:
+async def test_a_source_topic_recreated_while_running_is_an_error(kafka: Broker, topic_name: str, events: int) -> None:
     """A running worker ends when its source topic is recreated, whether its position is within it or not."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
@@ -345,7 +341,7 @@ async def lose_while_running(chain: Chain, before: int) -> None:
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["stopped", "running"])
-async def test_source_records_deleted_before_they_were_read(kafka: EmbeddedKafka, topic_name: str, live: bool) -> None:
+async def test_source_records_deleted_before_they_were_read(kafka: Broker, topic_name: str, live: bool) -> None:
     """Unread source records that were deleted end the worker with their offsets; with `skip` they are counted."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
@@ -372,7 +368,7 @@ async def test_source_records_deleted_before_they_were_read(kafka: EmbeddedKafka
         await work(chain, 100)  # the position past the gap is in the changelog: it is not counted again
 
 
-async def test_transaction_markers_are_no_missing_records(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_transaction_markers_are_no_missing_records(kafka: Broker, topic_name: str) -> None:
     """If only a transaction's marker was deleted after the last read record, no record is missing."""
     async with chain_of(kafka, topic_name, 1) as chain:
         worker = chain.worker()
@@ -403,7 +399,7 @@ async def test_transaction_markers_are_no_missing_records(kafka: EmbeddedKafka, 
 
 
 async def test_unread_records_of_a_renamed_topic_are_an_error(
-    kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
+    kafka: Broker, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unnamed key_by gets another topic if a node is inserted before it; unread records of the old topic are an
     error.

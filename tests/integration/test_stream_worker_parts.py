@@ -9,7 +9,6 @@ from collections import Counter
 import msgspec
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
@@ -24,6 +23,7 @@ from penstock.shared.streams.runtime.changelog_partition import ChangelogPartiti
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until
+from tests.shared_broker import Broker
 
 USERS = ("ann", "bob", "cat")
 GRACE_MS = 10_000
@@ -73,7 +73,7 @@ def orders(topic: str, first: int, number: int) -> list[ProducerRecord]:
     ]
 
 
-async def test_all_sub_topologies_over_a_restart(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_all_sub_topologies_over_a_restart(kafka: Broker, topic_name: str) -> None:
     """Over a restart every order is joined with its user's row, its country and its visit, and is counted once."""
     async with chain_of(kafka, topic_name) as chain:
         async with Admin(chain.kafka) as admin:
@@ -118,7 +118,7 @@ async def test_all_sub_topologies_over_a_restart(kafka: EmbeddedKafka, topic_nam
 
 
 async def test_at_least_once_counts_once_behind_a_repartition_topic(
-    kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that fails after its records were written to a repartition topic is repeated, and the records count
     once.
@@ -157,7 +157,7 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
     assert counted == expected
 
 
-async def test_a_repartition_topic_with_other_partitions_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_repartition_topic_with_other_partitions_is_an_error(kafka: Broker, topic_name: str) -> None:
     """An existing repartition topic with another number of partitions is an error, since keys would be separated from
     their state.
     """
@@ -172,7 +172,7 @@ async def test_a_repartition_topic_with_other_partitions_is_an_error(kafka: Embe
         await worker.shutdown()
 
 
-async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_quiet_topic_closes_its_last_windows(kafka: Broker, topic_name: str) -> None:
     """With `idle_timeout_ms` windows close without another record, but not while a transaction is open."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         settings = ProducerSettings(transactional_id=f"{topic_name}-writer", linger_ms=0)
@@ -210,7 +210,7 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
         assert progress.stream_time_ms > 1_050 + WINDOW_MS
 
 
-async def test_windows_behind_quiet_windows_lose_no_record(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_windows_behind_quiet_windows_lose_no_record(kafka: Broker, topic_name: str) -> None:
     """Sessions that close by idleness are in time for windows behind a repartition topic with several writers."""
     builder = StreamsBuilder()
     first = builder.stream(topic_name).group_by_key().session_window(40).aggregate("first", n=Count()).on_close()
@@ -241,7 +241,7 @@ async def send_to(producer: Producer, topic: str, timestamp_ms: int) -> None:
     await (await producer.send(topic, b"{}", key=b"k", partition=0, timestamp=timestamp_ms))
 
 
-async def test_a_slow_worker_loses_its_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_slow_worker_loses_its_partitions(kafka: Broker, topic_name: str) -> None:
     """A worker without a turn within `max_poll_interval_ms` loses its tasks to another; when it returns no record is
     lost or repeated.
     """
@@ -264,7 +264,7 @@ async def test_a_slow_worker_loses_its_partitions(kafka: EmbeddedKafka, topic_na
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_slow_records_delay_neither_heartbeats_nor_commits(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_slow_records_delay_neither_heartbeats_nor_commits(kafka: Broker, topic_name: str) -> None:
     """However many records were fetched at once, turns are short: the member stays in the group, and commits
     continue.
     """
@@ -301,7 +301,7 @@ async def test_slow_records_delay_neither_heartbeats_nor_commits(kafka: Embedded
     assert len(set(committed) - {0, SLOW_RECORDS}) > 1, "there were commits meanwhile"
 
 
-async def test_run_once_takes_the_wall_clock_as_an_argument(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_run_once_takes_the_wall_clock_as_an_argument(kafka: Broker, topic_name: str) -> None:
     """`run_once(now_ms)` uses that time as the wall clock: an hourly schedule fires in the turn with its time."""
     fired: list[int] = []
 

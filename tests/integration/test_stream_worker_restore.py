@@ -15,7 +15,6 @@ from deltalake import DeltaTable
 
 from penstock.services.aggregator.changelog_tail import ChangelogLocation
 from penstock.services.aggregator.stored_windows import StoredWindowsQuery, WindowQueryOptions
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
@@ -33,6 +32,7 @@ from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from tests import lake_tables
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
+from tests.shared_broker import Broker
 
 BINARY = {"distinct": CountDistinct("id")}  # a sketch: state that is no number
 PARTITIONS = 2
@@ -117,7 +117,7 @@ async def delete_head(chain: Chain, offsets: dict[int, int]) -> None:
 
 @pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
 async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
+    kafka: Broker, topic_name: str, tmp_path: Path, store: str
 ) -> None:
     """A worker that restores from a snapshot and the rest of the changelog continues as if it had never stopped."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
@@ -146,7 +146,7 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
     ids=["another topic", "a gap after it", "a log that lost its end"],
 )
 async def test_a_snapshot_that_does_not_fit_is_an_error(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, snapshot: dict[str, Any], lost: int, message: str
+    kafka: Broker, topic_name: str, tmp_path: Path, snapshot: dict[str, Any], lost: int, message: str
 ) -> None:
     """A snapshot of another topic, or a log that begins after it or ends before it, ends the worker with the reason."""
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -182,7 +182,7 @@ def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, fold
 
 
 async def test_a_query_continues_from_a_newer_snapshot(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a compaction deletes the log during a query, the query uses the newer snapshot; without one it is an error."""
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -216,7 +216,7 @@ async def test_a_query_continues_from_a_newer_snapshot(
 
 @pytest.mark.parametrize("first", [True, False], ids=["one is loaded", "there is none yet"])
 async def test_a_restore_continues_from_a_newer_snapshot(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+    kafka: Broker, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     """If a compaction deletes the log during a restore, the restore looks again and uses the newer snapshot."""
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -233,7 +233,7 @@ async def test_a_restore_continues_from_a_newer_snapshot(
 
 @pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
 async def test_a_restore_continues_from_a_newer_version(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+    kafka: Broker, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
     """If a rewrite and a VACUUM delete the files of the version that is read, the restore reads the newer version."""
     async with chain_of(kafka, topic_name, 1) as chain:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.errors import ConfigError, ProducerFenced
 from penstock.shared.streams.runtime.restore_progress import RestoreReport
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
@@ -29,6 +28,7 @@ from tests.integration.test_stream_worker import (
     running,
     until,
 )
+from tests.shared_broker import Broker
 
 
 def on_disk(folder: Path) -> dict[str, Any]:
@@ -47,7 +47,7 @@ async def processed(chain: Chain, worker: StreamWorker) -> RestoreReport:
     "guarantee", [GUARANTEES[0], *(pytest.param(g, marks=pytest.mark.soak) for g in GUARANTEES[1:])]
 )
 async def test_a_killed_worker_restores_only_the_tail(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str
+    kafka: Broker, topic_name: str, tmp_path: Path, guarantee: str
 ) -> None:
     """After SIGKILL the rows on disk are those of a commit, only later entries are restored, and the output is
     exact.
@@ -85,7 +85,7 @@ async def test_a_killed_worker_restores_only_the_tail(
         assert again.changelog_records <= 2  # its own takeover: all earlier records are verified to be of one owner
 
 
-async def test_a_fenced_commit_is_not_written_to_disk(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_a_fenced_commit_is_not_written_to_disk(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """A fenced commit of a former owner is not written to its disk, so its rows there are valid."""
     directory = StateDirectory(str(tmp_path), "old", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     local = directory.state_of(0)
@@ -109,7 +109,7 @@ async def test_a_fenced_commit_is_not_written_to_disk(kafka: EmbeddedKafka, topi
         local.close()
 
 
-async def test_rows_of_a_recreated_changelog_are_deleted(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_rows_of_a_recreated_changelog_are_deleted(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """If the changelog was recreated, the rows on disk belong to the old one and are deleted."""
     local = StateDirectory(str(tmp_path), "a", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
     async with chain_of(kafka, topic_name, 1) as chain:

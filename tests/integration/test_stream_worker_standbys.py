@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -30,6 +29,7 @@ from tests.integration.test_stream_worker import (
     until,
 )
 from tests.integration.test_stream_worker_losses import put
+from tests.shared_broker import Broker
 
 STORES = ("in_memory", "rocksDB")
 
@@ -80,7 +80,7 @@ def patient(topic: str, grace_ms: int) -> Topology:
 
 @pytest.mark.parametrize("store", STORES)
 async def test_a_standby_takes_over_with_the_tail_alone(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
+    kafka: Broker, topic_name: str, tmp_path: Path, store: str
 ) -> None:
     """A standby that takes over reads only the end of the changelog, and the output is that of an uninterrupted run."""
     async with chain_of(kafka, topic_name) as chain:
@@ -112,7 +112,7 @@ async def test_a_standby_takes_over_with_the_tail_alone(
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_standby_of_a_killed_owner_takes_over(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+async def test_a_standby_of_a_killed_owner_takes_over(kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """After SIGKILL of the only owner its standby takes over, with the output of an uninterrupted run."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(2_000)
@@ -135,7 +135,7 @@ async def test_a_standby_of_a_killed_owner_takes_over(kafka: EmbeddedKafka, topi
 
 @pytest.mark.parametrize("store", STORES)
 async def test_a_standby_stops_at_a_record_that_cannot_be_read(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
+    kafka: Broker, topic_name: str, tmp_path: Path, store: str
 ) -> None:
     """A standby fails at an unreadable changelog record and names its offset; the owner continues."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
@@ -158,7 +158,7 @@ async def test_a_standby_stops_at_a_record_that_cannot_be_read(
     [("in_memory", GRACE_MS * 6), ("rocksDB", GRACE_MS * 6)],
 )
 async def test_a_standby_with_another_grace_takes_over_as_a_restore_does(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str, grace_ms: int
+    kafka: Broker, topic_name: str, tmp_path: Path, store: str, grace_ms: int
 ) -> None:
     """A standby with another grace than the owner's closes the same windows as after a restore."""
     outputs = []

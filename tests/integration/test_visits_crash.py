@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from tests.integration.stream_worker_child import GAP_MS, visits
 from tests.integration.test_soak_visits import DONE_SECONDS, PARTITIONS, Clicks, decoded, sums, until_done
 from tests.integration.test_stream_worker import chain_of, child, running, until
+from tests.shared_broker import Broker
 
 Session = tuple[str, int, int, int, int]
 """User, start, end, number of clicks and their sum."""
@@ -36,7 +36,7 @@ def _session(user: str, run: list[tuple[int, int]]) -> Session:
     return user, run[0][0], run[-1][0], len(run), sum(ms for _, ms in run)
 
 
-async def test_a_kill_under_load_with_several_sub_topologies(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_a_kill_under_load_with_several_sub_topologies(kafka: Broker, topic_name: str) -> None:
     """After a kill, the committed output of the join, the sessions and the schedule is that of an uninterrupted run."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect.postgres import is_installed, server
@@ -31,6 +30,7 @@ from tests.integration.test_connect_cluster import (
     take_leader,
     until,
 )
+from tests.shared_broker import Broker
 
 asyncpg = pytest.importorskip("asyncpg")
 pytestmark = [
@@ -82,9 +82,7 @@ async def tables(db: Any) -> dict[int, tuple[int, int, int]]:
     return rows
 
 
-async def test_each_record_is_in_each_table_once(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, url: str
-) -> None:
+async def test_each_record_is_in_each_table_once(kafka: Broker, tmp_path: Path, topic_name: str, url: str) -> None:
     """With 20 connectors, and workers killed, stopped and added, every table has each record once.
 
     REST answers throughout, and rebalances are bounded.

@@ -19,12 +19,12 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from penstock.services.compaction_settings import SparkSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from tests.shared_broker import Broker
 
 GAP_MS, GRACE_MS = 100, 50
 POLL_S = 0.05
@@ -312,7 +312,7 @@ class Topics:
 
 
 @pytest.fixture
-def topics(kafka: EmbeddedKafka) -> Topics:
+def topics(kafka: Broker) -> Topics:
     """Writes simulations to the broker of the run."""
     return Topics(kafka.bootstrap_servers)
 

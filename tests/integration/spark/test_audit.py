@@ -13,7 +13,6 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from penstock.services.exit_status import ExitStatus
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.report import AuditReport, print_report, report_as_json
@@ -25,6 +24,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 from tests.lake_tables import LakeWriter
+from tests.shared_broker import Broker
 
 GAP, SIZE, ADVANCE, GRACE = 10, 40, 20, 25
 KINDS = ("session", "tumbling", "hopping", "sliding")
@@ -107,7 +107,7 @@ class Lake(NamedTuple):
 
 
 @pytest.fixture
-def lake(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, spark: Any, topics: Any) -> Lake:
+def lake(kafka: Broker, topic_name: str, tmp_path: Path, spark: Any, topics: Any) -> Lake:
     """A lake of the test's own."""
     return Lake(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), topic_name, tmp_path, spark, topics)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock import spark as lake
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.compaction.compact import CompactionJob
@@ -16,6 +15,7 @@ from penstock.shared.streams.aggregations.aggregation import Count, CountDistinc
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import chain_of, kafka_of, running
+from tests.shared_broker import Broker
 
 KINDS = ("session", "tumbling", "hopping", "sliding")
 GRACE = 150
@@ -37,7 +37,7 @@ def topology(topic: str, grace: int) -> Topology:
     return builder.build()
 
 
-async def test_output_of_a_worker_passes(kafka: EmbeddedKafka, spark: Any, topic_name: str, tmp_path: Path) -> None:
+async def test_output_of_a_worker_passes(kafka: Broker, spark: Any, topic_name: str, tmp_path: Path) -> None:
     """A worker runs twice, with a compaction after each run. Then each kind of window is audited, and its late records
     are merged.
 

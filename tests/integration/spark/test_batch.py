@@ -17,7 +17,6 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock import spark as penstock_spark
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.settings import AuditSettings
@@ -41,6 +40,7 @@ from tests.integration.test_stream_worker import (
     until,
     wait_or_raise,
 )
+from tests.shared_broker import Broker
 
 TOPOLOGY = '''
 """Topologies of a test."""
@@ -174,7 +174,7 @@ async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
 
 @asynccontextmanager
 async def command(
-    kafka: EmbeddedKafka, folder: Path, build: str, options: dict[str, str], *more: str, stderr: int | None = None
+    kafka: Broker, folder: Path, build: str, options: dict[str, str], *more: str, stderr: int | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run `penstock batch` as a process with small commits. It is killed at the end if it still runs."""
     flags = [f"--application={options['topic']}", f"--lake={folder / 'lake'}", "--commit-records=20"]
@@ -249,7 +249,7 @@ def ms(time: datetime) -> int:
     return round(time.timestamp() * 1_000)
 
 
-async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+async def test_live_then_batch_then_live(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """Results, late records and tables are those of a live worker alone. Each part continues from the previous one."""
     async with chain_of(kafka, topic_name) as chain, chain_of(kafka, f"{topic_name}-alone") as alone:
         await chain.send(300)
@@ -277,7 +277,7 @@ async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic
         assert in_lake(folder, chain.topic) == in_lake(folder, alone.topic)
 
 
-async def test_until_a_time(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+async def test_until_a_time(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """Each partition is read up to its first record of that time. The next batch reads the rest."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
@@ -294,9 +294,7 @@ def own(chain: Chain, partition: int) -> list[Any]:
     return [event for event in chain.sent if event[0] == partition]
 
 
-async def test_a_rejected_batch_changes_nothing(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
-) -> None:
+async def test_a_rejected_batch_changes_nothing(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """A batch is rejected while live instances run, and names them. It is also rejected if the topology needs more than
     its partition, and names that."""
     async with chain_of(kafka, topic_name) as chain:
@@ -313,7 +311,7 @@ async def test_a_rejected_batch_changes_nothing(
 
 
 async def test_a_record_that_cannot_be_handled_is_named(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+    spark: Any, kafka: Broker, topic_name: str, folder: Path
 ) -> None:
     """The error is that of a worker. Earlier commits are kept, and the next batch continues from them."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
@@ -332,7 +330,7 @@ async def test_a_record_that_cannot_be_handled_is_named(
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 async def test_a_live_start_fences_a_batch(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, guarantee: str
+    spark: Any, kafka: Broker, topic_name: str, folder: Path, guarantee: str
 ) -> None:
     """A batch whose partitions a live instance takes over ends with status 3 and names the members of the group."""
     async with chain_of(kafka, topic_name) as chain:
@@ -353,9 +351,7 @@ async def test_a_live_start_fences_a_batch(
         await require_right(spark, chain, folder, may_repeat=guarantee == "at_least_once")
 
 
-async def test_a_batch_is_stopped_within_a_record(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
-) -> None:
+async def test_a_batch_is_stopped_within_a_record(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """SIGTERM cancels Spark's tasks at once, with status 0. The next batch continues from the last commits."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
@@ -373,7 +369,7 @@ async def test_a_batch_is_stopped_within_a_record(
 
 
 async def test_a_batch_that_is_killed_is_continued_by_the_next(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+    spark: Any, kafka: Broker, topic_name: str, folder: Path
 ) -> None:
     """If the driver is killed while a task works, the next batch continues from the last commits."""
     async with chain_of(kafka, topic_name) as chain:
@@ -393,7 +389,7 @@ async def test_a_batch_that_is_killed_is_continued_by_the_next(
         await require_right(spark, chain, folder)
 
 
-async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """Spark starts another worker for it, which continues from the last commit."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
@@ -411,7 +407,7 @@ async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: EmbeddedKafka,
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["before", "within", "after"])
 async def test_a_task_that_dies_at_a_commit(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, point: str
+    spark: Any, kafka: Broker, topic_name: str, folder: Path, point: str
 ) -> None:
     """Whether or not its commit was written, the next attempt continues from the last valid commit."""
     async with chain_of(kafka, topic_name) as chain:
@@ -425,7 +421,7 @@ async def test_a_task_that_dies_at_a_commit(
         await require_right(spark, chain, folder)
 
 
-async def test_batches_every_so_often(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+async def test_batches_every_so_often(kafka: Broker, topic_name: str, folder: Path) -> None:
     """In one session, each batch reads the records since the previous one, until SIGTERM. A failed step does not end
     it."""
     async with chain_of(kafka, topic_name) as chain:
@@ -470,7 +466,7 @@ def write_files(folder: Path, format: str, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize(("format", "live_from"), [("parquet", "latest"), ("csv", "offsets"), ("json", "time")])
 async def test_history_from_files_then_live(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, format: str, live_from: str
+    spark: Any, kafka: Broker, topic_name: str, folder: Path, format: str, live_from: str
 ) -> None:
     """History and topic form one stream of windows, and the live instance begins at `live_from`."""
     history = [(for_key(key, 2), key, i * 13, i) for i in range(300) for key in [KEYS[i % 7]]]
@@ -512,7 +508,7 @@ async def test_history_from_files_then_live(
 
 
 async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_them(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+    spark: Any, kafka: Broker, topic_name: str, folder: Path
 ) -> None:
     """If a batch over files fails before a partition's first commit, a batch over topics and a live instance reject the
     partition."""
@@ -538,9 +534,7 @@ async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_th
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_files_that_were_not_read_to_their_end(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
-) -> None:
+async def test_files_that_were_not_read_to_their_end(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """If a batch over files fails, only the same batch may continue, from the rows that it reached. Other inputs are
     rejected."""
     files = write_files(folder, "parquet", rows_of_events([(0, KEYS[i % 7], i * 13, i) for i in range(100)]))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.spark_session import ARROW_BATCH_BYTES
@@ -21,13 +20,14 @@ from penstock.shared.streams.changelog.format import FINAL, decode_entry
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.shared_broker import Broker
 
 NS_PER_MS = 1_000_000
 
 
 @pytest.mark.soak
 def test_windows_in_nanoseconds_are_rejected(
-    spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+    spark: Any, topics: Any, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
     """A compaction fails at a closed window beyond the range of timestamps, and names topic, partition and offset."""
     builder = StreamsBuilder()

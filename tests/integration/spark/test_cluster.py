@@ -19,10 +19,10 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local import ports
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.spark_session import use_java
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.lake import table_figures
+from tests.shared_broker import Broker
 
 START_SECONDS = 180
 WORKERS = 2
@@ -141,7 +141,7 @@ def state(port: int) -> dict[str, Any]:
 def test_compact_audit_and_batch_on_a_cluster(
     simulate: Any,
     topics: Any,
-    kafka: EmbeddedKafka,
+    kafka: Broker,
     cluster: Cluster,
     aggregations: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -23,7 +23,6 @@ from penstock import spark as penstock_spark
 from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch, measure_compaction_lag
 from penstock.services.aggregator.compaction_supervisor import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.after_hook import AfterHookFailed
 from penstock.services.spark.compaction.compact import CompactionJob
@@ -36,12 +35,13 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.settings import StreamsSettings
+from tests.shared_broker import Broker
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
+def job(spark: Any, kafka: Broker, tmp_path: Path) -> Callable[..., Any]:
     """Makes a compaction of a simulation into a lake of the test's own."""
 
     def make(simulation: Any, kind: type[CompactionJob] = CompactionJob, **more: Any) -> CompactionJob:

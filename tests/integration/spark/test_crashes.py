@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from penstock.services.exit_status import ExitStatus
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.crashing_child import OVERTAKEN, POINTS
 from tests.integration.spark.test_compact import is_right
+from tests.shared_broker import Broker
 
 CHILD = Path(__file__).with_name("crashing_child.py")
 START_SECONDS = 300
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture
-def flags(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], list[str]]:
+def flags(kafka: Broker, tmp_path: Path) -> Callable[[Any], list[str]]:
     """The job's flags for a simulation."""
 
     def make(simulation: Any) -> list[str]:
@@ -40,7 +40,7 @@ def flags(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], list[str]]:
 
 
 @pytest.fixture
-def compact(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], Any]:
+def compact(spark: Any, kafka: Broker, tmp_path: Path) -> Callable[[Any], Any]:
     """A compaction without faults."""
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 

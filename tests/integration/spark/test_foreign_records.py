@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord
 from tests.integration.test_stream_worker import chain_of, offline, running
 from tests.integration.test_stream_worker_losses import FOREIGN, put, run_until_error
+from tests.shared_broker import Broker
 
 
 def test_a_compaction_over_foreign_and_corrupt_records(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+    spark: Any, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
     """Foreign records are counted and skipped. A corrupt record stops every reader, and the error names its
     coordinates."""

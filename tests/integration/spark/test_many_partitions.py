@@ -8,17 +8,17 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.kafka_source import read_topic
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import topic_offsets
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import is_right
+from tests.shared_broker import Broker
 
 
 def test_a_few_tasks_read_many_partitions(
-    spark: Any, simulate: Callable[[int], Any], topics: Any, kafka: EmbeddedKafka, tmp_path: Path
+    spark: Any, simulate: Callable[[int], Any], topics: Any, kafka: Broker, tmp_path: Path
 ) -> None:
     """There are as many tasks as cores, each partition is read in its order, and the tables have the rows of all
     partitions."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import table_maintenance
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.delta_reader import table_positions
@@ -19,6 +18,7 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import closed_in_lake, is_right
+from tests.shared_broker import Broker
 
 CLOSED = "closed/banks"
 
@@ -64,7 +64,7 @@ class Lake:
 
 @pytest.fixture
 def tables_of(
-    spark: Any, kafka: EmbeddedKafka, topics: Any, simulate: Callable[..., Any], tmp_path: Path
+    spark: Any, kafka: Broker, topics: Any, simulate: Callable[..., Any], tmp_path: Path
 ) -> Callable[[], Lake]:
     """Makes a simulation with its lake, compacted once."""
 

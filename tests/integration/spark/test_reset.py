@@ -16,7 +16,6 @@ import pytest
 from penstock.services.aggregator.main import Aggregator
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.streams_command import main as reset_main
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
@@ -25,6 +24,7 @@ from penstock.services.spark.reading import closed, late, live
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ProducerRecord
 from tests.integration.test_stream_worker import Chain, chain_of
+from tests.shared_broker import Broker
 
 pytestmark = pytest.mark.soak
 DAY_MS = 86_400_000
@@ -78,7 +78,7 @@ async def send(chain: Chain, at_ms: int) -> None:
 
 
 async def test_records_rejected_before_a_reset_count_once(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, topic_name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second incarnation accepts some records that were late for the first, and all that were dead letters. Each
     record counts once, and the audit finds no difference."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
@@ -39,6 +38,7 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, offline, running, until
+from tests.shared_broker import Broker
 
 SKETCHES = ("count_distinct", "quantiles")
 OUTPUTS = ("plain", "rich", "tumbled", "hopped", "slid", "counted", "joined", "noted")
@@ -122,7 +122,7 @@ def written(records: Any) -> list[Any]:
     return [(r.topic, r.key, r.value, r.timestamp) for r in records]
 
 
-async def restored(kafka: EmbeddedKafka, task: StreamTask, lake: Path) -> RestoreReport:
+async def restored(kafka: Broker, task: StreamTask, lake: Path) -> RestoreReport:
     """Restore an empty task of partition 0 as its new owner does, and prepare it for the first record."""
     settings = StreamsSettings(application_id=task.application, lake=str(lake))
     restoring = PartitionRestore(kafka_of(kafka), settings, task, SYSTEM_CLOCK)
@@ -149,7 +149,7 @@ def empty_task(name: str, folder: Path | None) -> Iterator[StreamTask]:
 
 @pytest.mark.soak
 def test_stores_of_every_kind_are_restored(
-    spark: Any, kafka: EmbeddedKafka, topics: Any, topic_name: str, tmp_path: Path
+    spark: Any, kafka: Broker, topics: Any, topic_name: str, tmp_path: Path
 ) -> None:
     """Rows of all kinds, from the compaction and after it, are restored. The task continues as if it had never
     stopped."""
@@ -216,7 +216,7 @@ async def run(chain: Chain, workers: int, lake: Path) -> list[dict[int, RestoreR
 
 @pytest.mark.soak
 async def test_another_number_of_instances_continues_from_a_compaction(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+    spark: Any, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
     """The state of two instances is compacted and deleted from the changelog. Three instances restore it, and continue
     without a difference."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.lake import state_snapshot
 from penstock.shared.common.records import TopicPartition
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, wait_or_raise
+from tests.shared_broker import Broker
 
 
 async def work(chain: Chain, lake: Path) -> None:
@@ -27,7 +27,7 @@ async def work(chain: Chain, lake: Path) -> None:
 
 
 async def test_a_restore_reads_the_newer_version_if_its_files_are_removed(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, kafka: Broker, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compaction runs after the restore chose its version of `state`, and before it reads the files."""
     monkeypatch.setattr("penstock.services.spark.compaction.compact.REWRITE_ROWS_MIN", 0)

@@ -11,7 +11,6 @@ import pytest
 
 from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
@@ -19,13 +18,14 @@ from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Su
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.documents import DOCS, block
+from tests.shared_broker import Broker
 
 HOUR, DAY = 3_600_000, 86_400_000
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_late_records_of_deleted_windows_make_none(
-    spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, kind: str
+    spark: Any, topics: Any, kafka: Broker, topic_name: str, tmp_path: Path, kind: str
 ) -> None:
     """The late records of a deleted window do not make a window of their own. Windows that are kept are corrected."""
     grouped = StreamsBuilder()
@@ -63,7 +63,7 @@ def test_late_records_of_deleted_windows_make_none(
 
 
 def test_the_sql_of_the_document_leaves_out_deleted_windows(
-    spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+    spark: Any, topics: Any, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
     """Their late records are deleted one retention period later, and must not make windows of their own."""
     builder = StreamsBuilder()

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.lake import delta_tables, state_snapshot, table_figures
 from penstock.shared.common.lake.location import table_uri
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO
+from tests.shared_broker import Broker
 
 pytestmark = [
     pytest.mark.soak,  # the connector is a download of half a gigabyte
@@ -41,7 +41,7 @@ def build(topic):
 
 
 @pytest.fixture
-def penstock(kafka: EmbeddedKafka, endpoint: str, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def penstock(kafka: Broker, endpoint: str, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a job over Kafka and the server, with AWS's own variables."""
     environ = os.environ | {**aws(endpoint), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
 
@@ -102,7 +102,7 @@ def test_a_lake_on_s3(
 
 
 async def test_files_on_s3(
-    kafka: EmbeddedKafka,
+    kafka: Broker,
     topic_name: str,
     endpoint: str,
     penstock: Callable[..., subprocess.CompletedProcess[str]],

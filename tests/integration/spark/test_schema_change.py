@@ -16,7 +16,6 @@ from deltalake import DeltaTable, QueryBuilder
 from penstock.services.aggregator.sessions_command import sessions_query_options
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import StoredWindowsQuery
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionReport
 from penstock.services.spark.compaction.rewrite import rows_to_keep
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -26,6 +25,7 @@ from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
+from tests.shared_broker import Broker
 
 OLD: dict[str, Aggregation[Any]] = {"n": Count(), "sum": Sum("id")}
 NEW: dict[str, Aggregation[Any]] = {"n": Count(), "most": Max("id"), "sum": Sum("id")}
@@ -39,7 +39,7 @@ def topology(topic: str, aggregations: dict[str, Aggregation[Any]]) -> Topology:
 
 
 @pytest.fixture
-def compact(spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., CompactionReport]:
+def compact(spark: Any, kafka: Broker, topic_name: str, tmp_path: Path) -> Callable[..., CompactionReport]:
     """Runs a compaction of the test's application."""
 
     def run(**more: Any) -> CompactionReport:
@@ -80,7 +80,7 @@ async def sessions_are_published(chain: Chain, lake: Path) -> None:
 
 @pytest.mark.soak
 async def test_an_added_aggregation_is_migrated_and_a_removed_one_rejected(
-    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
+    kafka: Broker, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
 ) -> None:
     """Windows keep their counts and sums, and the new aggregation begins empty, in the store, the changelog and the
     lake."""
@@ -112,7 +112,7 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_rejected(
 
 
 async def test_corrupt_records_stop_a_compaction(
-    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
+    kafka: Broker, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
 ) -> None:
     """The error names the coordinates of a state that cannot be decoded."""
     async with chain_of(kafka, topic_name, 1) as chain:

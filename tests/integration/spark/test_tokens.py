@@ -20,6 +20,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
 from tests.documents import ROOT
+from tests.shared_broker import Broker
 
 TIMEOUT_SECONDS = 300
 MODULE = '''
@@ -61,7 +62,7 @@ def secured(tmp_path: Path) -> Iterator[EmbeddedKafka]:
         yield broker
 
 
-async def send(kafka: EmbeddedKafka) -> None:
+async def send(kafka: Broker) -> None:
     """Two windows of a key, the first of which is closed."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin:
