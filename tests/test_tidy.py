@@ -56,12 +56,9 @@ SANS_IO = (
         for name in (
             "assignors",
             "commit_sequence",
-            "consumed_positions",
             "fetcher",
             "membership_manager",
-            "reset_policy",
             "subscription_state",
-            "unread_records",
         )
     ),
     "shared/clients/dead_letters/dead_letter.py",

@@ -37,7 +37,6 @@ from penstock.shared.clients.connection import Connection, default_client_id, li
 from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager, OnCommit
-from penstock.shared.clients.consumer.consumed_positions import ConsumedPositions
 from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
 from penstock.shared.clients.consumer.deserializers import Deserializers, Undecodable
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
@@ -46,10 +45,15 @@ from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, C
 from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
-from penstock.shared.clients.consumer.reset_policy import EARLIEST, LATEST, ResetPolicy
 from penstock.shared.clients.consumer.settings import ConsumerSettings
-from penstock.shared.clients.consumer.subscription_state import SubscriptionState
-from penstock.shared.clients.consumer.unread_records import PolledRecords
+from penstock.shared.clients.consumer.subscription_state import (
+    EARLIEST,
+    LATEST,
+    ConsumedPositions,
+    PolledRecords,
+    ResetPolicy,
+    SubscriptionState,
+)
 from penstock.shared.clients.group.member import GroupConfig
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK

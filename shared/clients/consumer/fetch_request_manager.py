@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 from penstock.shared.clients.connection import Connection, list_offsets
-from penstock.shared.clients.consumer.fetcher import Fetch, Fetcher, Move, OffsetLookup
+from penstock.shared.clients.consumer.fetcher import Fetch, Fetcher, OffsetLookup
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.subscription_state import Move, ResetPolicy
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock

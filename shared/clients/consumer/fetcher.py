@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.shared.clients.consumer.reset_policy import EARLIEST, LATEST, ResetPolicy
+from penstock.shared.clients.consumer.subscription_state import EARLIEST, LATEST, Move, ResetPolicy
 from penstock.shared.clients.protocol.completed_fetch import CompletedFetch
 from penstock.shared.clients.protocol.errors import error_for_code
 from penstock.shared.clients.protocol.fetch import NO_EPOCH, FetchedPartition, FetchResponse
@@ -75,22 +75,6 @@ class OffsetLookup:
 
     wanted: dict[TopicPartition, ResetPolicy | None]
     by_commit: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A change of a position without a record handed out: past offsets without records, or to an offset of the reset
-    policy.
-
-    A reset has a `reason`. `replaced` is the position before the reset, None if there was none. If the move `drifts`,
-    the same lookup may find a higher offset later.
-    """
-
-    position: int
-    epoch: int = NO_EPOCH
-    replaced: int | None = None
-    reason: str = ""
-    drifts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Awaitable, Mapping
 
 from penstock.shared.clients.consumer.commit_request_manager import CommitRequestManager
-from penstock.shared.clients.consumer.consumed_positions import ConsumedPositions
 from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator
 from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscription_state import ConsumedPositions
 from penstock.shared.clients.group.member_identity import describe_member
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK

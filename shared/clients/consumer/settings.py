@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.subscription_state import ResetPolicy
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import PositiveMs, Section
 

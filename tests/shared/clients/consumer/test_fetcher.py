@@ -14,12 +14,11 @@ from penstock.shared.clients.consumer.fetcher import (
     Fetch,
     Fetcher,
     FetchLimits,
-    Move,
     NextRequests,
     OffsetLookup,
 )
-from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscription_state import Move, ResetPolicy
 from penstock.shared.clients.protocol.fetch import FetchedPartition, FetchResponse
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import (
