@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.consumer import Consumer
-from penstock.shared.clients.consumer.deserializers import Deserializers
+from penstock.shared.clients.consumer.consumer import Deserializers
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.serialization import json_deserializer, string_deserializer
