@@ -44,11 +44,11 @@ SANS_IO = (
             "batch_completion",
             "bulk_append",
             "column_slices",
+            "metrics",
             "partitioner",
             "partitioner_kernels",
             "record_accumulator",
             "record_validation",
-            "sampled_stat",
         )
     ),
     *(
