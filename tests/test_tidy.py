@@ -46,7 +46,6 @@ SANS_IO = (
             "column_slices",
             "metrics",
             "partitioner",
-            "partitioner_kernels",
             "record_accumulator",
             "record_validation",
         )

@@ -1,17 +1,24 @@
-"""The partitioner: the partition and the queue of a record."""
+"""The partition and the queue of a record, and the partitions of keys in columns, which equal those of Java."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.shared.clients.producer import partitioner
+from penstock.shared.clients.producer.column_slices import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.partitioner import (
     PartitionedTopic,
     Partitioner,
@@ -22,7 +29,9 @@ from penstock.shared.clients.producer.partitioner import (
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import ProducerRecord, TopicPartition
+from tests.documents import ROOT
 from tests.shared.clients.producer.clusters import NO_LEADER, connection, know
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "murmur2.jsonl").read_text().splitlines()]
@@ -336,3 +345,32 @@ async def test_the_last_topic_stays() -> None:
     for now_ms in (0, 10**6):
         table.partitioner.forget_idle(now_ms)
     assert table.connection._client._topics == {"t"}
+
+
+def test_java_agrees() -> None:
+    """Each recorded key goes to the partition that Java's partitioner chooses."""
+    keys = PackedBytes.of([base64.b64decode(case["key"]) for case in CASES])
+    assert partitions_of_keys(keys, 7).tolist() == [case["partition_of_7"] for case in CASES]
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=30), st.integers(1, 2**31 - 1))
+def test_keys_go_where_single_records_go(keys: list[bytes | None], count: int) -> None:
+    """The kernel and the compiled murmurhash2 agree. Records without a key are marked."""
+    expected = [NO_PARTITION if key is None else for_key(key, count) for key in keys]
+    assert partitions_of_keys(PackedBytes.of(keys), count).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 6)))
+def test_rows_keep_their_order(partitions: list[int]) -> None:
+    """Each partition that occurs is listed once, with its rows in ascending order."""
+    found = {number: rows.tolist() for number, rows in rows_by_partition(np.array(partitions, np.int64), 7)}
+    assert found == {
+        number: [row for row, of in enumerate(partitions) if of == number] for number in sorted(set(partitions))
+    }
+
+
+def test_the_functions_run_without_a_compiler() -> None:
+    """With NUMBA_DISABLE_JIT=1 the functions return the same partitions and emit no overflow warning."""
+    code = f"import {__name__} as these; these.test_java_agrees(); these.test_rows_keep_their_order()"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], cwd=ROOT, env=environment, check=True)
