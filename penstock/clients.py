@@ -14,6 +14,7 @@ from penstock.shared.common.records import (
     GroupMetadata,
     Headers,
     OffsetAndMetadata,
+    OnDelivery,
     ProducerRecord,
     RecordColumns,
     RecordMetadata,
@@ -61,10 +62,10 @@ if TYPE_CHECKING:
         event_time_topic,
     )
     from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
-    from penstock.shared.clients.consumer import Consumer, ConsumerInterceptor, ConsumerSettings, RebalanceListener
-    from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerInterceptor, ProducerSettings
+    from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+    from penstock.shared.clients.interceptors import ConsumerInterceptor, ProducerInterceptor
+    from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerSettings
     from penstock.shared.clients.producer.partitioner import Partitioner
-    from penstock.shared.clients.producer.producer_batch import OnDelivery
 
 __all__ = [
     "Admin",
@@ -149,20 +150,19 @@ _CLIENTS = (
     {
         "penstock.shared.clients.consumer": (
             "Consumer",
-            "ConsumerInterceptor",
             "ConsumerSettings",
             "RebalanceListener",
         ),
+        "penstock.shared.clients.interceptors": ("ConsumerInterceptor",),
     },
     {
         "penstock.shared.clients.producer": (
             "Deliveries",
             "Delivery",
             "Producer",
-            "ProducerInterceptor",
             "ProducerSettings",
         ),
-        "penstock.shared.clients.producer.producer_batch": ("OnDelivery",),
+        "penstock.shared.clients.interceptors": ("ProducerInterceptor",),
         "penstock.shared.clients.producer.partitioner": ("Partitioner",),
     },
     {

@@ -4,7 +4,7 @@ from penstock.shared.common.extras import needs as _needs
 from penstock.shared.common.public_names import publish as _publish
 
 with _needs("penstock.otel", "otel"):
-    from penstock.shared.clients.producer.otel import OpenTelemetryInterceptor
+    from penstock.shared.clients.interceptors.otel import OpenTelemetryInterceptor
 
 __all__ = [
     "OpenTelemetryInterceptor",

@@ -96,11 +96,9 @@ EDGE_METHODS = ("open", "read_bytes", "read_text", "write_bytes", "write_text")
 """Methods of `Path` that open a file. Nothing in `SANS_IO` calls a method with such a name."""
 
 PRODUCT = ("shared/", "services/", "api/")
-SHARED_FILE_NAMES = frozenset(
-    ("__init__", "daemon", "errors", "interceptors", "main", "metrics", "record", "routes", "settings")
-)
-"""The file names that several folders of the product may have, each with one meaning everywhere: the interceptors of a
-client, the record that a runtime processes."""
+SHARED_FILE_NAMES = frozenset(("__init__", "daemon", "errors", "main", "metrics", "record", "routes", "settings"))
+"""The file names that several folders of the product may have, each with one meaning everywhere: the record that a
+runtime processes."""
 
 THIRD_PARTY = ("LICENSE", "tests/data/")  # third-party texts
 

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast, overload
 
@@ -174,6 +174,10 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     serialized_key_size: int = -1
     serialized_value_size: int = -1
+
+
+OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
+"""Called once with a sent record's metadata and None, or with None and its error (Java: `Callback`)."""
 
 
 class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.producer import Deliveries, Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.interceptors import ProducerInterceptor
+from penstock.shared.clients.producer import Deliveries, Producer, ProducerSettings
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     BufferExhausted,

@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from penstock.otel import OpenTelemetryInterceptor
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.interceptors import ProducerInterceptor
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import InvalidTimestamp, RecordTooLarge
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings

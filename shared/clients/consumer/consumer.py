@@ -41,7 +41,6 @@ from penstock.shared.clients.consumer.commit_request_manager import CommitReques
 from penstock.shared.clients.consumer.consumer_coordinator import UNKNOWN_TOPIC_REFRESH_MS, ConsumerCoordinator
 from penstock.shared.clients.consumer.fetch_request_manager import FetchRequestManager
 from penstock.shared.clients.consumer.fetcher import Fetcher, FetchLimits
-from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
 from penstock.shared.clients.consumer.membership_manager import ConsumerMembershipManager
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.rebalance_listener import RebalanceListener, RebalanceListenerInvoker
@@ -55,6 +54,7 @@ from penstock.shared.clients.consumer.subscription_state import (
     SubscriptionState,
 )
 from penstock.shared.clients.group.member import GroupConfig
+from penstock.shared.clients.interceptors.interceptors import ConsumerInterceptor, ConsumerInterceptors
 from penstock.shared.clients.protocol.completed_fetch import compile_decoding
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (

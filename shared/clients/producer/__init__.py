@@ -1,8 +1,7 @@
 """The producer."""
 
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery
-from penstock.shared.clients.producer.interceptors import ProducerInterceptor
 from penstock.shared.clients.producer.producer import Producer
 from penstock.shared.clients.producer.settings import ProducerSettings
 
-__all__ = ["Deliveries", "Delivery", "Producer", "ProducerInterceptor", "ProducerSettings"]
+__all__ = ["Deliveries", "Delivery", "Producer", "ProducerSettings"]

@@ -38,13 +38,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.interceptors.interceptors import ProducerInterceptor, ProducerInterceptors
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, serialized_size
-from penstock.shared.clients.producer.interceptors import ProducerInterceptor, ProducerInterceptors
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.partitioner import PartitionedTopic, Partitioner, ProducerPartitioner
-from penstock.shared.clients.producer.producer_batch import OnDelivery, ProducerBatch, RecordCallback
+from penstock.shared.clients.producer.producer_batch import ProducerBatch, RecordCallback
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,
@@ -82,6 +82,7 @@ from penstock.shared.common.records import (
     AnyHeaders,
     GroupMetadata,
     OffsetAndMetadata,
+    OnDelivery,
     ProducerRecord,
     RecordMetadata,
     TopicPartition,

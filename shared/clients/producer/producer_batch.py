@@ -34,11 +34,9 @@ from penstock.shared.clients.protocol.record_batches import (
 )
 from penstock.shared.common.errors import PenstockError, SendCancelled
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import NO_TIMESTAMP, Int64Array, RecordMetadata, TopicPartition
+from penstock.shared.common.records import NO_TIMESTAMP, Int64Array, OnDelivery, RecordMetadata, TopicPartition
 
 log = get_logger(__name__)
-
-OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
 
 SEQUENCES = 2**31
 """Sequence numbers wrap to 0 after 2^31 - 1."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.interceptors import ProducerInterceptor
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerNotAvailable,

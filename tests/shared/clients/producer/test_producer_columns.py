@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings, column_slices
+from penstock.shared.clients.interceptors import ProducerInterceptor
+from penstock.shared.clients.producer import Producer, ProducerSettings, column_slices
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
 from penstock.shared.common import kernel_loading

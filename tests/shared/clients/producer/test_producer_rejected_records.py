@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.interceptors import ProducerInterceptor
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.producer.delivery import Deliveries
 from penstock.shared.clients.producer.producer import UntilClosed
 from penstock.shared.common.errors import (

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock.shared.clients.producer import otel
-from penstock.shared.clients.producer.otel import OpenTelemetryInterceptor
+from penstock.shared.clients.interceptors import otel
+from penstock.shared.clients.interceptors.otel import OpenTelemetryInterceptor
 from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.clients import Consumer, ConsumerInterceptor, ConsumerSettings, Producer
-from penstock.shared.clients.consumer.interceptors import ConsumerInterceptors
+from penstock.shared.clients.interceptors.interceptors import ConsumerInterceptors
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.common.settings import KafkaSettings

@@ -21,7 +21,7 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter, Setter, TextMapPropagator
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
-from penstock.shared.clients.producer.interceptors import ProducerInterceptor
+from penstock.shared.clients.interceptors.interceptors import ProducerInterceptor
 from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.clients.producer.interceptors import ProducerInterceptor, ProducerInterceptors
+from penstock.shared.clients.interceptors.interceptors import ProducerInterceptor, ProducerInterceptors
 from penstock.shared.common.errors import DeliveryTimeout
 from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 
