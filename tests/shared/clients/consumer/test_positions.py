@@ -294,9 +294,6 @@ def test_a_truncated_log_is_committed_from_lower_offsets() -> None:
     assert positions.uncommitted() == {A: OffsetAndMetadata(4)}
 
 
-A, B = TopicPartition("t", 0), TopicPartition("t", 1)
-
-
 def taken(tp: TopicPartition, *offsets: int, position: int) -> PolledRecords:
     return PolledRecords(Columns.of([ConsumerRecord(*tp, offset, 0, None, b"v") for offset in offsets]), position)
 

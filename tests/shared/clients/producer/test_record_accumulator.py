@@ -1,4 +1,4 @@
-"""The accumulator: when a batch is due, which batches share a request, and their order."""
+"""The accumulator: when a batch is due, which batches share a request, their order, and retries, expiry and failure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 
 from penstock.shared.clients.producer.producer_batch import BatchState
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.common.errors import SendCancelled
+from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
 from penstock.shared.common.records import TopicPartition
 from tests.shared.clients.producer.harness import (
+    NOT_ENOUGH_REPLICAS,
+    NOT_LEADER,
     A,
     B,
     C,
@@ -285,3 +287,269 @@ def test_repr() -> None:
     assert core.accumulator.queued_batches(A) == 2
     assert core.accumulator.queued_batches(B) == 0
     assert ProducerSettings().batch_size == 16_384
+
+
+def test_a_retry_goes_alone() -> None:
+    """While a batch is retried, no other batch of its partition is in flight. Then the rest follows."""
+    core = Harness(batch_size=100, delivery_timeout_ms=10**6)
+    core.warm_up()
+    for _ in range(4):
+        core.send(value=b"x" * 80)
+    first, second, third, fourth = core.turn()
+    core.respond(first, NOT_ENOUGH_REPLICAS)
+    fresh = core.send(value=b"x" * 80)
+    assert core.after_backoff() == [], "not beside the others"
+    for batch in (second, third, fourth):
+        core.respond(batch, 45)
+    for batch in (first, second, third, fourth):
+        assert core.after_backoff() == [batch]
+        assert core.after_backoff() == []
+        core.respond(batch, offset=1)
+    assert core.after_backoff() == [fresh.batch]
+
+
+def test_retry_backoff_delays_its_own_partition_alone() -> None:
+    """A retried batch waits for its backoff and stays first. Other partitions continue."""
+    core = Harness(batch_size=100)
+    first, second = core.send(value=b"x" * 80), core.send(value=b"x" * 80)
+    assert core.turn_one() is first.batch
+    core.respond(first.batch, NOT_ENOUGH_REPLICAS)
+    other = core.send(B)
+    assert core.turn() == [other.batch]
+    assert core.delay_ms() == first.batch.retry_at_ms
+    assert core.after(first.batch.retry_at_ms - 1) == []
+    assert core.after(1) == [first.batch]
+    core.respond(first.batch)
+    assert core.turn() == [second.batch]
+
+
+def test_backoff_grows_up_to_its_maximum() -> None:
+    """Each wait is twice the one before, within 20 % of jitter, and never beyond the maximum (and its jitter)."""
+    core = Harness(retry_backoff_max_ms=1_000, delivery_timeout_ms=10**9)
+    record = core.send()
+    core.turn()
+    for expected in (100, 200, 400, 800, 1_000, 1_000):
+        core.respond(record.batch, NOT_ENOUGH_REPLICAS)
+        waits = record.batch.retry_at_ms - core.now_ms
+        assert 0.8 * expected <= waits <= 1.2 * expected
+        assert core.after(waits - 1) == []
+        assert core.after(1) == [record.batch]
+
+
+def test_a_new_leader_spares_a_retry_its_backoff() -> None:
+    """A leader that has not had the batch gets it at once. One that has had it gets it after the backoff."""
+    core = Harness()
+    record = core.send()
+    core.turn()
+    core.respond(record.batch, NOT_LEADER)
+    assert core.turn() == [], "no new leader yet"
+    core.leaders[A] = None
+    assert core.turn() == []
+    core.leaders[A] = 2
+    assert core.turn() == [record.batch]
+    core.respond(record.batch, NOT_LEADER)
+    core.leaders[A] = 1
+    assert core.turn() == [], "leaders may point at each other"
+    core.leaders[A] = 3
+    assert core.turn() == [record.batch], "the second retry as well"
+    core.respond(record.batch, NOT_LEADER)
+    core.leaders[A] = 2
+    assert core.turn() == []
+    assert core.after(480) == [record.batch]
+
+
+def test_an_expiry_says_what_it_waited_for() -> None:
+    """The error of a record that was never sent names the unreachable node, or the missing leader."""
+    for leader, down, reason in (
+        (1, {1}, "not written, node 1 was not reached"),
+        (None, set(), "not written, no leader"),
+    ):
+        core = Harness(delivery_timeout_ms=1_000)
+        core.leaders[A], core.down = leader, down
+        record = core.send()
+        core.after(500)
+        core.after(500)
+        assert reason in str(record.fate)
+    core = Harness(delivery_timeout_ms=1_000)
+    record = core.send()
+    core.turn()
+    core.down = {1}
+    core.after(1_000)
+    assert str(record.fate).endswith("it may still be written"), "it was sent"
+
+
+def test_empty_queues_of_deleted_partitions_are_dropped() -> None:
+    """A send that waited for a dropped queue uses the current one."""
+    core = Harness()
+    old, busy = core.accumulator.queue(A), core.send(B)
+    before = core.accumulator.partitions
+    core.accumulator.drop(A.topic)
+    assert core.accumulator.partitions < before
+    assert core.accumulator.queue(B).queued[0] is busy.batch
+    assert core.memory.try_acquire(100)
+    batch = core.accumulator.open_batch(old, 100, core.now_ms)
+    assert core.accumulator.queue(A).open is batch
+    assert core.accumulator.queue(A) is not old
+
+
+def test_one_batch_expires() -> None:
+    """A batch expires exactly at delivery_timeout_ms, in a muted partition too."""
+    for muted in (False, True):
+        core = Harness(delivery_timeout_ms=3_200, linger_ms=300)
+        record = core.send()
+        core.down = {1} if muted else set()
+        core.now_ms = 3_199
+        core.completion.expire(3_199)
+        assert record.fate is None
+        core.completion.expire(3_200)
+        assert isinstance(record.fate, DeliveryTimeout)
+        assert core.after(3_200) == []
+        assert core.all_memory_is_back
+
+
+def test_a_very_long_delivery_timeout() -> None:
+    """The largest timeout is kept to the millisecond."""
+    core = Harness(delivery_timeout_ms=2**31 - 1)
+    record = core.send()
+    core.down = {1}
+    core.turn()
+    assert core.delay_ms() == 2**31 - 1
+    core.after(2**31 - 2)
+    assert record.fate is None
+    core.after(1)
+    assert isinstance(record.fate, DeliveryTimeout)
+
+
+def test_several_batches_expire() -> None:
+    """Batches that are queued, in flight or in backoff expire by their own age, and younger ones stay."""
+    core = Harness(batch_size=100, delivery_timeout_ms=1_000)
+    flying = core.send(A, b"x" * 80)
+    core.turn()
+    waiting, retried = core.send(A, b"x" * 80), core.send(B)
+    core.turn()
+    core.respond(retried.batch, NOT_ENOUGH_REPLICAS)
+    core.now_ms = 500
+    young = core.send(C)
+    core.down = {1}
+    core.after(500)
+    assert all(isinstance(one.fate, DeliveryTimeout) for one in (flying, waiting, retried))
+    assert young.fate is None
+    core.down = set()
+    assert core.turn() == [young.batch]
+
+
+def test_a_batch_that_is_soon_to_expire_is_sent() -> None:
+    """A batch that is about to expire is still sent."""
+    core = Harness(delivery_timeout_ms=1_000)
+    record = core.send()
+    core.down = {1}
+    core.after(999)
+    core.down = set()
+    assert core.turn() == [record.batch]
+    assert core.delay_ms() == 1
+
+
+def test_an_expired_batch_is_not_tried_again() -> None:
+    """A batch that expires during its backoff leaves the queue."""
+    core = Harness(delivery_timeout_ms=1_000)
+    record = core.send()
+    core.turn()
+    core.now_ms = 990
+    core.respond(record.batch, NOT_ENOUGH_REPLICAS)
+    assert core.after(10) == []
+    assert core.after_backoff() == []
+    assert isinstance(record.fate, DeliveryTimeout)
+
+
+def test_fail_all_batches() -> None:
+    """Batches in flight fail too. Every record gets its error once."""
+    core = Harness(batch_size=150, linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
+    records = [core.send(tp, b"x" * 50) for _ in range(33) for tp in (A, B, C)]
+    assert core.turn()
+    core.completion.fail_all(SendCancelled("closed"), out=True)
+    assert all(isinstance(record.fate, SendCancelled) for record in records)
+    assert not core.accumulator.incomplete
+    assert not core.accumulator.queued()
+
+
+def test_fail_unsent_batches() -> None:
+    """Batches in flight wait for their responses."""
+    core = Harness(batch_size=150, linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
+    records = [core.send(tp, b"x" * 50) for _ in range(33) for tp in (A, B, C)]
+    sent = core.turn()
+    ended = core.completion.fail_all(SendCancelled("aborted"), out=False)
+    in_flight = [record for record in records if record.batch in sent]
+    assert ended > 0
+    assert in_flight
+    assert not any(record.fates for record in in_flight)
+    assert all(record.fates for record in records if record.batch not in sent)
+    for batch in sent:
+        core.respond(batch)
+    assert core.all_memory_is_back
+
+
+def test_retries_without_idempotence_keep_their_order() -> None:
+    """Batches without sequence numbers return to their old places, in any order of their responses."""
+    core = Harness(batch_size=100, enable_idempotence=False)
+    records = [core.send(value=b"%d" % i + b"x" * 80) for i in range(4)]
+    sent = core.turn()
+    for batch in (sent[1], sent[3], sent[0], sent[2]):
+        core.lose(batch)
+    resent = []
+    for _ in records:
+        (batch,) = core.after_backoff()
+        resent += core.values(batch)
+        core.respond(batch)
+    assert resent == [record.value for record in records]
+
+
+def test_the_parts_of_a_split_take_its_place() -> None:
+    """Parts are sent before later batches, and the first one's retry before the second."""
+    core = Harness(enable_idempotence=False, batch_size=300, max_in_flight_requests_per_connection=1)
+    records = [core.send(value=b"%d" % i + b"x" * 100) for i in range(3)]
+    core.respond(core.turn_one(), 10)
+    one = core.turn_one()
+    core.respond(one, NOT_ENOUGH_REPLICAS)
+    seen = []
+    for _ in range(3):
+        (batch,) = core.after_backoff()
+        seen += core.values(batch)
+        core.respond(batch)
+    assert seen == [record.value for record in records]
+
+
+def test_expiry_leaves_no_trace_of_slowness() -> None:
+    """A partition counts as slow from when its batch could not be sent until it is sent or expires."""
+    core = Harness(delivery_timeout_ms=1_000)
+    core.down = {1}
+    core.send()
+    core.after(100)
+    queue = core.accumulator.queue(A)
+    assert queue.ready_since_ms == 100
+    core.after(100)
+    assert queue.ready_since_ms == 100, "since it was due first"
+    core.after(900)
+    assert queue.ready_since_ms is None
+    core.send()
+    core.down = set()
+    core.turn()
+    assert queue.ready_since_ms is None
+
+
+def test_the_retried_batch_of_a_partition() -> None:
+    """The first batch counts as retried from its first failure, in backoff or in flight, until it expires."""
+    core = Harness(batch_size=100, delivery_timeout_ms=5_000)
+    queue = core.accumulator.queue(A)
+    assert (queue.retried(), queue.held) == (None, 0)
+    record = core.send()
+    batch = core.turn_one()
+    assert (queue.retried(), queue.held) == (None, batch.memory)
+    core.respond(batch, NOT_ENOUGH_REPLICAS)
+    assert queue.retried() is batch
+    core.after_backoff()
+    assert queue.retried() is batch
+    second = core.send()
+    assert queue.held == batch.memory + second.batch.memory
+    core.after(5_000)
+    assert record.fate is not None
+    assert queue.retried() is None
