@@ -72,9 +72,9 @@ class KeyValueStore(Generic[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Set a row; the value None deletes it.
 
-        Raises DataError for a key that is neither text nor bytes, and for bytes that are no text in a store of text
-        keys. Raises RecordTooLarge for a row that is too large for the changelog, and the encoder's error for a value
-        that cannot be encoded.
+        With another value, raises DataError for a key that is neither text nor bytes, and for bytes that are no text in
+        a store of text keys. Raises RecordTooLarge for a row that is too large for the changelog, and the encoder's
+        error for a value that cannot be encoded.
         """
         if value is None:
             self.delete(key)

@@ -45,9 +45,10 @@ def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...])
 
 
 def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | None) -> None:
-    """Raise Overtaken if a record below the covered offset is the takeover record of a later owner.
+    """Raise Overtaken if this changelog record is the takeover record of an owner after that of the checkpoint `found`.
 
-    Raises CorruptEntry if the record cannot be decoded, because it may have been a takeover record.
+    The record, at `offset`, is below the checkpoint's covered offset. Raises CorruptEntry if its `value` cannot be
+    decoded, because it may have been a takeover record.
     """
     if is_foreign_record(value):
         return

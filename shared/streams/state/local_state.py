@@ -185,7 +185,8 @@ class LocalState:
     def confirm(self, epoch: int, position: CommitPosition) -> None:
         """Write the prepared commit, which has succeeded in Kafka, to the disk.
 
-        Raises CommitOffsetUnknown if the broker did not return the offset at which the commit ends in the changelog.
+        After `close`, nothing is written. Raises CommitOffsetUnknown if the broker did not return the offset at which
+        the commit ends in the changelog.
         """
         # A checkpoint needs an offset. Without one, the rows on disk could not be related to the log.
         if position.covered_offset < 1:

@@ -210,7 +210,7 @@ class PersistentStore(ABC, Generic[CacheT]):
                 self._rows_in_both -= self._cache.evict(key)
 
     def _may_leave(self, key: Any) -> bool:
-        """Return whether a key may be evicted, because the index on disk will find all its rows that become due."""
+        """Return whether a key may be evicted: later searches of the index on disk find all its due rows."""
         return all(row.end >= self.due_ms for row in self._cache.rows_of(key)) or not self.is_indexed
 
     def _fetch_key_rows(self, key: Any) -> None:
@@ -288,10 +288,11 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
             self._fetch_key_rows(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
-        """Return whether a key may be evicted, because the index on disk will find all its windows that become due.
+        """Return whether a key may be evicted: later searches of the index on disk find all its due windows.
 
-        A window that a search has found already stays in memory until it is processed. A retained window becomes due
-        when it expires, any other window when it closes.
+        A search covers only ends that no earlier search has covered. So a window that was found stays in memory until
+        it is processed. Open windows are searched for when they close. Closed windows that are still in the store (of
+        sliding rules) are searched for again when they expire.
         """
         rows = self._cache.rows_of(key)
         return all(row.end >= (self._expired.to_ms if row.closed else self.due_ms) for row in rows)

@@ -224,9 +224,11 @@ class RocksDb:
         return found
 
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
-        """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the next later end.
+        """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the next end.
 
-        Index entries in this range whose rows end later are moved to the rows' ends.
+        The next end is the least end in the index from `limit` on; -NEVER if there is none. The entries of the returned
+        rows stay in the index until a commit removes the rows. Other entries of the range are moved to the ends of
+        their rows, or removed if the row no longer exists.
         """
         own = DUE + bytes((store,))
         keys = set()
@@ -272,8 +274,9 @@ class RocksDb:
     ) -> dict[int, int]:
         """Write rows and the checkpoint atomically; a row that is None is removed.
 
-        `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched. No
-        entry of a written row stays before that end. Return by how much each store's number of rows has changed.
+        `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched. If a
+        written row has an index entry before that end, or after the row's own end, the entry is moved to the row's end.
+        Return by how much each store's number of rows has changed.
         """
         due = due or {}
         indexed = frozenset(indexed)
@@ -329,9 +332,10 @@ class RocksDb:
 def _put_row(
     batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None
 ) -> int:
-    """Put one row and its index entry into a batch of RocksDB; return the change in the number of rows (-1, 0 or 1).
+    """Put one row and its index entry into a batch of RocksDB, or delete both if `row` is None.
 
-    `due` is None if the store has no index.
+    `old` is the stored row, if there is one. `due` is None if the store has no index. Return the change in the number
+    of rows: -1, 0 or 1.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
