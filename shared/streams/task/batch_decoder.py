@@ -43,9 +43,10 @@ class DecodedBatch:
 
     It has for each record the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
     aggregation whose states are objects (`inputs`). `exceptional` are the indexes of exceptional records, ascending.
-    `decoded` are the decoded values, or None if a kernel read them or they are bytes. `is_out` marks records that the
-    operator chain has filtered out; None means that there is no chain. If time ran out in the chain, `codes` is shorter
-    than the batch: it has only the records that were looked at.
+    `decoded` are the decoded values; with an operator chain, the values that it has returned. Without a chain it is
+    None if a kernel read the values or if they are bytes. `is_out` marks records that the chain has filtered out; None
+    means that there is no chain. If time ran out in the chain, `codes` is shorter than the batch: it has only the
+    records that were looked at.
     """
 
     codes: Int32Array

@@ -54,10 +54,10 @@ class Idleness:
 
 
 def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
-    """Advance a task's time if that is due, and send watermarks to the tasks behind its repartition topics.
+    """Advance a task's time if that is due, and send watermarks, if they are due, to its repartition topics.
 
     `at_end` is only about source topics that other applications write. Repartition topics do not count, because behind
-    them time follows watermarks. `tasks` is the number of tasks.
+    them time follows watermarks. `tasks` is the number of the application's tasks; each of them gets the watermarks.
     """
     own = {source.topic for source in task.topology.sources() if source.is_internal}
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}

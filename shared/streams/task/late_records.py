@@ -103,10 +103,11 @@ def forwarded_late_record(
     changelog_id: str | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """Return a forwarded record for the late topic. Text and bytes are written unchanged, anything else as JSON.
+    """Return a forwarded record for the late topic.
 
-    A value that cannot be encoded as JSON is replaced by its `repr`, or by the name of its type if that fails. One that
-    makes the record too large is replaced by None. So no late record can end the task.
+    Text, bytes and None are written unchanged, any other key or value as JSON. If it cannot be encoded as JSON, it is
+    replaced by its `repr`, or by the name of its type if that fails. A value that makes the record too large is
+    replaced by None. So no value can end the task.
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness

@@ -71,10 +71,10 @@ class OperatorChain:
     def values(
         self, columns: Columns, values: Sequence[Any], exceptional: set[int]
     ) -> tuple[list[Any], NDArray[np.bool_], int]:
-        """Return the chain's values, a mask of filtered records, and the number of records that there was time for.
+        """Return the chain's values, a mask of dropped records, and the number of records that there was time for.
 
-        Records whose indexes are in `exceptional` are skipped. If a function raises, the record's index is added to
-        `exceptional`.
+        The mask has the records that were filtered out, and those that there was no time for. Records whose indexes are
+        in `exceptional` are skipped. If a function raises, the record's index is added to `exceptional`.
         """
         known = self._outcomes
         has_time = self._task.has_time

@@ -77,7 +77,8 @@ class OperatorTimes:
     def watermarks(self, stream_time_ms: int) -> dict[str, int]:
         """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
-        `stream_time_ms` is the task's stream time. It is the watermark of a topic whose records pass no operator.
+        `stream_time_ms` is the task's stream time. A watermark is at most this time if records of a source topic reach
+        the repartition topic and no operator is above it.
         """
         found = {}
         for topic, above in self._fed.items():

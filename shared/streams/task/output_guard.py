@@ -140,9 +140,10 @@ class OutputGuard:
             self._window = window
 
     def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
-        """Drop an output that a node could not make because of `error`; raise `error` if it cannot be handled.
+        """Drop an output that a node could not make because of `error`, as the error handlers decide.
 
-        `record` is the part of the output that is known.
+        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if no store has taken
+        the current source record, or if `error` is one of NEVER_HANDLED.
         """
         if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error

@@ -164,7 +164,9 @@ class PartitionGroup:
         return now_ms >= deadline_ms
 
     def next_run(self, records_max: int | None = None) -> Columns:
-        """Remove and return the next records, as many as one partition can provide. The group must be ready.
+        """Remove and return the next records: of one partition, from one fetch, at most `records_max`.
+
+        The group must be ready.
 
         Steps:
         1. Find the two partitions whose next records have the lowest timestamps.

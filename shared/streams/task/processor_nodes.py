@@ -55,7 +55,7 @@ class SinkNodeWriter:
     """The node of a sink: turns the records that reach it into records of its topic.
 
     Raises RecordTooLarge if a record has more than `record_bytes_max` bytes. A record for a repartition topic carries
-    the coordinates of its source record.
+    the coordinates of its source record, if it has one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SinkNodeWriter:
 
 
 class UserNode:
-    """A processor of the user. Raises an error if its `process` returns a coroutine or a generator."""
+    """A processor of the user. Raises TypeError if its `process` returns an awaitable or a generator."""
 
     def __init__(self, name: str, processor: Processor) -> None:
         self._name = f"{name!r}: {type(processor).__name__}.process()"

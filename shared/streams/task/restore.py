@@ -40,7 +40,11 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 
 
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
-    """Apply confirmed changes to a task's stores. Raises CorruptEntry for a key or state that cannot be decoded."""
+    """Apply confirmed changes, except late records, to a task's stores.
+
+    Raises CorruptEntry for a key or state that cannot be decoded. State on disk takes the bytes without decoding them,
+    unless the store's aggregations have changed.
+    """
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
         written = confirmed.stores[number]
@@ -84,7 +88,11 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
-    """Apply one confirmed change to a task's store. Raises CorruptRecord if its key or state cannot be decoded."""
+    """Apply one confirmed change to a task's store.
+
+    Raises CorruptRecord if its key or state cannot be decoded. State on disk takes the bytes without decoding them,
+    unless the store's aggregations have changed.
+    """
     written = change.written_as
     own = task.topology.stores[change.store].schema
     try:
@@ -114,11 +122,12 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
-    """Apply changes of windows to a task's store.
+    """Apply the changes of windows in `batch` to a task's store.
 
-    The columns are key, start_ms, end_ms, live, and the state columns of the schema `written`, by name. A row replaces
-    the window with the same key and start; a row that is not live removes it. Rows are applied in order. Raises
-    CorruptRecord if a key or a state cannot be decoded.
+    `written` is the store's schema when the changes were written. The columns of `batch` are key, start_ms, end_ms,
+    live, and the state columns of `written`, with these names and in this order. A row replaces the window with the
+    same key and start; a row that is not live removes it. Rows are applied in order. Raises CorruptRecord if a key or a
+    state cannot be decoded.
     """
     store = task.stores[written.name]
     own = task.topology.stores[written.name].schema

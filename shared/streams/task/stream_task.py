@@ -208,8 +208,9 @@ class StreamTask:
 
         At least one record is processed. When `has_time` returns False, the rest is not. `sources` has the positions.
 
-        Raises ProcessingFailed, which names node, topic, partition and offset. ConfigError, FatalError, IllegalState
-        and MemoryError are raised unchanged, unless a store has taken the record or a punctuation raised them.
+        The error handlers decide about errors. If they do not handle one, raises ProcessingFailed, which names node,
+        topic, partition and offset. The handlers get no ConfigError, FatalError, IllegalState or MemoryError: these are
+        raised unchanged, or as ProcessingFailed if a store has taken the record or a punctuation raised them.
         """
         self.now_ms = now_ms
         self.has_time = has_time

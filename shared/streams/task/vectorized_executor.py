@@ -32,7 +32,8 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
     """Return the vectorized executors of a task, by topic.
 
     A source has one if it feeds one window and nothing else, directly or through an operator chain (`operator_chain`).
-    The window must not have a user's aggregation. No node below the window may see when its results are forwarded.
+    The window must not have a user's aggregation. If it emits on close, no node below it may read the time, because
+    results are forwarded at the end of the batch. If it emits on update, updates must be deduplicated.
     """
     found = {}
     for source in task.topology.sources():
