@@ -48,7 +48,7 @@ def _cut_lines(data, starts, lengths):
 
 @compiled
 def _write_integers(numbers, out, starts, lengths):
-    """Write each number right-aligned into DIGITS_MAX bytes of `out`. Equal numbers in a row share their bytes."""
+    """Write each number right-aligned into DIGITS_MAX bytes of `out`. Consecutive equal numbers share their bytes."""
     for i in range(len(numbers)):
         if i and numbers[i] == numbers[i - 1]:
             starts[i] = starts[i - 1]

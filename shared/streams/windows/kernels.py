@@ -274,9 +274,10 @@ def _link_next_row(code, previous, next_, links, heads):
 
 @compiled
 def _unlink_row(row, links, flags, heads, meta):
-    """Remove a row from its key's list. A row in a bucket becomes free when the bucket is visited.
+    """Remove a row from its key's list.
 
-    The caller must free a row that is in no bucket.
+    A row in a bucket or in the heap becomes free when the wheel visits the bucket or takes it from the heap. The caller
+    must free a row that is in neither.
     """
     previous = links[row, PREVIOUS]
     next_ = links[row, NEXT]
@@ -1013,8 +1014,8 @@ def take_sliding_windows(
 
     For each record, one window ends at its timestamp. Another window starts 1 ms later, if it contains a record. Both
     bounds are in the window. In front of the user's aggregations there is one for the kernel: the timestamp of the
-    window's latest record. A closed window is retained for a time, because a new window may have to begin with its
-    numbers.
+    window's latest record. A closed window is retained for a time, because a new window may have to begin with a copy
+    of its aggregations.
 
     Steps for a record of time t:
     1. Find the windows of the key around t. Those that contain t are written to `spare`, which is scratch memory.
@@ -1022,8 +1023,9 @@ def take_sliding_windows(
        For t < `difference_ms` (`is_early`) the window that ends at t would begin below 0. Kafka Streams makes one
        window for all such records, which begins at 0 (`combined`, not in `spare`). An early record has no `left`.
     2. Stop if there is no room, or if the record would overflow a sum of any window. Nothing has changed up to here.
-    3. Create the windows that are missing: the one that begins after t (`made_right`), the one that begins after the
-       previous record (`made_next`), and the one that ends at t (`made_left`; `made_combined` if the record is early).
+    3. Create the windows that are missing: the one that begins 1 ms after t (`made_right`), the one that begins 1 ms
+       after the key's latest record before t (`made_next`), and the one that ends at t (`made_left`; `made_combined` if
+       the record is early).
     4. Add the record to the windows that contain it and are not closed, and log the updates in the order of Kafka
        Streams. It forwards `made_right` last. For an early record it forwards `made_right` first, so that update is
        logged in step 3.

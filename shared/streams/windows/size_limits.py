@@ -56,7 +56,7 @@ def default_state_bytes_max(record_bytes_max: int) -> int:
 
 
 def key_bytes(key: str | bytes) -> int:
-    """Return the bytes that a key takes in a result: twice its JSON. Text must be encodable as UTF-8."""
+    """Return the bytes that a key takes in a result, which has its JSON twice. Text must be encodable as UTF-8."""
     return 2 * len(msgspec.json.encode(key))
 
 

@@ -64,8 +64,9 @@ class RecordNumbers(NamedTuple):
 class StateColumns:
     """The state columns of several aggregations in order.
 
-    `program` has the kernels' operation for each aggregation. `cells` is the number of a row's cells that they need.
-    `types` are the types of the columns: int64, float64 or object.
+    `program` has for each aggregation the kernels' operation, its first cell, and its row of values (NONE: it reads no
+    values). `cells` is the number of a row's cells that they need. `types` are the types of the columns: int64, float64
+    or object.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
@@ -110,7 +111,8 @@ class StateColumns:
     def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[RecordNumbers, list[list[Any]]]:
         """Return what records add to states: numbers for the kernels, and a list for each of `objects`.
 
-        Raises ValueRejected if an aggregation rejects a value. `values` may be None if no aggregation reads them.
+        Raises ValueRejected if an aggregation rejects a value, or if a number's type does not fit its column. `values`
+        may be None if no aggregation reads them.
         """
         count = len(timestamps)
         numbers = self.no_values(count)

@@ -74,7 +74,7 @@ class WindowRule:
 
     @property
     def results_before_ms(self) -> int:
-        """The maximum difference in ms from the timestamp of a later result to the close time.
+        """By how many ms, at most, the timestamp of a result that is still to come is below the close time.
 
         A result has the timestamp of its window's latest record, which may be at the window's start. A session's result
         has the session's end, so it is never before the close time.
@@ -98,7 +98,7 @@ class WindowRule:
 
     @property
     def retains(self) -> bool:
-        """Whether closed windows are retained, because new windows begin with their numbers."""
+        """Whether closed windows are retained, because new windows may begin with a copy of their states."""
         return self.kind == "sliding"
 
     @property

@@ -42,7 +42,7 @@ ROWS_AT_ONCE = 1_000
 class LiveWindow(NamedTuple):
     """One live window; its kind defines its bounds (ms).
 
-    A sliding window may be `closed`, but retained because later windows may begin with its numbers.
+    A sliding window may be `closed`, but retained because later windows may begin with a copy of its states.
     """
 
     key: Any

@@ -232,7 +232,10 @@ class WindowTable:
     # --- undoing a record ---
 
     def mark(self, code: int) -> TableMark:
-        """Copy all that a record of this key can change. The next `take` must have one record, and close nothing."""
+        """Copy all that a record of this key can change, for `roll_back`.
+
+        The next `take` must have one record, and close nothing.
+        """
         self._see_keys()
         needed = self.rule.rows_per_record
         if self.meta[k.FREE] < needed:
