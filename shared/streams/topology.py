@@ -102,8 +102,8 @@ class Topology:
     def add(self, node: Node, *parents: str) -> None:
         """Add a node below its parents.
 
-        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, or if another source or a
-        global table reads the topic. A source must have no parent, any other node at least one.
+        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, if a source has a parent, if
+        another node has none, or if the topic of a source is read by another source or a global table.
         """
         if node.name in self.nodes:
             raise ConfigError(f"topology: the name {node.name!r} is taken")
@@ -131,7 +131,10 @@ class Topology:
         self.stores[store.schema.name] = store
 
     def add_global_table(self, table: GlobalTableNode) -> None:
-        """Add a global table. Raises ConfigError if the name or the topic is taken."""
+        """Add a global table.
+
+        Raises ConfigError if a store or global table has the name, or if a source or global table reads the topic.
+        """
         if table.name in self.global_tables or table.name in self.stores:
             raise ConfigError(f"topology: the store {table.name!r} is there already")
         self._require_unread(table.topic)

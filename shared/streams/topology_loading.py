@@ -17,8 +17,8 @@ NAME_PATTERN = r"^[\w.]+:\w+$"
 def load_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
     """Load the function that returns a topology, or another one of the user, by its name `module:function`.
 
-    Raises ConfigError, which names the setting, for an ImportError, or if the module lacks the function. Any other
-    error of the module's code is raised unchanged.
+    Raises ConfigError, which names the setting, for an ImportError or AttributeError, for example if the module lacks
+    the function. Any other error of the module's code is raised unchanged.
     """
     module, _, function = name.partition(":")
     search_path = folder or str(Path.cwd())

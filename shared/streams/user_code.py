@@ -114,7 +114,7 @@ def _unfinished_result_error(argument: str, returned: Any) -> TypeError:
 
 
 def user_copy(value: Any) -> Any:
-    """Return a deep copy of a value that users' code passes in or gets; an immutable value is returned itself.
+    """Return a deep copy of a value that users' code passes in or gets; None, numbers, text and bytes are not copied.
 
     Raises any error that copying an object of a user's own class raises.
     """
