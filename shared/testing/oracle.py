@@ -60,7 +60,8 @@ def read_cases(path: Path) -> Iterator[Case]:
 def replay(case: Case, state: StateDirectory | None = None) -> str | None:
     """None if Penstock's output equals the recorded output, otherwise the difference.
 
-    With `state` the stores are on disk, in a new folder for each case. Raises KeyError for an unknown kind of case.
+    With `state` the stores of a case with windows are on disk, in a new folder for each case. Raises KeyError for an
+    unknown kind of case.
     """
     return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case, state)
 
@@ -98,7 +99,10 @@ def _differs_in_batches(case: Case, size: int, driver: TopologyTestDriver) -> st
 
 
 def _net_output_of_commit(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output]:
-    """The net output of one commit. `shown` are the windows that earlier commits have output; it is updated."""
+    """The last output of each window in a commit, without retractions of windows that no earlier commit has output.
+
+    `shown` are the windows that earlier commits have output; it is updated.
+    """
     last = {(o["key"], o["start"], o["end"]): o for o in outputs}
     net = [o for window, o in last.items() if o["value"] is not None or window in shown]
     for window, output in last.items():

@@ -19,7 +19,7 @@ Handler = Callable[[ClusterState, Request], Response]
 
 
 def api_versions(_: ClusterState, request: Request) -> Response:
-    """The supported APIs. A client that names itself must use a valid name."""
+    """The supported APIs; from version 3 on, INVALID_REQUEST for a client without a valid software name and version."""
     named = (request.body.client_software_name, request.body.client_software_version)
     if request.version >= SOFTWARE_NAMED_SINCE and not all(map(_SOFTWARE.fullmatch, named)):
         return Message(error_code=ErrorCode.INVALID_REQUEST)

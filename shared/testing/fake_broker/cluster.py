@@ -143,7 +143,10 @@ class FakeCluster:
         return None if leader == NO_LEADER else leader
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
-        """Make another node lead a partition, under the next leader epoch. Raises KeyError if either does not exist."""
+        """Make a node lead a partition, under the next leader epoch. A stopped node leaves it without a leader.
+
+        Raises KeyError if the partition or the node does not exist.
+        """
         self._state.move_leader(tp, node)
 
     def lose_records(self, tp: TopicPartition, end: int) -> None:
@@ -168,7 +171,7 @@ class FakeCluster:
         self._servers[node].resume()
 
     async def stop_node(self, node: int) -> None:
-        """Close a node's port and connections. The next running replica leads its partitions."""
+        """Close a node's port and connections. The next running replica, if there is one, leads its partitions."""
         self._state.node_stopped(node)
         await self._servers[node].stop()
 

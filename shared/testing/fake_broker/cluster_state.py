@@ -117,7 +117,7 @@ class ClusterState:
         self.groups.forget_topic(name)
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
-        """Make a node lead a partition, as a new replica if necessary."""
+        """Make a node lead a partition, as a new replica if necessary; a stopped node leaves it without a leader."""
         partition = self.partition(tp)
         if partition is None:
             raise KeyError(f"{tp}: no such partition")

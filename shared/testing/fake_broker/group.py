@@ -82,9 +82,10 @@ class BrokerGroup:
     _is_delayed: bool = field(default=False, repr=False)
 
     def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedResponse:
-        """Take part in the next generation. The response is sent when all members have joined.
+        """Take part in the next generation.
 
-        It is sent at once for an error, or if the present generation continues.
+        The response is sent when all members have joined, or when the rebalance timeout has passed. It is sent at once
+        for an error, or if the present generation continues.
         """
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (

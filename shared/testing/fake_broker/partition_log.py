@@ -95,7 +95,7 @@ class PartitionLog:
     def append(self, batch: BrokerBatch, leader_epoch: int, append_time_ms: int = -1) -> Appended | ErrorCode:
         """Append a batch. Returns its position, or the error code. With LogAppendTime, `append_time_ms` is the time.
 
-        For a batch that was appended before, the earlier position is returned.
+        If the batch repeats one of an idempotent producer's last five, the earlier position is returned.
         """
         if batch.producer_id >= 0:
             verdict = self.producers.check(batch)

@@ -181,7 +181,11 @@ class Transactions:
         return ErrorCode.NONE
 
     def end(self, known: BrokerTransaction, now_ms: int, *, committed: bool) -> ErrorCode:
-        """End the transaction. A repeated request with the same result succeeds once the markers are written."""
+        """Commit or abort the transaction.
+
+        A repeated request to commit, or to abort, succeeds once the markers are written; before, it gets
+        CONCURRENT_TRANSACTIONS. A request for the opposite gets INVALID_TXN_STATE.
+        """
         if known.is_completing and committed is (known.state is TransactionState.PREPARE_COMMIT):
             return ErrorCode.CONCURRENT_TRANSACTIONS
         target = END.get((known.state, committed))
