@@ -1,6 +1,6 @@
 """Fixtures for all tests.
 
-Async tests run on asyncio alone. A Hypothesis example has no time limit. Each test begins with default logging.
+Async tests run on asyncio alone. Each test begins with default logging.
 Collecting the tests runs without the garbage collector, which would take a third of its time and find little.
 """
 
@@ -17,16 +17,14 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.property_tests import register_profiles
 from tests.shared_broker import SharedBroker, running_broker
 
 gc.disable()  # until all tests are collected
 
-# The time of an example depends on what else the machine does.
-settings.register_profile("penstock", deadline=None)
-settings.load_profile("penstock")
+register_profiles()
 
 SPARK_TESTS = "tests/integration/spark/"
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
@@ -73,7 +71,6 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_collection_finish() -> None:
     """Turn the garbage collector on, which need not look at what the collection has left."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

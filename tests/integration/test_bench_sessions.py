@@ -12,12 +12,13 @@ from penstock.shared.common.settings import KafkaSettings
 from tests.shared_broker import Broker
 
 RECORDS = 30_000
-
-
 CONTESTS = [
     ("confluent-kafka consume, zipf keys", "session"),
-    ("fetch, zipf keys", "session"),
     ("at_least_once mean, zipf keys", "session"),
+    ("exactly_once count, zipf keys", "hopping"),
+]
+SOAKS = [
+    ("fetch, zipf keys", "session"),
     ("exactly_once count, power keys", "session"),
     ("at_least_once count, zipf keys", "tumbling"),
     ("exactly_once mean, zipf keys", "hopping"),
@@ -25,7 +26,9 @@ CONTESTS = [
 ]
 
 
-@pytest.mark.parametrize(("contestant", "windows"), CONTESTS)
+@pytest.mark.parametrize(
+    ("contestant", "windows"), [*CONTESTS, *(pytest.param(*each, marks=pytest.mark.soak) for each in SOAKS)]
+)
 async def test_each_contestant_reads_all_records(contestant: str, windows: str, kafka: Broker) -> None:
     """Every contestant reads all records, and finishes only if each is counted in its windows or late."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
@@ -41,7 +44,7 @@ async def test_each_contestant_reads_all_records(contestant: str, windows: str, 
     assert (figures.get("windows_closed", 0) > 0) == (what in sessions.OURS)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 async def test_worker_processes_read_all_records(workers: int, kafka: Broker) -> None:
     """Worker processes start on an empty topic, receive all records at once, and end once these are committed."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)

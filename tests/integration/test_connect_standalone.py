@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from penstock.services.cli import app
 from penstock.services.connect import connectors_command
 from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE
 from penstock.services.exit_status import ExitStatus
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
-from tests.integration.connect_processes import ROOT, WorkerProcess
+from tests.integration.connect_processes import WorkerProcess
 from tests.integration.connect_worker import JSON_CONVERTER
 from tests.shared_broker import Broker
 
@@ -73,12 +73,11 @@ async def test_lines_go_through_kafka_and_offsets_survive(kafka: Broker, tmp_pat
             more.write("three\n")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.services.cli", "connect", *arguments, "--log.format=json"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["connect", *arguments, "--log.format=json"])
 
 
-def error_line(done: subprocess.CompletedProcess[str]) -> str:
+def error_line(done: Result) -> str:
     """The only error line on standard error, logged or plain."""
     lines = [line for line in done.stderr.splitlines() if '"level": "error"' in line or line.startswith("penstock")]
     assert len(lines) == 1, done.stderr
@@ -94,24 +93,24 @@ def test_each_start_error_has_its_exit_status(kafka: Broker, tmp_path: Path) -> 
     props = standalone(kafka.bootstrap_servers, tmp_path) | {"listeners": f"http://127.0.0.1:{rest}"}
     file.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
     wrong = run("standalone", str(file), "--offset.flush.interval.ms=never")
-    assert (wrong.returncode, "offset.flush.interval.ms" in error_line(wrong)) == (ExitStatus.WRONG_SETTING, True)
+    assert (wrong.exit_code, "offset.flush.interval.ms" in error_line(wrong)) == (ExitStatus.WRONG_SETTING, True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         rejected = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
-    assert (rejected.returncode, str(port) in error_line(rejected)) == (PORT_IN_USE, True)
+    assert (rejected.exit_code, str(port) in error_line(rejected)) == (PORT_IN_USE, True)
     nowhere = f"127.0.0.1:{no_kafka}"
     alone = run("standalone", str(file), f"--bootstrap.servers={nowhere}", "--request.timeout.ms=1000")
-    assert (alone.returncode, nowhere in error_line(alone)) == (KAFKA_UNREACHABLE, True)
+    assert (alone.exit_code, nowhere in error_line(alone)) == (KAFKA_UNREACHABLE, True)
     bad = connector(tmp_path / "bad.properties", name="bad", connector_class="no.such.Class")
     failed = run("standalone", str(file), bad)
-    assert failed.returncode == CONNECTOR_FAILED
+    assert failed.exit_code == CONNECTOR_FAILED
     assert "bad.properties" in error_line(failed)
     bad = connector(tmp_path / "worse.properties", name="worse",
                     connector_class="tests.shared.connect.isolation.blocking.FailingSource")  # fmt: skip
     failed = run("standalone", str(file), bad)
-    assert failed.returncode == CONNECTOR_FAILED
+    assert failed.exit_code == CONNECTOR_FAILED
     assert "worse.properties: KeyError: 'on purpose'" in failed.stderr
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
 import penstock.clients
+from penstock.services.cli import app
 from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.executor import Executor
 from penstock.services.consumer.handler_loop import HandlerLoop
@@ -394,13 +396,9 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
 
     async def command(*arguments: str, named: str = topic_name) -> tuple[int | None, list[dict[str, object]]]:
         options = ["--bootstrap-servers", connection.bootstrap_servers, "--json"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.services.consumer.dlq_command",
-            arguments[0], named, *arguments[1:], *options,
-            stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
-        out, _ = await process.communicate()
-        return process.returncode, [json.loads(line) for line in out.splitlines()]
+        invoked = ("dlq", arguments[0], named, *arguments[1:], *options)
+        ran = await asyncio.to_thread(CliRunner().invoke, app, list(invoked))
+        return ran.exit_code, [json.loads(line) for line in ran.stdout.splitlines()]
 
     async with running(connection, topic_name, handle, max_attempts=1) as (runner, task, _):
         await until(lambda: runner.finished == 20, task)

@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from penstock.services.cli import app
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.services.local.topologies import sessions
@@ -93,38 +95,28 @@ SERVICES = {
 }
 
 
-async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, list[str]]:
+def ended(name: str, *arguments: str) -> tuple[int, list[str]]:
     """The exit status and standard error of a service that exits without a signal."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.services.cli", name, *SERVICES[name], *arguments, "--log.level=error",
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=folder,
-        env={**os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(WAIT_S):
-            _, error = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    return process.returncode, error.decode().splitlines()
+    ran = CliRunner().invoke(
+        app, [name, *SERVICES[name], *arguments, "--log.level=error"], env={"PENSTOCK_CONFIG": os.devnull}
+    )
+    return ran.exit_code, ran.stderr.splitlines()
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_port_in_use(name: str, tmp_path: Path) -> None:
+def test_a_port_in_use(name: str) -> None:
     """A port in use ends each service with status 2 and one line that names the setting and the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, lines = await ended(name, f"--http.port={port}", folder=tmp_path)
+        status, lines = ended(name, f"--http.port={port}")
     assert (status, len(lines)) == (2, 1), lines
     assert f"http.port: port {port}" in lines[0]
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_missing_certificate(name: str, tmp_path: Path) -> None:
+def test_a_missing_certificate(name: str) -> None:
     """A missing certificate ends each service with status 2 and one line that names the setting and the path."""
-    status, lines = await ended(
-        name, "--http.port=0", "--kafka.security-protocol=SSL", "--kafka.ssl-cafile=no.pem", folder=tmp_path
-    )
+    status, lines = ended(name, "--http.port=0", "--kafka.security-protocol=SSL", "--kafka.ssl-cafile=no.pem")
     assert (status, len(lines)) == (2, 1), lines
     assert "kafka.ssl_cafile: no.pem" in lines[0]
 
@@ -189,24 +181,22 @@ async def test_a_consumer_waits_for_a_missing_topic(kafka: Broker, stack: Stack,
         await until(http, consumer, 200)
 
 
-async def test_a_missing_topic_ends_the_aggregator(kafka: Broker, tmp_path: Path, topic_name: str) -> None:
+def test_a_missing_topic_ends_the_aggregator(kafka: Broker, topic_name: str) -> None:
     """An aggregator ends with status 1 and one line that names the missing topic and the time limit."""
-    status, lines = await ended(
-        "aggregator", f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", "--http.port=0",
-        f'--topology-options={{"topic": "{topic_name}"}}', "--streams.topic-wait-ms=500", folder=tmp_path,
-    )  # fmt: skip
+    status, lines = ended(
+        "aggregator",
+        f"--kafka.bootstrap-servers={kafka.bootstrap_servers}",
+        "--http.port=0",
+        f'--topology-options={{"topic": "{topic_name}"}}',
+        "--streams.topic-wait-ms=500",
+    )
     assert (status, len(lines)) == (1, 1), lines
     assert f"no topic {topic_name} after 500 ms" in lines[0]
 
 
-async def test_a_kafka_that_cannot_be_reached_ends_the_aggregator(tmp_path: Path) -> None:
+def test_a_kafka_that_cannot_be_reached_ends_the_aggregator() -> None:
     """An aggregator that cannot reach Kafka ends with status 1 and one line that names the address."""
-    status, lines = await ended(
-        "aggregator",
-        "--kafka.bootstrap-servers=127.0.0.1:1",
-        "--kafka.request-timeout-ms=500",
-        "--http.port=0",
-        folder=tmp_path,
-    )
+    given = ("--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=500", "--http.port=0")
+    status, lines = ended("aggregator", *given)
     assert (status, len(lines)) == (1, 1), lines
     assert "127.0.0.1:1: no broker" in lines[0]

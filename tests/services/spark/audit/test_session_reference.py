@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.services.spark.audit.session_reference import Assigned, assign, replay
+from tests.property_tests import examples
 
 GAP_MS = 10
 LONG_SECONDS_MAX = 20  # CPU; usually a second, while a quadratic algorithm takes half an hour
@@ -32,7 +33,7 @@ def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
     return sorted([*assigned, *((offset, None, None) for offset in late)])
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.lists(st.integers(0, 150), max_size=40), st.integers(0, 60))
 def test_every_record_is_where_the_rule_has_it(times: list[int], behind: int) -> None:
     """Records join sessions, start them and are late as the rule requires.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor, GroupMember
 from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common.records import TopicPartition
+from tests.property_tests import examples
 
 Held = Mapping[str, frozenset[TopicPartition]]
 COOPERATIVE, STICKY = ASSIGNORS["cooperative-sticky"], ASSIGNORS["sticky"]
@@ -160,7 +161,7 @@ def test_every_partition_once(name: str, topics: dict[str, tuple[str, ...]], cou
         check_balanced(assigned, topics)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(before=groups, after=groups, counts=counts_of, grown=counts_of)
 def test_sticky_stays(
     before: dict[str, tuple[str, ...]], after: dict[str, tuple[str, ...]], counts: dict[str, int], grown: dict[str, int]
@@ -193,7 +194,7 @@ def test_with_equal_subscriptions_no_more_moves_than_needed(held: list[int], fre
     assert sum(len(set(claims[name]) & set(assigned[name])) for name in names) == best
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data(), counts=counts_of)
 def test_cooperative_never_hands_over_what_is_still_owned(data: st.DataObject, counts: dict[str, int]) -> None:
     """Through any joins and leaves, no partition has two owners. A stable group converges to a balanced assignment."""

@@ -38,6 +38,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.manual_clock import ManualClock
 from tests import virtual_time
+from tests.property_tests import examples
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LOADING, UNAVAILABLE, MOVED, GENERATION, UNKNOWN, REBALANCE, FENCED = 14, 15, 16, 22, 25, 27, 82
@@ -608,7 +609,7 @@ FATES = ["ok", "ok", "ok", "delay1", "delay7", "half", *(f"{fate}{end}" for fate
 STEPS = ["process"] * 5 + ["async"] * 4 + ["sync", "turns", "turns", "land", "rebalance", "drain and revoke"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from(STEPS), max_size=50), st.integers(0, 2**32))
 async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
     """Under any failures, delays and rebalances, no commit exceeds the processed records. Neither acknowledged commits

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.consumer.commit_sequence import LATE_MS, Commit, CommitSequence
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from tests.property_tests import examples
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -225,7 +226,7 @@ class Coordinator:
 STEPS = ["process", "process", "send", "answer", "refuse", "time out, lost", "time out, lands late", "land"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from(STEPS), max_size=60), st.integers(0, 2**32))
 def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
     """Under any failures and delays, no successful commit is below an earlier one or beyond processed records. In the

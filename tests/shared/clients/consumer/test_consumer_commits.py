@@ -18,6 +18,7 @@ from penstock.shared.common.errors import UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
+from tests.property_tests import examples
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 12
@@ -110,7 +111,7 @@ async def take_step(consumer: Consumer, step: str, watch: Watch) -> None:
                     watch.returned[tp] = max(watch.returned[tp], columns.offsets.item(-1) + 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(["auto", "sync", "async"]), st.lists(STEPS, max_size=12))
 @example("auto", ["next", "next", "next", "commit"])
 @example("auto", ["poll 3", "poll 3", "poll 3", "poll 3", "commit", "rebalance"])

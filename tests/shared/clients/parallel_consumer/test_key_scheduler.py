@@ -20,6 +20,7 @@ from penstock.shared.clients.parallel_consumer.key_scheduler import Execution, K
 from penstock.shared.clients.parallel_consumer.partition_progress import SPAN_ALWAYS_FITS
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from tests.property_tests import examples
 
 TP = TopicPartition("clicks", 0)
 OTHER = TopicPartition("clicks", 1)
@@ -313,7 +314,7 @@ class Drive:
             assert not any(first <= offset <= last for first, last in covered for offset in unfinished)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     holes=st.lists(st.integers(1, 4), min_size=1, max_size=60),
     keys=st.integers(1, 8),

@@ -17,6 +17,7 @@ from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
 from penstock.shared.clients.protocol.record_batches import read_batches
 from penstock.shared.common.errors import RecordTooLarge, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition
+from tests.property_tests import examples
 from tests.shared.clients.producer.harness import (
     DUPLICATE,
     NOT_LEADER,
@@ -219,7 +220,7 @@ steps = st.lists(
     st.sampled_from([name for name, weight in STEPS.items() for _ in range(weight)]), min_size=20, max_size=120
 )
 model = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -16,6 +16,7 @@ from penstock.shared.clients.protocol.completed_fetch import DECODED_RECORDS, Co
 from penstock.shared.clients.protocol.record_batches import crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns
+from tests.property_tests import examples
 from tests.shared.clients.protocol.compressions import COMPRESSION
 
 CONTROL, LOG_APPEND_TIME = 0x20, 0x08
@@ -366,7 +367,7 @@ def test_any_offset_deltas_are_read_as_by_aiokafka(
     assert outcome(data, start, None, limit, packed=True) == outcome(data, start, None, limit, packed=False)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
 @given(
     data=logs(),
     start=st.integers(0, 60),

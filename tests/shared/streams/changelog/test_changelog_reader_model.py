@@ -16,6 +16,7 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ConfirmedChanges, CorruptEntry
 from penstock.shared.streams.changelog.format import DecodedEntry, Progress, Takeover
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from tests.property_tests import examples
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -157,7 +158,7 @@ CUTS, GAPS = st.lists(st.integers(0, 40), max_size=6), st.lists(st.integers(1, 3
     cuts=[2],
     gaps=[1],
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: list[int], gaps: list[int]) -> None:
     """Reader and model apply the same entries in the same order, reject the same record, and report the same position,
     wherever batches end."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
 from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 from tests.shared.streams.batches_beside_records import (
     LATE,
     Piped,
@@ -73,7 +74,7 @@ class Sessions:
         return sorted((k.decode(), s, e, states_of(values)) for k, s, e, values in self.sessions)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(gaps, graces, inputs(), sizes, emits, below)
 def test_sessions_equal_brute_force(
     gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
@@ -130,7 +131,7 @@ class TimeWindows:
         )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(spans, graces, inputs(), sizes, emits, below)
 def test_time_windows_equal_brute_force(
     span: tuple[int, int], grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
@@ -246,7 +247,7 @@ def test_idle_time_closes_windows_of_columns() -> None:
         require_equal(by_columns, by_records)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([0, 1, 7, 20]), graces, inputs(), sizes, emits, below)
 def test_sliding_windows_are_those_of_single_records(
     difference: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str

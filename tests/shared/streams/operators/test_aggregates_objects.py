@@ -19,6 +19,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 RECORDS_ONLY = 1 << 30
 
@@ -122,7 +123,7 @@ def inputs(draw: st.DrawFn) -> list[Piped]:
     return out
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(names, kinds, gaps, graces, inputs(), st.sampled_from([1, 7, 20, 1000]), emits)
 def test_batches_equal_single_records(
     own: list[str], kind: str, gap: int, grace: int, records: list[Piped], size: int, emit: Emit
@@ -150,7 +151,7 @@ def test_batches_equal_single_records(
 close_by = st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 90), st.sampled_from(["null", '"x"', '"y"', '"z"']))
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(
     st.lists(close_by, min_size=4, max_size=14),
     st.integers(2, 9),
@@ -171,7 +172,7 @@ def test_windows_that_come_together(records: list[Any], size: int, own: list[str
         assert live(batches) == live(singly)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(names, inputs(), st.data())
 def test_crashes_in_the_midst(own: list[str], records: list[Piped], data: st.DataObject) -> None:
     """Changes that a batch made to states in place are lost with the task, and are not counted twice."""

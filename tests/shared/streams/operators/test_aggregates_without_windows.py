@@ -27,6 +27,7 @@ from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 INT64 = range(-(2**63), 2**63)
 NUMBERS: dict[str, Aggregation[Any]] = {
@@ -137,7 +138,7 @@ batches = st.lists(
 
 @pytest.mark.parametrize("is_on_disk", [False, True], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("named", sorted(SETS))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(plan=batches, deduplicate=st.booleans(), columns_min=st.sampled_from([1, 4, 1 << 30]))
 def test_rows_are_those_of_a_dict(
     named: str, is_on_disk: bool, plan: list[Any], deduplicate: bool, columns_min: int

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import StateStoreFailed
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.rocksdb import META, Meta, RocksDb, RocksMemory, RowId, StoredRow
+from tests.property_tests import examples
 
 MEMORY = RocksMemory(8 * 1024 * 1024)
 AT = Checkpoint("id", 3, 17, 15, None)
@@ -102,7 +103,7 @@ ids = st.tuples(st.just(0), st.sampled_from([b"a", b"b"]), st.integers(0, 4))
 writes = st.lists(st.dictionaries(ids, st.one_of(st.none(), st.integers(0, 30)), max_size=4), max_size=8)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(plan=st.lists(st.tuples(writes, st.integers(0, 35)), max_size=4))
 def test_due_is_what_ends_before_the_limit(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[list[dict[RowId, int | None]], int]]

@@ -23,6 +23,7 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 from tests.shared.streams.batches_beside_records import RECORDS_ONLY, Piped, results
 
 Calls = Counter[Any]
@@ -88,7 +89,7 @@ steps = st.integers(-25, 12)
 numbers = st.one_of(st.integers(0, 60), st.integers(0, 60), st.just("x"))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(keys, steps, numbers), max_size=80),
     st.sampled_from([1, 7, 40, 1000]),

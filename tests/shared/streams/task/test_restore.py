@@ -39,6 +39,7 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 
 def new_task() -> StreamTask:
@@ -82,7 +83,7 @@ LIVES_AND_ENDS = st.lists(
 
 
 @given(commits=st.lists(LIVES_AND_ENDS, max_size=4), ends=st.lists(st.integers(0, 40), max_size=3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_columns_restore_the_same_as_single_changes(
     commits: list[list[tuple[str, str, bytes, int]]], ends: list[int]
 ) -> None:
@@ -486,7 +487,7 @@ LIVES = st.lists(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(lives=LIVES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, lives: list[Life]) -> None:
     """For any changes of the grace, restarts and batches do not change the results, and no window closes twice."""
     require_same(kind, lives, None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.windows.window_rule import Emit
+from tests.property_tests import examples
 from tests.shared.streams.batches_beside_records import (
     Piped,
     Windowed,
@@ -37,7 +38,7 @@ windows = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(windows, inputs(with_odd=True), sizes, emits, below, st.data())
 def test_odd_records_grids_and_crashes(
     windowed: Windowed, records: list[Piped], parts: list[int], emit: Emit, below: str, data: st.DataObject
@@ -67,7 +68,7 @@ def test_odd_records_grids_and_crashes(
 large = st.sampled_from([0, 1, -1, 2**59, -(2**60), 3 * 2**59, 2**61, 2**62, 2**63 - 1, -(2**63)])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(windows, inputs(), st.lists(large, min_size=1, max_size=90), sizes)
 def test_sums_that_leave_64_bits(
     windowed: Windowed, records: list[Piped], numbers: list[int], parts: list[int]

@@ -14,6 +14,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 from tests.shared.streams.batches_beside_records import (
     Piped,
     Windowed,
@@ -87,7 +88,7 @@ def both(windowed: Windowed, emit: Emit) -> Iterator[tuple[TopologyTestDriver, T
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(records=spread(), sizes=parts, plan=turns, emit=emits)
 def test_batches_give_the_same_on_disk(
     kind: str, records: list[Piped], sizes: list[int], plan: list[str], emit: Emit

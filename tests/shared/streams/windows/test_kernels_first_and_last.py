@@ -17,6 +17,7 @@ from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 KINDS: dict[str, Any] = {
     "session": lambda grouped, grace: grouped.session_window(10, grace),
@@ -67,7 +68,7 @@ records = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.sampled_from(sorted(KINDS)),
     st.sampled_from([0, 7, 200]),

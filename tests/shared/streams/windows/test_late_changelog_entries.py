@@ -28,6 +28,7 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET
 from penstock.shared.streams.windows.size_limits import require_missed_windows_fit
+from tests.property_tests import examples
 
 SIZE, ADVANCE, GRACE, GAP, DIFFERENCE = 100, 30, 20, 100, 50
 KINDS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {
@@ -145,7 +146,7 @@ def expected(kind: str, sent: list[Sent]) -> list[tuple[bytes, int, int, list[in
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sent=SENT)
 def test_a_late_record_says_which_windows_it_missed(kind: str, sent: list[Sent]) -> None:
     """A late entry lists the windows that the record missed, even if other windows accepted it."""
@@ -155,7 +156,7 @@ def test_a_late_record_says_which_windows_it_missed(kind: str, sent: list[Sent])
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("aggregations", [NUMBERS, OBJECTS], ids=["numbers", "objects"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(sent=SENT)
 def test_batches_of_any_size_write_the_same(kind: str, aggregations: dict[str, Any], sent: list[Sent]) -> None:
     """Batches of any size write the same late entries. An entry's state is that of a window with only this record."""

@@ -21,6 +21,7 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.object_states import HLL_BYTES_MAX, KLL_BYTES_MAX, ObjectStates
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 RECORD_BYTES_MAX = 600
 
@@ -63,7 +64,7 @@ values = st.one_of(text, st.none(), st.integers(-9, 9), st.just(2.5), st.just([1
 arrivals = st.lists(st.tuples(st.sampled_from([b"k", b"key"]), values, st.integers(0, 90)), max_size=50)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.sampled_from(sorted(KINDS)),
     st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3, unique=True),

@@ -21,6 +21,7 @@ from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_rule import WindowKind, WindowRule
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import ROWS_MIN
+from tests.property_tests import examples
 
 RULES: dict[WindowKind, WindowRule] = {
     "session": WindowRule("session", 10, 5),
@@ -242,7 +243,7 @@ extras = st.lists(st.integers(0, 6), min_size=len(OUTPUTS), max_size=len(OUTPUTS
 
 
 @pytest.mark.parametrize("kind", RULES)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(plan=batches, size=st.integers(1, 4), more=extras, updates=st.booleans(), has_objects=st.booleans())
 def test_outputs_of_any_size_hold_the_same(
     kind: WindowKind,
