@@ -93,7 +93,8 @@ def wrong_topic_config(name: str, value: str | None) -> str | None:
         number = float if name == _DIRTY_RATIO else int
         most = 1 if name == _DIRTY_RATIO else (1 << 31) - 1 if name in _INT32 else INT64_MAX
         try:
-            fits = _AT_LEAST.get(name, 0) <= number(value) <= most
+            # Python's numbers may have underscores, Java's may not.
+            fits = "_" not in value and _AT_LEAST.get(name, 0) <= number(value) <= most
         except ValueError:
             fits = False
     return None if fits else f"Invalid value {value} for configuration {name}"

@@ -48,6 +48,8 @@ async def test_clients_can_administrate_the_cluster() -> None:
         ("t", {"partitions": 0}),
         ("t", {"replication_factor": 4}),
         ("t", {"configs": {"retention.ms": "x"}}),
+        ("t", {"configs": {"retention.ms": "1_000"}}),
+        ("t", {"configs": {"min.cleanable.dirty.ratio": "0.1_5"}}),
     ],
 )
 async def test_topics_that_kafka_rejects_are_a_value_error(name: str, more: dict[str, object]) -> None:
