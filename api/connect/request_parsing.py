@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-import msgspec
 from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.api.connect.errors import error_response
 from penstock.api.http.csrf import is_simple
 from penstock.api.http.status_codes import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUPPORTED_MEDIA_TYPE
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
@@ -61,8 +61,8 @@ def json_list(body: bytes) -> list[Any]:
 
 def _parse_json_body(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        return decode_json(body)
+    except InvalidJson as e:
         raise BadRequest(f"The body is not JSON: {e}") from None
 
 

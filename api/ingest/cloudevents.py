@@ -40,6 +40,7 @@ from penstock.api.ingest.event import (
     explain_malformed,
 )
 from penstock.api.settings import CloudEventsForm
+from penstock.shared.common.json_decoding import InvalidJson, JsonTypeMismatch, decode_json
 from penstock.shared.common.records import Headers, ProducerRecord
 
 STRUCTURED_TYPE = "application/cloudevents+json"
@@ -127,19 +128,19 @@ def cloudevent_from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
 def cloudevent_from_json(value: bytes) -> CloudEvent:
     """Return an event in structured mode. Raises EventRejected if the value is not a CloudEvent."""
     try:
-        members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError:
+        members = decode_json(value, dict[str, msgspec.Raw])
+    except JsonTypeMismatch:
         raise EventRejected(INVALID_CLOUDEVENT, "a CloudEvent is a JSON object") from None
-    except (ValueError, RecursionError) as e:
+    except InvalidJson as e:
         raise explain_malformed(value, e) from None
     data = members.pop("data", None)
     data_base64 = members.pop("data_base64", None)
     if len(members) > ATTRIBUTES_MAX:
         raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     try:
-        decoded = {name: msgspec.json.decode(bytes(raw)) for name, raw in members.items()}
-        encoded = None if data_base64 is None else msgspec.json.decode(bytes(data_base64))
-    except (ValueError, RecursionError) as e:
+        decoded = {name: decode_json(raw) for name, raw in members.items()}
+        encoded = None if data_base64 is None else decode_json(data_base64)
+    except InvalidJson as e:
         raise explain_malformed(value, e) from None
     texts = {name: _attribute_as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
     content_type = texts.pop("datacontenttype", "")
@@ -290,7 +291,7 @@ def _cloudevent_data_from_text(data: bytes, content_type: str) -> bytes:
     """Return data that is not JSON: a string, in the encoding that its media type names."""
     charset = _CHARSET.search(content_type)
     try:
-        return msgspec.json.decode(data, type=str).encode(charset[1] if charset else "utf-8")
-    except (msgspec.ValidationError, LookupError, UnicodeError):
+        return decode_json(data, str).encode(charset[1] if charset else "utf-8")
+    except (InvalidJson, LookupError, UnicodeError):
         message = f"data must be a text that {content_type[:SHOWN_MAX]!r} can hold; other data goes into data_base64"
         raise EventRejected(INVALID_CLOUDEVENT, message) from None

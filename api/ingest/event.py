@@ -18,7 +18,6 @@ penstock.api.ingest.event.EventRejected: time: /at is 1357035300 (1970-...), bef
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -31,6 +30,7 @@ from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
+from penstock.shared.common.json_decoding import JSON_ERRORS, NOT_UTF8, InvalidJson, decode_json, invalid_json
 from penstock.shared.common.records import Headers, ProducerRecord
 from penstock.shared.common.time_text import EPOCH, TimeUnit, time_ms, utc_text
 
@@ -76,10 +76,10 @@ def load_event_schema(path: Path) -> Validate:
     Raises ConfigError if the file cannot be read or is not a JSON Schema.
     """
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = decode_json(path.read_bytes())
     except OSError as e:
         raise ConfigError(f"json_schema: {path}: {e.strerror}") from None
-    except ValueError as e:
+    except InvalidJson as e:
         raise ConfigError(f"json_schema: {path}: not JSON: {e}") from None
     return compile_event_schema(schema, str(path))
 
@@ -162,8 +162,8 @@ def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
     def read_event(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
         try:
             document = decode(value)
-        except (ValueError, RecursionError) as e:
-            raise explain_malformed(value, e) from None
+        except JSON_ERRORS as e:
+            raise explain_malformed(value, invalid_json(e)) from None
         if validate is not None and (violation := validate(document)) is not None:
             raise EventRejected(SCHEMA_VIOLATED, f"schema: {violation}")
         key = None
@@ -308,16 +308,13 @@ def _json_type_name(value: Any) -> str:
     return "a number"
 
 
-def explain_malformed(value: bytes, error: Exception) -> EventRejected:
+def explain_malformed(value: bytes, error: InvalidJson) -> EventRejected:
     """Return EventRejected for an event or a body that is not JSON, with the position of the first wrong character."""
-    if isinstance(error, UnicodeDecodeError):
+    reason = str(error)
+    if reason == NOT_UTF8:
         at = _first_non_utf8_byte(value)
-        reason = "not UTF-8"
-    elif isinstance(error, RecursionError):
-        at = None
-        reason = "nested too deeply"
     else:
-        at, reason = _msgspec_error(str(error), len(value))
+        at, reason = _msgspec_error(reason, len(value))
     if at is None:
         return EventRejected(MALFORMED_JSON, f"not JSON: {reason}")
     before = value[:at].decode(errors="replace")

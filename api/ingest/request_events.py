@@ -33,13 +33,13 @@ from penstock.api.ingest.event import JSON_SPACE, EventParser, EventRejected, Pa
 from penstock.api.ingest.ndjson import NdjsonReader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
+from penstock.shared.common.json_decoding import InvalidJson, JsonTypeMismatch, decode_json
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 JSON_TYPE = "application/json"
 
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
-_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 Unit = Literal["line", "index"]
 ParseBatch = Callable[[Sequence[bytes | None], int, int], Parsed]
@@ -255,11 +255,11 @@ def array_elements(
     The call itself raises EventRejected if the body is not a valid JSON array, or has more than `max_elements` events.
     """
     try:
-        elements = _decode_elements(body)
-    except msgspec.ValidationError:
+        elements = decode_json(body, list[msgspec.Raw])
+    except JsonTypeMismatch:
         message = "the body must be a JSON object, which is one event, or an array of events"
         raise EventRejected("NOT_AN_OBJECT_OR_ARRAY", message) from None
-    except (ValueError, RecursionError) as e:
+    except InvalidJson as e:
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
         raise TooManyEvents(max_elements)
@@ -278,8 +278,8 @@ def json_object_body(body: bytes) -> bytes | None:
     if _OBJECT.match(body) is None:
         return None
     try:
-        msgspec.json.decode(body)
-    except (ValueError, RecursionError) as e:
+        decode_json(body)
+    except InvalidJson as e:
         raise explain_malformed(body, e) from None
     return body.strip(JSON_SPACE)
 

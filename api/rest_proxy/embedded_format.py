@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.api.ingest.event import EventRejected
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 
 EmbeddedFormat = Literal["BINARY", "JSON", "STRING"]
 INVALID = "INVALID_RECORD"
@@ -29,7 +30,7 @@ def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -
     if data_format == "JSON":
         content = bytes(data)
         return None if content == b"null" else content
-    text = decode_json(bytes(data), str | None)
+    text = decode_request(bytes(data), str | None)
     if text is None or data_format == "STRING":
         return None if text is None else text.encode()
     return decode_base64(text, name)
@@ -46,9 +47,9 @@ def decode_base64(text: str, name: str) -> bytes:
         raise EventRejected(INVALID, f"{name} is not base64") from None
 
 
-def decode_json(body: bytes, type_: Any) -> Any:
+def decode_request(body: bytes, kind: Any) -> Any:
     """Return a value of a type, decoded from JSON in a request to REST Proxy. Raises EventRejected for other data."""
     try:
-        return msgspec.json.decode(body, type=type_)
-    except (ValueError, RecursionError) as e:
-        raise EventRejected(INVALID, str(e) or type(e).__name__) from None
+        return decode_json(body, kind)
+    except InvalidJson as e:
+        raise EventRejected(INVALID, str(e)) from None

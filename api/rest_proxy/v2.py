@@ -29,7 +29,7 @@ from penstock.api.http.status_codes import (
 )
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.event import EventRejected
-from penstock.api.rest_proxy.embedded_format import INVALID, EmbeddedFormat, decode_embedded, decode_json
+from penstock.api.rest_proxy.embedded_format import INVALID, EmbeddedFormat, decode_embedded, decode_request
 from penstock.api.rest_proxy.partitions import describe_partition, describe_topic, first_and_next_offset
 from penstock.api.rest_proxy.record_errors import error_code_of, error_message_of
 from penstock.api.rest_proxy.rest_producer import RestProducer
@@ -186,7 +186,7 @@ def _decode_v2_records(
 
     `partition` overrides the partition of the records. Raises EventRejected if the body is invalid.
     """
-    request = decode_json(body, V2Request)
+    request = decode_request(body, V2Request)
     if not request.records:
         raise EventRejected(INVALID, "records may not be empty")
     records: list[ProducerRecord | str] = []

@@ -29,8 +29,9 @@ from penstock.api.rest_proxy.embedded_format import (
     EmbeddedFormat,
     decode_base64,
     decode_embedded,
-    decode_json,
+    decode_request,
 )
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.records import Headers, ProducerRecord
 
 
@@ -80,7 +81,7 @@ class Decoded(NamedTuple):
 
 def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
     """Return one v3 record. Raises EventRejected if it is invalid."""
-    return _decode_v3_record(decode_json(body, V3Record), topic, read_time, latest_ms)
+    return _decode_v3_record(decode_request(body, V3Record), topic, read_time, latest_ms)
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
@@ -88,7 +89,7 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
 
     Raises EventRejected if the body is not a batch of 1 to `entries_max` entries.
     """
-    entries = decode_json(body, V3Batch).entries
+    entries = decode_request(body, V3Batch).entries
     if not 0 < len(entries) <= entries_max:
         raise EventRejected(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
     return [bytes(entry) for entry in entries]
@@ -96,15 +97,15 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
 
 def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tuple[str, Decoded]:
     """Return the id and the record of an entry of a v3 batch. Raises EventRejected if the entry is invalid."""
-    entry = decode_json(body, V3Entry)
+    entry = decode_request(body, V3Entry)
     return entry.id, _decode_v3_record(entry, topic, read_time, latest_ms)
 
 
 def id_of_invalid_entry(body: bytes) -> str:
     """Return the id of an entry of a v3 batch that is otherwise invalid; empty if it has none."""
     try:
-        value = msgspec.json.decode(body, type=dict[str, Any]).get("id", "")
-    except (ValueError, RecursionError):
+        value = decode_json(body, dict[str, Any]).get("id", "")
+    except InvalidJson:
         return ""
     return value if isinstance(value, str) else ""
 

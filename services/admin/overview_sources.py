@@ -19,6 +19,7 @@ from penstock.api.streams.routes import StreamsView
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
+from penstock.shared.common.json_decoding import decode_json
 
 GROUPS_MAX = 50
 """The most groups in the overview, those with members first. Each costs four requests to Kafka."""
@@ -58,7 +59,7 @@ class HttpSource:
     async def check(self) -> CheckResult:
         """Return the service's own `/health` as one check."""
         try:
-            body = (await self._client.get(f"{self._url}/health")).json()
+            body = decode_json((await self._client.get(f"{self._url}/health")).content)
             return CheckResult(body["status"] in HEALTHY_STATUSES, describe_failing_checks(checks_of(body)))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return CheckResult(False, f"{self._url} does not answer: {type(e).__name__}: {e}".rstrip(": "))
@@ -66,12 +67,12 @@ class HttpSource:
     async def sample(self) -> ServiceSample:
         try:
             health = await self._client.get(f"{self._url}/health")
-            body = health.json()
+            body = decode_json(health.content)
             checks = checks_of(body)
             status = "ok" if body["status"] in HEALTHY_STATUSES else str(body["status"])
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
-            state = streams.json() if streams.status_code == httpx.codes.OK else None
+            state = decode_json(streams.content) if streams.status_code == httpx.codes.OK else None
             return ServiceSample(
                 name=self.name,
                 url=self._url,

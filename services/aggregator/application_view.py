@@ -31,6 +31,7 @@ from penstock.services.aggregator.continuations import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import ContinuationCodec
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.metrics import counter
 from penstock.shared.common.row_positions import LivePosition, RowOrder, RowPosition, live_order, row_order
 from penstock.shared.streams.runtime.instances import Instances, PartitionOwners, Registration, partition_owners
@@ -235,14 +236,14 @@ class ApplicationView:
                 status, body = await self._fetch_response(
                     httpx.Request(method, f"{url}{path}", params=params, headers=headers)
                 )
-            response = msgspec.json.decode(body, type=dict[str, Any])
+            response = decode_json(body, dict[str, Any])
             if status >= httpx.codes.BAD_REQUEST:
                 detail = str(response.get("detail", ""))
                 raise NotAnswered(f"answers {status}: {detail}", status, detail)
         except TimeoutError:
             self._instance_queries.labels(result="failed").inc()
             raise NotAnswered(f"no response within {limit_ms} ms") from None
-        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as e:
+        except (httpx.HTTPError, httpx.InvalidURL, InvalidJson) as e:
             self._instance_queries.labels(result="failed").inc()
             raise NotAnswered(f"{type(e).__name__}: {e}".rstrip(": ")) from None
         except NotAnswered:

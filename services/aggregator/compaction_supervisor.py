@@ -37,6 +37,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.child_process import ChildProcess, describe_exit_status
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.lake.compaction_history import Compaction
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import counter, gauge
@@ -395,7 +396,7 @@ def _state_of_lake_compaction(one: Compaction) -> CompactionState:
 def _parse_job_result(out: bytes) -> dict[str, Any]:
     lines = out.strip().splitlines()
     try:
-        result = msgspec.json.decode(lines[-1]) if lines else {}
-    except msgspec.DecodeError:
+        result = decode_json(lines[-1]) if lines else {}
+    except InvalidJson:
         return {}
     return result if isinstance(result, dict) else {}

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.streams.topology import KeyType
 
 INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
@@ -66,6 +65,6 @@ def _encode_integer_keys(text: str) -> tuple[bytes, ...]:
 
 def _decode_json_key(text: str | bytes) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError):
+        return decode_json(text)
+    except InvalidJson:
         return None

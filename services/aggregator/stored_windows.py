@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import datasketches
-import msgspec
 
 from penstock.services.aggregator.changelog_tail import (
     ChangelogLocation,
@@ -27,7 +26,8 @@ from penstock.services.aggregator.changelog_tail import (
 )
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, KafkaTimeout
+from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake import state_snapshot, window_queries
 from penstock.shared.common.lake.location import table_uri
@@ -119,7 +119,7 @@ def stored_windows_of_partition(
 def stored_window_results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
     """Return the named results of a stored window, from its state by column name.
 
-    The result of an aggregation without columns in the state is None.
+    The result of an aggregation without columns in the state is None. Raises DataError if a result cannot be decoded.
     """
     return {
         a.name: _aggregation_result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state})
@@ -142,16 +142,24 @@ def _aggregation_result(aggregation: AggregationSchema, state: dict[str, Any]) -
         case "count_distinct":
             return round(datasketches.hll_sketch.deserialize(state["hll"]).get_estimate())
     text = state.get("json")
-    return msgspec.json.decode(text) if text else None
+    return _decode_json_result(aggregation.name, text) if text else None
+
+
+def _decode_json_result(name: str, text: str | bytes) -> Any:
+    """Return the aggregation's result. Raises DataError, which names the aggregation, if it is not JSON."""
+    try:
+        return decode_json(text)
+    except InvalidJson as e:
+        raise DataError(f"a stored window's result {name!r} cannot be decoded: {e}") from None
 
 
 def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow:
-    """Return a row of the lake's table `closed` as a stored window."""
+    """Return a row of the lake's table `closed` as a stored window. Raises DataError if a result cannot be decoded."""
     values = {a.name: row.results.get(a.name) for a in store.shown_aggregations()}
     for a in store.shown_aggregations():
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
-            values[a.name] = msgspec.json.decode(text)
+            values[a.name] = _decode_json_result(a.name, text)
     return StoredWindow(row.partition, row.start_ms, row.end_ms, "closed", values, row.key)
 
 

@@ -38,6 +38,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.supervision import keep_running
 from penstock.shared.common import metrics
 from penstock.shared.common.child_process import ChildProcess, describe_exit_status
+from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.topology_loading import load_topology
@@ -115,7 +116,7 @@ class WorkerSlot:
         if self.process is None or self.process.returncode is not None:
             return CheckResult(False, "has ended; it is restarted after a pause", facts)
         try:
-            body = (await self._client.get("/health", timeout=CHECK_MS / 1000)).json()
+            body = decode_json((await self._client.get("/health", timeout=CHECK_MS / 1000)).content)
             failing = [f"{name}: {one['detail']}" for name, one in body["checks"].items() if one["status"] != "ok"]
             tasks = body["checks"]["tasks"]
             facts |= {name: tasks[name] for name in ("pid", "partitions_running", "partitions") if name in tasks}

@@ -24,6 +24,7 @@ from penstock.services.connect.property_files import read_properties
 from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 
 DEFAULT_URL = "http://127.0.0.1:8083"
 URL_VARIABLE = "PENSTOCK_CONNECT_URL"
@@ -166,8 +167,8 @@ def set_offsets(
 ) -> None:
     """Set the offsets of a stopped connector from a file."""
     try:
-        body = msgspec.json.decode(file.read_bytes())
-    except (OSError, msgspec.DecodeError) as e:
+        body = decode_json(file.read_bytes())
+    except (OSError, InvalidJson) as e:
         raise ConfigError(f"{file}: {e}") from None
     _print_response(_request_worker("PATCH", f"/connectors/{_quote_connector_name(name)}/offsets", url, body))
 
@@ -208,8 +209,8 @@ def _decode_response_body(response: httpx.Response) -> Any:
     if not response.content:
         return None
     try:
-        return msgspec.json.decode(response.content)
-    except msgspec.DecodeError:
+        return decode_json(response.content)
+    except InvalidJson:
         return None
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import parse_properties, properties_from_json
 
@@ -30,8 +29,8 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def _read_json(text: str) -> dict[str, str]:
     try:
-        document = msgspec.json.decode(text)
-    except msgspec.DecodeError as e:
+        document = decode_json(text)
+    except InvalidJson as e:
         raise ConfigError(f"not JSON: {e}") from None
     if not isinstance(document, dict):
         raise ConfigError("must be a JSON object")

@@ -8,7 +8,6 @@ child.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from penstock.api.http.server import url_of
 from penstock.services.local import ports
 from penstock.shared.common.child_process import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.setting_names import ENV_PREFIX
 
 HOST = "127.0.0.1"
@@ -50,9 +50,9 @@ def failing_checks(health: str) -> str:
     'tasks: starting'
     """
     try:
-        checks = json.loads(health)["checks"]
+        checks = decode_json(health)["checks"]
         return "; ".join(f"{name}: {one['detail']}" for name, one in checks.items() if one["status"] != "ok")
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (InvalidJson, LookupError, TypeError, AttributeError):
         return health
 
 
@@ -169,8 +169,8 @@ class Service:
         try:
             async with _make_http_client() as client:
                 response = await client.get(f"{self.url}{path}")
-            return response.json() if response.status_code == httpx.codes.OK else None
-        except (httpx.HTTPError, ValueError):
+            return decode_json(response.content) if response.status_code == httpx.codes.OK else None
+        except (httpx.HTTPError, InvalidJson):
             return None
 
     async def stop(self) -> None:

@@ -33,6 +33,7 @@ import msgspec
 
 from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
 from penstock.shared.common.errors import BufferExhausted, DataError
+from penstock.shared.common.json_decoding import decode_json
 
 _PART_LENGTH = struct.Struct(">I")
 OFFSETS = "offsets"
@@ -162,7 +163,7 @@ def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
         end = _PART_LENGTH.size + _PART_LENGTH.unpack_from(data)[0]
         body = zlib.decompress(data[_PART_LENGTH.size : end])
         if end < len(data):
-            members = msgspec.json.decode(body)
+            members = decode_json(body, dict[str, Any])
             members[OFFSETS] = _unpack_offset_rows(data[end:])
             body = msgspec.json.encode(members)
     except (struct.error, zlib.error, ValueError) as e:

@@ -23,6 +23,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.json_decoding import JSON_ERRORS, JsonTypeMismatch, invalid_json
 
 Serializer = Callable[[str, Any], bytes | None]
 T = TypeVar("T", default=Any)
@@ -192,7 +193,7 @@ def struct_deserializer(kind: type[T]) -> Deserializer[T | None]:
 def _decode_json(topic: str, data: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(data)
-    except msgspec.ValidationError as e:
-        raise SerializationError(f"{topic}: {e}") from e
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise SerializationError(f"{topic}: not JSON: {e}") from e
+    except JSON_ERRORS as e:
+        error = invalid_json(e)
+        reason = str(error) if isinstance(error, JsonTypeMismatch) else f"not JSON: {error}"
+        raise SerializationError(f"{topic}: {reason}") from e

@@ -23,6 +23,7 @@ from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import AUDIT_FAILED, audit_exit_status
 from penstock.shared.common.child_process import ChildProcess
 from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings
 
@@ -184,8 +185,8 @@ def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:
     for line in reversed(lines):
         if line.startswith("{"):
             try:
-                found = msgspec.json.decode(line)
-            except msgspec.DecodeError:
+                found = decode_json(line)
+            except InvalidJson:
                 continue
             if isinstance(found, dict) and key in found:
                 return found

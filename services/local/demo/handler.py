@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.records import ConsumerRecord
 
 FILE_VARIABLE = "NOTABLE_FILE"
@@ -35,8 +36,8 @@ def is_notable(session: dict[str, object]) -> bool:
 async def store(record: ConsumerRecord) -> None:
     """Handle a session: append its line to the file if it is notable. Raises DataError if the value is no session."""
     try:
-        session = msgspec.json.decode(record.value or b"")
-    except msgspec.DecodeError as e:
+        session = decode_json(record.value or b"")
+    except InvalidJson as e:
         raise DataError(f"not a session: {e}") from e
     if not isinstance(session, dict):
         raise DataError("not a session: not a JSON object")

@@ -10,6 +10,7 @@ from itertools import islice
 import httpx
 
 from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
+from penstock.shared.common.json_decoding import decode_json
 
 BATCH_LINES = 5_000
 REQUEST_TIMEOUT_MS = 60_000
@@ -84,7 +85,7 @@ class EventReplay:
     def _count_response(self, response: httpx.Response, before: int, lines: int) -> None:
         counts = self.counts
         try:
-            body = response.json()
+            body = decode_json(response.content)
             stored = int(body["stored"])
             errors = list(body.get("errors", ()))
         except (ValueError, KeyError, TypeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from penstock.services.spark.table_columns import PROGRESS
 from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
@@ -52,9 +52,9 @@ def commit_history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
 
 def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        found = decode_json(text or "{}")
     # `userMetadata` is free text: commits of other writers may contain anything.
-    except ValueError:
+    except InvalidJson:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -26,6 +26,7 @@ from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.java.maven import REPOSITORY_VARIABLE, Repository, find_repository, home_folder
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.log import get_logger
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_jar_set(path: Path) -> JarSet:
     """The lock file at `path`. Raises ValueError with the path if the file is not a lock."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JarSet)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        return decode_json(path.read_bytes(), JarSet)
+    except InvalidJson as e:
         raise ValueError(f"{path}: {e}") from None
 
 

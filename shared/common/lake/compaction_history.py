@@ -12,6 +12,7 @@ import msgspec
 from deltalake import DeltaTable
 
 from penstock.shared.common.errors import LakeUnavailable
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line, open_table
 from penstock.shared.common.lake.location import table_uri
 
@@ -84,8 +85,8 @@ def _parse_compaction(entry: Mapping[str, Any]) -> Compaction | None:
     if entry.get("operation") != APPEND:
         return None
     try:
-        metadata = msgspec.json.decode(entry.get("userMetadata") or "", type=_CompactionMetadata)
-    except msgspec.MsgspecError:
+        metadata = decode_json(entry.get("userMetadata") or "", _CompactionMetadata)
+    except InvalidJson:
         return None
     if metadata.kind != COMPACTION:
         return None

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
     HIGH,
@@ -315,8 +316,8 @@ class HttpSourceTask(SourceTask):
 
     def _records_of_response(self, response: httpx.Response) -> list[SourceRecord]:
         try:
-            found = pointed(msgspec.json.decode(response.content), self._values["records.pointer"])
-        except (msgspec.DecodeError, DataError) as e:
+            found = pointed(decode_json(response.content), self._values["records.pointer"])
+        except (InvalidJson, DataError) as e:
             raise ConnectError(f"the response does not match the settings: {e}") from e
         records = []
         for item in found if isinstance(found, list) else [found]:

@@ -141,7 +141,7 @@ class AvroConverter(Converter):
         known = self._read.get(id)
         if known is None:
             registered = found or self._registry.schema(id)
-            known = self._parse_avro_schema(parse_registered_schema(registered), registered.references)
+            known = self._parse_avro_schema(parse_registered_schema(registered.text), registered.references)
             self._read[id] = known
             if len(self._read) > self._registry.cache_size:
                 self._read.pop(next(iter(self._read)))
@@ -151,7 +151,7 @@ class AvroConverter(Converter):
         self, avro: Any, references: Sequence[tuple[str, str]], schema: Schema | None = None
     ) -> _AvroSchemaCodec:
         named: dict[str, Any] = {}
-        outer = {name: json.loads(text) for name, text in references}
+        outer = {name: parse_registered_schema(text) for name, text in references}
         try:
             for text in outer.values():
                 self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
 from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
@@ -151,17 +152,20 @@ class JsonConverter(Converter, HeaderConverter):
                 return None, None
             try:
                 return None, self._decode(data)
-            except msgspec.DecodeError as e:
+            except JSON_ERRORS as e:
                 raise DataError(NO_JSON) from e
         try:
             envelope = self._decode_envelope(data)
         except msgspec.ValidationError:
             raise DataError(NOT_AN_ENVELOPE) from None
-        except msgspec.DecodeError as e:
+        except JSON_ERRORS as e:
             raise DataError(NO_JSON) from e
         schema, exactly = self._read_envelope_schema(bytes(envelope.schema))
-        decode = self._decode_exactly if exactly else self._decode
-        return schema, value_from_json(schema, decode(envelope.payload), self._replace_null)
+        try:
+            payload = (self._decode_exactly if exactly else self._decode)(envelope.payload)
+        except JSON_ERRORS as e:
+            raise DataError(NO_JSON) from e
+        return schema, value_from_json(schema, payload, self._replace_null)
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
         if self._enveloped:
@@ -169,14 +173,18 @@ class JsonConverter(Converter, HeaderConverter):
         decode = self._decode
         try:
             return None, [decode(data) if data else None for data in datas]
-        except msgspec.DecodeError:
+        except JSON_ERRORS:
             return None
 
     def _read_envelope_schema(self, raw: bytes) -> tuple[Schema | None, bool]:
         """Return the schema, and whether its values must be read without floats."""
         if raw in self._read:
             return self._read[raw]
-        schema = schema_from_envelope(self._decode_exactly(raw))
+        try:
+            decoded = self._decode_exactly(raw)
+        except JSON_ERRORS as e:
+            raise DataError(NO_JSON) from e
+        schema = schema_from_envelope(decoded)
         found = schema, has_decimals(schema)
         if len(self._read) < self._cache_size:
             self._read[raw] = found

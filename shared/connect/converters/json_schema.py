@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.json_decoding import JSON_ERRORS, invalid_json
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_of
 from penstock.shared.connect.converter import Converted, Converter
@@ -121,16 +122,17 @@ class JsonSchemaConverter(Converter):
         schema, exactly = self._schema_by_id(id)
         try:
             payload = (self._decode_exactly if exactly else self._decode)(encoded)
-        except msgspec.DecodeError as e:
-            raise DataError(f"Failed to deserialize data for topic {topic} to JSON, schema {id}: {e}") from e
+        except JSON_ERRORS as e:
+            message = f"Failed to deserialize data for topic {topic} to JSON, schema {id}: {invalid_json(e)}"
+            raise DataError(message) from e
         return schema, from_json(schema, payload)
 
     def _schema_by_id(self, id: int) -> tuple[Schema | None, bool]:
         """Return the schema, and whether its values must be read without floats."""
         if id not in self._read:
             found = self._registry.schema(id)
-            references = {name: json.loads(text) for name, text in found.references}
-            schema = from_json_schema(parse_registered_schema(found), references)
+            references = {name: parse_registered_schema(text) for name, text in found.references}
+            schema = from_json_schema(parse_registered_schema(found.text), references)
             self._read[id] = schema, has_decimals(schema)
             if len(self._read) > self._registry.cache_size:
                 self._read.pop(next(iter(self._read)))

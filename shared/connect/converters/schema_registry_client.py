@@ -17,6 +17,7 @@ import httpx
 
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 TRIES = 3
@@ -127,8 +128,8 @@ class RegistryClient:
 
 def _accepted_registry_body(response: httpx.Response, request: str) -> dict[str, Any]:
     try:
-        body = response.json()
-    except ValueError:
+        body = decode_json(response.content)
+    except InvalidJson:
         body = None
     if response.is_success and isinstance(body, dict):
         return body

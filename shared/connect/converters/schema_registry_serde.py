@@ -10,12 +10,12 @@ schema or id is not in the cache, `MoreNeeded` is raised. Its `fetch` requests i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
 from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient, RegistrySchema
 from penstock.shared.connect.errors import MoreNeeded
@@ -177,9 +177,9 @@ class SchemaRegistrySerde:
         self._by_id[id] = schema
 
 
-def parse_registered_schema(schema: RegistrySchema) -> Any:
+def parse_registered_schema(text: str) -> Any:
     """Parse the JSON of a schema from the schema registry. Raises DataError if it is not JSON."""
     try:
-        return json.loads(schema.text)
-    except ValueError as e:
+        return decode_json(text)
+    except InvalidJson as e:
         raise DataError(f"the registry's schema is not JSON: {e}") from None

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.connect.config_def import as_text
 from penstock.shared.connect.converter import Converted, HeaderConverter
 from penstock.shared.connect.converters.json import value_to_json
@@ -97,7 +98,7 @@ def parsed_text(text: str) -> Converted:
         if CLOCK.fullmatch(text):
             return time_schema(), dt.time.fromisoformat(text[:-1])
         if text[:1] + text[-1:] in ("[]", "{}"):
-            return None, msgspec.json.decode(text)
+            return None, decode_json(text)
     except ValueError:
         pass
     return STRING, text

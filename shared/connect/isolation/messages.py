@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import (
     ConfigErrorThere,
     ConnectError,
@@ -59,8 +60,8 @@ def pack(message: Mapping[str, Any]) -> bytes:
 def unpack(line: bytes) -> Message:
     """Return the message of a line. Raises DataError if it is invalid."""
     try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        return decode_json(line, dict[str, Any])
+    except InvalidJson as e:
         raise DataError(f"not a message of a connector process: {e}") from None
 
 

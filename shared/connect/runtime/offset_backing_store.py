@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.record import Offset, Partition
 from penstock.shared.connect.runtime.submitted_records import PartitionOffset
 
@@ -103,8 +104,8 @@ def encode_offsets(connector: str, offsets: Iterable[PartitionOffset]) -> dict[b
 def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
     """Return the connector and source partition of an OffsetBackingStore's key, or None if it has another form."""
     try:
-        name, partition = msgspec.json.decode(key, type=tuple[str, dict[str, Any]])
-    except (ValueError, RecursionError):
+        name, partition = decode_json(key, tuple[str, dict[str, Any]])
+    except InvalidJson:
         return None
     return name, partition
 
@@ -114,8 +115,8 @@ def parse_offset_value(value: bytes | None) -> Offset | None:
     if value is None:
         return None
     try:
-        return msgspec.json.decode(value, type=dict[str, Any])
-    except (ValueError, RecursionError) as e:
+        return decode_json(value, dict[str, Any])
+    except InvalidJson as e:
         raise DataError(f"no source offset: {e}") from None
 
 

@@ -18,6 +18,7 @@ import msgspec
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError, SerializationError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
@@ -103,8 +104,8 @@ def _check_offset(value: bytes) -> None:
 
 def _decode_offset_json(data: bytes, what: str) -> Any:
     try:
-        return msgspec.json.decode(data)
-    except (ValueError, RecursionError) as e:
+        return decode_json(data)
+    except InvalidJson as e:
         raise SerializationError(f"{what} {data!r}: {e}") from None
 
 
@@ -165,10 +166,10 @@ class FileOffsetStore(MemoryOffsetStore):
         except OSError as e:
             raise self._file_error(e.strerror) from None
         try:
-            stored = msgspec.json.decode(data or b"{}", type=dict[str, str])
+            stored = decode_json(data or b"{}", dict[str, str])
             for key, value in stored.items():
                 self.cache.apply(base64.b64decode(key, validate=True), base64.b64decode(value, validate=True))
-        except (ValueError, RecursionError, SerializationError) as e:
+        except (ValueError, SerializationError) as e:
             raise self._file_error(f"not a file of offsets: {e}") from None
 
     async def _write_offsets(self, values: Mapping[bytes, bytes | None]) -> None:

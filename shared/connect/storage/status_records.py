@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.json_decoding import decode_json
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.config_records import parse_task
 
@@ -127,7 +128,7 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
                 raise SerializationError(f"{name}: is not the key of a topic status")
             if value is None:
                 return Forgotten((topic, connector))
-            fields = msgspec.json.decode(value)["topic"]
+            fields = decode_json(value)["topic"]
             return TopicStatus(
                 str(fields["name"]), str(fields["connector"]), int(fields["task"]), int(fields["discoverTimestamp"])
             )
@@ -141,7 +142,7 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
                 if value is None
                 else ConnectorStatus(connector, **_decode_common_status_fields(value))
             )
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError) as e:
         raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
     return None
 
@@ -162,7 +163,7 @@ def _encode_status(status: ConnectorStatus | TaskStatus) -> bytes | None:
 
 def _decode_common_status_fields(value: bytes) -> dict[str, Any]:
     """Return the fields that the statuses of connectors and tasks have in common, by name."""
-    fields: Any = msgspec.json.decode(value)
+    fields = decode_json(value)
     return {
         "state": State(fields["state"]),
         "worker_id": str(fields["worker_id"]),

@@ -46,6 +46,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.state_store import NEVER
 
@@ -224,12 +225,9 @@ REMEDY = (
 """The remedy for a record that cannot be decoded; part of the error's message."""
 
 
-_decode_progress = msgspec.json.Decoder(Progress).decode
-
-
 def decode_progress(body: bytes) -> Progress:
     """Decode the body of a progress record, which is JSON. Raises CorruptRecord if it is invalid."""
     try:
-        return _decode_progress(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        return decode_json(body, Progress)
+    except InvalidJson as e:
         raise CorruptRecord(f"a progress record cannot be read: {e}") from None

@@ -33,6 +33,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -100,8 +101,8 @@ class Instances:
         """Apply the record at `offset`; a record that cannot be read is counted and changes nothing."""
         try:
             url = (key or b"").decode()
-            registration = None if value is None else msgspec.json.decode(value, type=Registration)
-        except (UnicodeDecodeError, msgspec.DecodeError):
+            registration = None if value is None else decode_json(value, Registration)
+        except (UnicodeDecodeError, InvalidJson):
             self.invalid_records += 1
             return
         if registration is None:

@@ -38,6 +38,7 @@ from penstock.shared.clients.consumer.assignors import (
     in_order,
 )
 from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
 
 PREFIX = "penstock-streams-"
@@ -70,8 +71,8 @@ def standing_partitions_of(data: bytes | None) -> frozenset[int] | None:
     (size,) = _SIZE.unpack_from(data, len(data) - tail)
     try:
         encoded = data[max(0, len(data) - tail - size) : len(data) - tail]
-        return frozenset(msgspec.json.decode(encoded, type=Standing).partitions)
-    except msgspec.MsgspecError:
+        return frozenset(decode_json(encoded, Standing).partitions)
+    except InvalidJson:
         return None
 
 

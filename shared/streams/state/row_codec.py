@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.shared.common.errors import DataError, StateStoreFailed
+from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.key_range import key_in_store_type
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.state_codec import StateCodec
@@ -45,7 +44,7 @@ class RowCodec:
         try:
             columns = self._codec.unpack(data)
             return [a.from_columns(columns[own]) for a, own in zip(self._aggregations, self._slices, strict=True)]
-        except (DataError, ValueError, msgspec.MsgspecError) as e:
+        except (DataError, *JSON_ERRORS) as e:
             raise StateStoreFailed(f"store {self._name!r}: a row cannot be read: {e}") from e
 
 

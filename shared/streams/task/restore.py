@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
 from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.json_decoding import JSON_ERRORS
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
 from penstock.shared.streams.changelog.changelog_reader import Change, ConfirmedChanges, apply_one_by_one
@@ -106,7 +107,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
         else:
             assert change.operation in (DELETED, FINAL)
             task.stores[change.store].unload(_decode_restored_key(task, change.store, change.key), change.start)
-    except ValueError as e:
+    except JSON_ERRORS as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 
 
@@ -142,7 +143,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
                 restore_window(task, written.name, key, start, end, _widen_restored_states(task, written, values))
             else:
                 store.unload(_decode_restored_key(task, written.name, key), start)
-    except ValueError as e:
+    except JSON_ERRORS as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.records import INT64_MAX, Columns, Headers, ProducerRecord
 
 HEADER = "penstock.watermark"
@@ -37,15 +39,18 @@ def watermark_record(topic: str, to_partition: int, watermark: Watermark) -> Pro
 
 
 def watermark_of(headers: Headers) -> Watermark | None:
-    """Return the watermark in a record's headers, or None."""
+    """Return the watermark in a record's headers, or None. Raises InvalidJson if its header cannot be decoded."""
     for name, value in headers:
         if name == HEADER and value is not None:
-            return msgspec.json.decode(value, type=Watermark)
+            return decode_json(value, Watermark)
     return None
 
 
 def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
-    """Yield the watermarks among records of a repartition topic, each with its index."""
+    """Yield the watermarks among records of a repartition topic, each with its index.
+
+    Raises CorruptRecord if a watermark cannot be decoded.
+    """
     keys = columns.keys
     headers = columns.headers
     at = -1
@@ -54,7 +59,14 @@ def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
         return
     for _ in range(keys.count(None)):
         at = keys.index(None, at + 1)
-        if columns.values[at] is None and (watermark := watermark_of(headers[at])) is not None:
+        if columns.values[at] is not None:
+            continue
+        try:
+            watermark = watermark_of(headers[at])
+        except InvalidJson as e:
+            coordinates = f"{columns.topic}-{columns.partition}@{columns.offsets[at]}"
+            raise CorruptRecord(f"{coordinates}: the header {HEADER} cannot be read: {e}") from e
+        if watermark is not None:
             yield at, watermark
 
 

@@ -20,7 +20,7 @@ def test_an_error_has_the_pointer_to_the_invalid_value(tmp_path: Path) -> None:
     assert validate({"a": ["x", 2]}) == '/a/1: 2 is not of type "string"'
 
 
-@pytest.mark.parametrize("text", ["{", '{"type": 7}'])
+@pytest.mark.parametrize("text", ["{", '{"type": 7}', "[" * 100_000])
 def test_an_invalid_schema_is_rejected_at_start_up(tmp_path: Path, text: str) -> None:
     """An invalid or missing schema file is a ConfigError that names the setting and the file."""
     path = tmp_path / "s.json"

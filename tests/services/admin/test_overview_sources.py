@@ -84,6 +84,7 @@ async def test_a_service_without_streams_has_none() -> None:
         httpx.ConnectError("refused"),
         httpx.ReadTimeout(""),
         httpx.Response(200, text="<html>"),
+        httpx.Response(200, content=b"[" * 100_000),
         httpx.Response(200, json=[]),
         httpx.Response(404, json={"detail": "no"}),
     ],
@@ -100,6 +101,7 @@ async def test_a_service_without_a_valid_response_is_unreachable(response: httpx
     sample = await source.sample()
     assert sample.status == "unreachable"
     assert sample.detail
+    assert not (await source.check()).ok
 
 
 async def test_a_service_with_an_invalid_check_is_unreachable() -> None:

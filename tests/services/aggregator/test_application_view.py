@@ -178,7 +178,8 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     [
         ("gone", "ConnectError: refused"),
         ("silent", "no response within 1 ms"),
-        ("no json", "DecodeError: "),
+        ("no json", "InvalidJson: "),
+        ("too deep", "InvalidJson: nested too deeply"),
         ("endless", f"a response of more than {RESPONSE_BYTES_MAX} bytes"),
         ("500", "answers 500: it broke"),
     ],
@@ -196,6 +197,8 @@ async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason:
                 await asyncio.Event().wait()
             case "no json":
                 return httpx.Response(200, text="<html>")
+            case "too deep":
+                return httpx.Response(200, content=b'{"a":' * 100_000)
             case "endless":
                 return httpx.Response(200, content=b"[" * (RESPONSE_BYTES_MAX + 1))
         return httpx.Response(500, json={"detail": "it broke"})

@@ -13,6 +13,7 @@ from penstock.services.aggregator.compaction_lag import CompactionLag, Compactio
 from penstock.services.aggregator.compaction_supervisor import (
     BEHIND_INTERVALS,
     CompactionSupervisor,
+    _parse_job_result,
     command,
     environment,
 )
@@ -248,3 +249,10 @@ def test_the_history_before_a_restart_comes_from_the_lake() -> None:
     assert [run["rows"] for run in supervisor.describe()] == [4, None, 3, 2, 1]
     watch.note(None)  # The lake does not answer temporarily.
     assert len(supervisor.describe()) == 5
+
+
+@pytest.mark.parametrize("out", [b"", b"done", b"[3]", b'"\xff"', b"[" * 100_000])
+def test_output_without_a_result_is_an_empty_result(out: bytes) -> None:
+    """A job whose last line is not JSON, is nested too deeply or is no object has no result."""
+    assert _parse_job_result(out) == {}
+    assert _parse_job_result(out + b'\n{"rows":3}\n') == {"rows": 3}

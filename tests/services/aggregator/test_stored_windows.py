@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from penstock.services.aggregator.changelog_tail import TailChange, decode_tail_change
 from penstock.services.aggregator.stored_windows import (
@@ -14,6 +15,7 @@ from penstock.services.aggregator.stored_windows import (
     stored_windows_of_key,
     stored_windows_of_partition,
 )
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.lake.window_queries import ClosedWindow
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
 from penstock.shared.streams.aggregations.collect import CollectList
@@ -83,6 +85,16 @@ def test_results_of_closed_windows_equal_those_of_open_ones() -> None:
     store = msgspec.structs.replace(STORE, aggregations=(listed, *SCHEMAS[:2]))
     row = ClosedWindow(0, 0, 9, b"k", 5, "topic", {"all": "[1,null]", "n": 3})
     assert closed_window_of_lake(store, row).results == {"all": [1, None], "n": 3, "mean": None}
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_result_that_is_not_json_is_an_error(text: str) -> None:
+    """A result that is not JSON, or nested too deeply, is a DataError with the aggregation's name."""
+    store = msgspec.structs.replace(STORE, aggregations=(AggregationSchema.of("all", CollectList("x", 5)),))
+    with pytest.raises(DataError, match="'all'"):
+        closed_window_of_lake(store, ClosedWindow(0, 0, 9, b"k", 5, "topic", {"all": text}))
+    with pytest.raises(DataError, match="'all'"):
+        stored_window_results(store, {"all_json": text.encode(), "all_n": 1})
 
 
 def test_the_tail_overrides_the_snapshot() -> None:

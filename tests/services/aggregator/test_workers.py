@@ -99,6 +99,12 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     await worker.start(FOREVER, 1_000)
     assert "does not answer: ConnectError" in (await worker.check()).detail
     assert await worker.metrics() is None
+    for content in (b"<html>", b"[" * 100_000):
+        response = httpx.Response(200, content=content)
+        worker._client = httpx.AsyncClient(
+            transport=httpx.MockTransport(lambda _, response=response: response), base_url="http://worker"
+        )
+        assert "does not answer: InvalidJson" in (await worker.check()).detail
     await worker.stop()
     assert "has ended" in (await worker.check()).detail
 

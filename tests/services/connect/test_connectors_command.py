@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import httpx
+import pytest
 from rich.console import Console
 
-from penstock.services.connect.connectors_command import table_of
+from penstock.services.connect.connectors_command import _decode_response_body, main, table_of
 
 
 def test_foreign_text_is_printed_without_markup() -> None:
@@ -20,3 +23,19 @@ def test_foreign_text_is_printed_without_markup() -> None:
     for text in ("[bold]a", "FAILED", "1/1 running", r"ValueError: [/b] \[link=x]y \x1b[31m"):
         assert text in output
     assert "\x1b" not in output
+
+
+@pytest.mark.parametrize("data", [b"{", b'"\xff"', b"[" * 100_000])
+def test_offsets_that_are_not_json_are_an_error(
+    data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of offsets that is not JSON, or nested too deeply, is an error with its name, before any request."""
+    (tmp_path / "offsets.json").write_bytes(data)
+    assert main(["offsets", "set", "c", str(tmp_path / "offsets.json")]) == 2
+    assert "offsets.json: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b'"\xff"', b"[" * 100_000])
+def test_a_response_that_is_not_json_has_no_body(content: bytes) -> None:
+    """A response that is not JSON, or nested too deeply, is as one without a body."""
+    assert _decode_response_body(httpx.Response(502, content=content)) is None

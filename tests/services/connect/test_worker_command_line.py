@@ -88,8 +88,15 @@ def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
 
 
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
-    """Invalid JSON, JSON that is no object, and bytes that are no text are a ConfigError with the file's name."""
-    for name, data in (("a.json", b"{"), ("b.json", b"[]"), ("c.json", b'{"config": 3}'), ("d.properties", b"\xff")):
+    """JSON that is invalid, nested too deeply or no object, and bytes that are no text, are a ConfigError with the
+    file's name."""
+    for name, data in (
+        ("a.json", b"{"),
+        ("b.json", b"[]"),
+        ("c.json", b'{"config": 3}'),
+        ("d.properties", b"\xff"),
+        ("e.json", b"[" * 100_000),
+    ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError, match=name):
             read_properties(tmp_path / name)

@@ -6,7 +6,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack
+import pytest
+
+from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack, failing_checks
 from penstock.shared.common.settings import ServiceSettings
 
 
@@ -46,3 +48,9 @@ async def test_the_shutdown_timeout_is_passed_to_the_service(tmp_path: Path) -> 
             await asyncio.sleep(0)
         await stack.stop()
     assert not service.ended
+
+
+@pytest.mark.parametrize("health", ["<html>", "[]", "{}", "[" * 100_000])
+def test_an_invalid_health_response_is_shown_as_it_is(health: str) -> None:
+    """A health response that is not JSON, is nested too deeply or has no checks is returned unchanged."""
+    assert failing_checks(health) == health

@@ -104,9 +104,18 @@ def test_the_largest_response_fits_into_a_record() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0\0\0\x09abc", b"\0\0\0\x03abc", pack_stored_response(StoredResponse(200, b"{}")) + b"\0"]
+    "data",
+    [
+        b"",
+        b"\0\0\0\x09abc",
+        b"\0\0\0\x03abc",
+        pack_stored_response(StoredResponse(200, b"{}")) + b"\0",
+        pack_stored_response(StoredResponse(200, b'{"a":' * 100_000)) + b"\0",
+        pack_stored_response(StoredResponse(200, b"[]")) + b"\0",
+    ],
 )
 def test_invalid_data_raises_data_error(data: bytes) -> None:
-    """Empty, truncated or corrupt data, and data with a suffix, are a DataError."""
+    """Empty, truncated or corrupt data, data with a suffix, and JSON nested too deeply or of another type are a
+    DataError."""
     with pytest.raises(DataError):
         unpack_stored_response(200, data)

@@ -21,6 +21,6 @@ def test_no_audit_after_a_failed_compaction(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_last_object_counts() -> None:
     """The last JSON object with the field is the result; other lines are ignored, and without one it is empty."""
-    lines = ['{"a":1}', '{"a":2}', '{"event":"bye"}', "[3]", "{broken", "done"]
+    lines = ['{"a":1}', '{"a":2}', '{"event":"bye"}', "[3]", "{broken", '{"a":' * 100_000, "done"]
     assert last_object(lines, "a") == {"a": 2}
     assert last_object(["nothing"], "a") == {}

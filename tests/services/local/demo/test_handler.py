@@ -28,7 +28,7 @@ async def test_only_notable_sessions_are_kept(tmp_path: Path, monkeypatch: pytes
     assert len(path.read_bytes().splitlines()) == 3
 
 
-@pytest.mark.parametrize("value", [None, b"", b"[]", b"{"])
+@pytest.mark.parametrize("value", [None, b"", b"[]", b"{", b"[" * 100_000])
 async def test_an_invalid_session_is_an_error(value: bytes | None) -> None:
     """An invalid session is a DataError, so the runner writes a dead letter instead of retrying."""
     with pytest.raises(DataError, match="not a session"):

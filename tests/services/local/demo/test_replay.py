@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import msgspec
 import pytest
 
@@ -65,6 +66,15 @@ async def test_a_request_that_was_stopped_is_an_error() -> None:
         with pytest.raises(IngestRejected, match="there were 1000 errors"):
             await replay.send()
         await replay.close()
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b"[" * 100_000])
+async def test_an_invalid_response_is_an_error(content: bytes) -> None:
+    """A response that is not JSON, is nested too deeply or lacks the counts is an error with the endpoint's address."""
+    replay = EventReplay("http://ingest", "t", iter([b"good"]), lambda number, message: message)
+    with pytest.raises(IngestRejected, match=r"http://ingest.* answered 200"):
+        replay._count_response(httpx.Response(200, content=content), 0, 1)
+    await replay.close()
 
 
 async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:

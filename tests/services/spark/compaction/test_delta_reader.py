@@ -76,10 +76,10 @@ def test_what_a_commit_says(tmp_path: Path) -> None:
     """A commit of another writer has no metadata, or other metadata."""
     uri = str(tmp_path / "t")
     assert commit_history(made(uri), 1)[0].get("kind") is None
-    for metadata in ('{"kind": "x"}', "[1]", "no JSON"):
+    for metadata in ('{"kind": "x"}', "[1]", "no JSON", "[" * 100_000):
         write_version(uri, "WRITE", metadata)
-    kinds = [commit.get("kind") for commit in commit_history(newest(uri), 3)]
-    assert kinds == [None, None, "x"]
+    kinds = [commit.get("kind") for commit in commit_history(newest(uri), 4)]
+    assert kinds == [None, None, None, "x"]
 
 
 def test_stores_are_the_folders(tmp_path: Path) -> None:

@@ -153,6 +153,14 @@ def test_an_invalid_lock_is_an_error(tmp_path: Path, change: Callable[[dict[str,
         read_jar_set(tmp_path / "x.json")
 
 
+@pytest.mark.parametrize("data", [b"{", b"\xff", b'{"x":' + b"[" * 100_000])
+def test_a_file_that_is_not_json_is_an_error(data: bytes, tmp_path: Path) -> None:
+    """A file that is not JSON, or nested too deeply, is an error with its name."""
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"x\.json: "):
+        read_jar_set(tmp_path / "x.json")
+
+
 async def test_missing_jars_are_downloaded(web: Web, environ: dict[str, str], tmp_path: Path) -> None:
     """Missing, lost and truncated jars are downloaded, and complete ones are not."""
     assert announcement(WANTED, environ) == (

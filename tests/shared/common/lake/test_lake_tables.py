@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from deltalake import ColumnProperties, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, CommitProperties, WriterProperties, write_deltalake
 
 from penstock.services.spark.table_columns import CLOSED, LATE, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
@@ -198,7 +198,8 @@ def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
     write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
     table = write_state(tmp_path, "app", STORES, [progress(0, 2)], kind="rewrite", partition=0)
     write_deltalake(table, table_of([progress(1, 1)], state_schema(STORES)), mode="append")
-    write_deltalake(table, table_of([progress(1, 2)], state_schema(STORES)), mode="append")
+    deep = CommitProperties(custom_metadata={"userMetadata": '{"x":' + "[" * 100_000})
+    write_deltalake(table, table_of([progress(1, 2)], state_schema(STORES)), mode="append", commit_properties=deep)
     assert table.optimize.compact()["numFilesRemoved"] > 0
     second, first = read_compactions(str(tmp_path), "app", 5)
     assert first == Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)

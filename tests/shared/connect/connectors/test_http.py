@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from penstock.shared.common.errors import DataError, RetriableError
@@ -16,6 +17,7 @@ from penstock.shared.connect.connectors.http import (
     HttpSourceTask,
     pointed,
 )
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
 from tests.shared.connect.connectors.http_server import Request, Response, serving
@@ -118,6 +120,15 @@ async def test_a_rejected_record_is_a_dead_letter() -> None:
         assert [record.value for record in run.cluster.records("dlq")] == [b'{"n": 1}']
         await run.until(lambda: len(server.requests) == 4)
         assert [numbers([request]) for request in server.requests] == [[0, 1, 2], [0], [1], [2]]
+
+
+@pytest.mark.parametrize("body", [b"{", b'"\xff"', b"[" * 100_000])
+def test_a_response_that_is_not_json_is_an_error(body: bytes) -> None:
+    """A response that is not JSON, or nested too deeply, is a ConnectError."""
+    task = HttpSourceTask()
+    task._values = {"records.pointer": ""}
+    with pytest.raises(ConnectError, match="does not match the settings"):
+        task._records_of_response(httpx.Response(200, content=body))
 
 
 async def test_an_address_is_polled_page_by_page() -> None:

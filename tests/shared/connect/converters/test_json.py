@@ -77,10 +77,25 @@ def test_plain_json_has_no_schema() -> None:
 
 def test_invalid_bytes_have_kafka_connects_messages() -> None:
     """Invalid JSON and invalid envelopes are DataErrors with Kafka Connect's messages."""
-    for data in (b"not json", b'{"broken":'):
+    for data in (b"not json", b'{"broken":', b'"\xff"', b"[" * 100_000):
+        plain = converter(schemas_enable="false")
         with pytest.raises(DataError) as raised:
-            converter(schemas_enable="false").to_connect_data("t", data)
+            plain.to_connect_data("t", data)
         assert str(raised.value) == NO_JSON
+        assert plain.to_connect_values("t", [data]) is None
+    decimals = (
+        '{"type":"struct","fields":[{"field":"a","type":"bytes","name":"org.apache.kafka.connect.data.Decimal"}]}'
+    )
+    for schema, payload in (
+        ("null", b'"\xff"'),
+        ("null", b"1e999"),
+        ("1e999", b"1"),
+        (decimals, b"1e9999999999999999999"),
+        ("null", b"[" * 100_000),
+        ("[" * 100_000, b"1"),
+    ):
+        with pytest.raises(DataError):
+            converter().to_connect_data("t", b'{"schema":' + schema.encode() + b',"payload":' + payload + b"}")
     for data in (b'{"a":1}', b"5", b'{"schema":null,"payload":1,"more":2}'):
         with pytest.raises(DataError, match='"schema" and "payload"'):
             converter().to_connect_data("t", data)

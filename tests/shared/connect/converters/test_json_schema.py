@@ -63,6 +63,8 @@ async def test_invalid_json_and_values_are_data_errors() -> None:
         id = registry.add("t-value", json.loads('{"type": "integer"}'), "JSON")
         with pytest.raises(DataError, match=r"topic t.*schema 1"):
             await fetching(lambda: made.to_connect_data("t", framed(id, b"{")))
+        with pytest.raises(DataError, match=r"topic t.*schema 1.*nested too deeply"):
+            await fetching(lambda: made.to_connect_data("t", framed(id, b"[" * 100_000)))
         with pytest.raises(DataError):
             await fetching(lambda: made.to_connect_data("t", framed(id, b'"x"')))
         with pytest.raises(DataError):

@@ -54,3 +54,6 @@ async def test_errors_have_the_registrys_message() -> None:
         server.failing.append((404, {}, b"<html>"))
         with pytest.raises(DataError, match="404 <html>"):
             await RegistryClient(RegistryAccess((server.url,))).by_id(1)
+        server.failing.append((200, {}, b"[" * 100_000))
+        with pytest.raises(DataError, match="200 "):
+            await RegistryClient(RegistryAccess((server.url,))).by_id(1)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.connect.converters.schema_registry_serde import SchemaRegistrySerde, subject_of
+from penstock.shared.connect.converters.schema_registry_serde import (
+    SchemaRegistrySerde,
+    parse_registered_schema,
+    subject_of,
+)
 from penstock.shared.connect.errors import MoreNeeded
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
@@ -35,6 +39,13 @@ async def test_subjects_are_named_by_the_strategy(strategy: str, subject: str) -
     if "Record" in strategy:
         with pytest.raises(DataError, match="schema with a name"):
             subject_of(strategy, "t", None, is_key=False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_a_schema_that_is_not_json_is_an_error(text: str) -> None:
+    """A registered schema, or one that it refers to, must be JSON that is not nested too deeply."""
+    with pytest.raises(DataError, match="not JSON"):
+        parse_registered_schema(text)
 
 
 async def test_without_auto_registration_the_schema_must_exist() -> None:

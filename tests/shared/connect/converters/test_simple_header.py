@@ -31,5 +31,7 @@ def test_types_are_inferred() -> None:
     assert found == [INT8, INT16, INT64, FLOAT64, BOOLEAN, STRING]
     assert converter.to_connect_header("t", "h", None) == (None, None)
     assert converter.to_connect_header("t", "h", b"\xff") == (STRING, "\ufffd")
+    deep = "[" * 100_000 + "]" * 100_000
+    assert converter.to_connect_header("t", "h", deep.encode()) == (STRING, deep)
     assert converter.from_connect_header("t", "h", None, None) is None
     assert converter.from_connect_header("t", "h", None, b"ab") == b"YWI="

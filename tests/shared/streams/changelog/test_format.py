@@ -188,9 +188,19 @@ def test_corrupt_entries_are_refused(value: bytes | None, message: str) -> None:
         fmt.decode_entry(value)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"{}", PROGRESS_JSON.replace(b"99", b'"99"'), b"\xff" + PROGRESS_JSON])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{}",
+        PROGRESS_JSON.replace(b"99", b'"99"'),
+        b"\xff" + PROGRESS_JSON,
+        b'{"x":' + b"[" * 100_000,
+    ],
+)
 def test_corrupt_progress_is_refused(body: bytes) -> None:
-    """A progress record that is cut off, incomplete or ill-typed raises CorruptRecord."""
+    """A progress record that is cut off, incomplete, ill-typed or nested too deeply raises CorruptRecord."""
     with pytest.raises(CorruptRecord, match="progress record"):
         fmt.decode_progress(body)
 

@@ -37,7 +37,9 @@ def test_standbys_follow_the_assignors_user_data() -> None:
     assert standing_partitions_of(data) == {2, 4}
     assert standing_partitions_of(assignor("range", 1).user_data((), 7)) == frozenset()
     plain = ASSIGNORS["cooperative-sticky"].user_data((), 7)
-    assert [standing_partitions_of(each) for each in (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK)] == [None] * 4
+    deep = b'{"x":' + b"[" * 0x10000
+    invalid = (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK, deep + b"\x00\x01\x00\x05" + MARK)
+    assert [standing_partitions_of(each) for each in invalid] == [None] * 5
 
 
 def test_each_strategy_has_a_name_of_its_own() -> None:

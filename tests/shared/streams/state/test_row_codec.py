@@ -35,6 +35,11 @@ def test_bytes_that_are_no_states_end_the_task() -> None:
     """A row that cannot be read is an error of the store's, never a record's."""
     with pytest.raises(StateStoreFailed, match=r"store 's'.*row"):
         codec().unpack(b"short")
+    own = codec()
+    columns = [value for a in own._aggregations for value in a.to_columns(a.initial())]
+    columns[columns.index(b"[]")] = b"[" * 100_000
+    with pytest.raises(StateStoreFailed, match=r"store 's'.*row"):
+        own.unpack(own._codec.pack(columns))
 
 
 def test_keys_by_the_stores_type() -> None:

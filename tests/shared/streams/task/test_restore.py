@@ -64,8 +64,8 @@ def test_a_live_window_comes_and_goes() -> None:
 
 @pytest.mark.parametrize(
     ("operation", "key", "last"),
-    [(LIVE, b"\xff", b'"x"'), (DELETED, b"\xff", b""), (LIVE, b"k", b"{")],
-    ids=["a live window's key", "a deletion's key", "an aggregation's state"],
+    [(LIVE, b"\xff", b'"x"'), (DELETED, b"\xff", b""), (LIVE, b"k", b"{"), (LIVE, b"k", b"[" * 100_000)],
+    ids=["a live window's key", "a deletion's key", "an aggregation's state", "a deeply nested state"],
 )
 def test_undecodable_keys_and_states_are_corrupt(operation: bytes, key: bytes, last: bytes) -> None:
     """A key that is no text, or a state that its aggregation cannot decode, is a corrupt record of a named store."""
@@ -300,9 +300,10 @@ def test_a_row_that_cannot_be_read_names_its_store() -> None:
     """A snapshot's state that its aggregation cannot decode is corrupt, and the error names the store."""
     task = new_task()
     (written,) = task.topology.schemas()
-    batch = of_lake({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
-    with pytest.raises(CorruptRecord, match="row of store 's'"):
-        restore_windows(task, written, batch)
+    for state in (b"{", b"[" * 100_000):
+        batch = of_lake({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [state]})
+        with pytest.raises(CorruptRecord, match="row of store 's'"):
+            restore_windows(task, written, batch)
 
 
 SIZE_MS = 10

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.task.watermarks import (
+    HEADER,
     NO_LIMIT,
     Watermark,
     holds_records,
@@ -39,3 +41,11 @@ def test_watermarks_among_records() -> None:
     assert list(watermarks_in(columns)) == [(1, watermark), (3, watermark)]
     assert [holds_records(part) for part in (columns, columns[1:2], columns[2:3])] == [True, False, True]
     assert list(watermarks_in(Columns.of([ConsumerRecord("t", 0, 0, 1, None, None)]))) == []
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"\xff", b'{"x":' + b"[" * 100_000])
+def test_a_watermark_that_cannot_be_read_is_a_corrupt_record(value: bytes) -> None:
+    """Its error has the record's coordinates."""
+    record = ProducerRecord("t", None, None, ((HEADER, value),), 0, 1)
+    with pytest.raises(CorruptRecord, match=f"t-0@7: .*{HEADER}"):
+        list(watermarks_in(Columns.of([as_consumed(record, 7)])))
