@@ -24,6 +24,7 @@ from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, deco
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.integration.stream_worker_child import WorkerProcess
 from tests.integration.test_stream_worker import (
     GUARANTEES,
     WAIT_SECONDS,
@@ -98,7 +99,7 @@ class Crew:
     def __init__(self, chain: Chain, guarantee: str, seed: int, given: Given) -> None:
         self._chain, self._guarantee, self.random, self._given = chain, guarantee, random.Random(seed), given
         self._stack = contextlib.AsyncExitStack()
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._processes: list[WorkerProcess] = []
         self._running: set[int] = set()
         self.done: Counter[str] = Counter()
 
@@ -128,15 +129,14 @@ class Crew:
             if one.returncode is not None:
                 self._processes[i] = await self._start(i)
 
-    async def _make_zombie(self, process: asyncio.subprocess.Process) -> None:
+    async def _make_zombie(self, process: WorkerProcess) -> None:
         """Stop a worker before a commit, and continue it when another owner has taken over its partitions."""
 
         async def stopped() -> bool:
             return _is_stopped(process)
 
         if process.pid not in self._running:
-            assert process.stdout is not None
-            assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
+            assert await process.has_committed(WAIT_SECONDS)
             self._running.add(process.pid)
         process.send_signal(signal.SIGUSR1)
         await until(stopped)
@@ -153,11 +153,11 @@ class Crew:
         records = await self._chain.read(f"{self._chain.topic}-changelog")
         return sum(decode_entry(record.value).operation == TAKEOVER for record in records)
 
-    async def _start(self, index: int) -> asyncio.subprocess.Process:
+    async def _start(self, index: int) -> WorkerProcess:
         return await self._stack.enter_async_context(child(self._chain, self._guarantee, **self._given(index)))
 
 
-def _is_stopped(process: asyncio.subprocess.Process) -> bool:
+def _is_stopped(process: WorkerProcess) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 

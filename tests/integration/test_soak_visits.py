@@ -23,7 +23,7 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Sum
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
-from tests.integration.stream_worker_child import visits
+from tests.integration.stream_worker_child import WorkerProcess, visits
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, running, until
 from tests.shared_broker import Broker
 
@@ -93,10 +93,9 @@ async def kill_and_load(chain: Chain, clicks: Clicks, guarantee: str) -> int:
     kills = 0
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start() -> asyncio.subprocess.Process:
+        async def start() -> WorkerProcess:
             process = await stack.enter_async_context(child(chain, guarantee, "visits", **PATIENT))
-            assert process.stdout is not None
-            assert await asyncio.wait_for(process.stdout.readline(), DONE_SECONDS) == b"committed\n"
+            assert await process.has_committed(DONE_SECONDS)
             return process
 
         async def send() -> None:

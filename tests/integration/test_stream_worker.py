@@ -7,12 +7,10 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,13 +49,13 @@ from penstock.shared.streams.state.local_state import LocalState
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.integration.stream_worker_child import WorkerProcess
 from tests.shared_broker import Broker
 
 GUARANTEES = ("exactly_once", "at_least_once")
 GAP_MS, GRACE_MS = 100, 50
 WAIT_SECONDS = 30.0
 KEYS = [f"key-{i}".encode() for i in range(7)]
-CHILD = Path(__file__).with_name("stream_worker_child.py")
 
 Event = tuple[int, bytes, int, int]
 """Partition, key, timestamp, number."""
@@ -230,7 +228,7 @@ async def chain_of(broker: EmbeddedKafka, topic: str, partitions: int = 2) -> As
 @asynccontextmanager
 async def child(
     chain: Chain, guarantee: str, build: str = "sessions", dies_after: tuple[str, int] | None = None, **given: Any
-) -> AsyncIterator[asyncio.subprocess.Process]:
+) -> AsyncIterator[WorkerProcess]:
     """Run a worker with the named topology in a separate process.
 
     It is killed on exit, or kills itself after a number of calls at one of its POINTS.
@@ -241,15 +239,11 @@ async def child(
         "build": build,
         "settings": chain.settings(processing_guarantee=guarantee, **given).model_dump(),
     } | ({"dies_after": dies_after} if dies_after else {})
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(CHILD), msgspec.json.encode(config).decode(), stdout=asyncio.subprocess.PIPE
-    )
+    process = WorkerProcess(msgspec.json.encode(config))
     try:
         yield process
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         await process.wait()
 
 
@@ -350,9 +344,7 @@ async def test_a_killed_worker_is_continued_exactly(kafka: Broker, topic_name: s
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(3_000)
         async with child(chain, guarantee) as process:
-            assert process.stdout is not None
-            line = await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS)
-            assert line == b"committed\n"
+            assert await process.has_committed(WAIT_SECONDS)
             os.kill(process.pid, signal.SIGKILL)
         progress = (await chain.confirmed(0)).progress
         assert progress is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -55,8 +54,7 @@ async def test_a_killed_worker_restores_only_the_tail(
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(3_000)
         async with child(chain, guarantee, **on_disk(tmp_path)) as process:
-            assert process.stdout is not None
-            assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
+            assert await process.has_committed(WAIT_SECONDS)
             with pytest.raises(ConfigError, match="locked by another"):
                 await chain.worker(**on_disk(tmp_path)).startup()
 

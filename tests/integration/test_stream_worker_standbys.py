@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -118,8 +117,7 @@ async def test_a_standby_of_a_killed_owner_takes_over(kafka: Broker, topic_name:
         await chain.send(2_000)
         given = settings_of("rocksDB", tmp_path / "a")
         async with child(chain, "exactly_once", **given) as process:
-            assert process.stdout is not None
-            assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"committed\n"
+            assert await process.has_committed(WAIT_SECONDS)
             worker = chain.worker(**settings_of("rocksDB", tmp_path / "b"))
             async with running(worker):
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -49,8 +48,7 @@ async def test_a_kill_under_load_with_several_sub_topologies(kafka: Broker, topi
             return bool(await chain.read(f"{topic_name}-joined"))
 
         async with child(chain, "exactly_once", "visits") as process:
-            assert process.stdout is not None
-            assert await asyncio.wait_for(process.stdout.readline(), DONE_SECONDS) == b"committed\n"
+            assert await process.has_committed(DONE_SECONDS)
             await until(has_joined, DONE_SECONDS)
             for _ in range(3):
                 await clicks.some()
