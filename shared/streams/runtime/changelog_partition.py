@@ -35,6 +35,7 @@ from penstock.shared.common.errors import (
     InvalidTimestamp,
     KafkaTimeout,
     OffsetOutOfRange,
+    PenstockError,
     ProducerFenced,
     RecordTooLarge,
 )
@@ -76,8 +77,11 @@ SNAPSHOT_ATTEMPTS_MAX = 5  # restores that start again from a newer snapshot, be
 TAKEOVER_ATTEMPTS_MAX = 10
 
 
-class LogReplaced(ProducerFenced):
-    """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end."""
+class LogReplaced(PenstockError):
+    """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end.
+
+    The partition still has the same owner, who restores the task from the present changelog.
+    """
 
 
 class ChangelogPosition:
@@ -249,8 +253,8 @@ class ChangelogPartition:
         """Write one commit and return its position in the log. Raises if the commit failed or its outcome is unknown.
 
         After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
-        or that the transaction took longer than `transaction_timeout_ms`. LogReplaced, a kind of ProducerFenced, means
-        that the changelog is another topic than before, or has lost its end.
+        or that the transaction took longer than `transaction_timeout_ms`. LogReplaced means that the changelog is
+        another topic than before, or has lost its end.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}

@@ -458,23 +458,25 @@ class StreamWorker(RebalanceListener):
         """Handle a task whose commit or restore failed.
 
         There are three cases:
-        1. ProducerFenced, usually because of a new owner: the worker joins its group again at the end of the turn.
-        2. The error is not retriable, this was the last attempt, or the worker is leaving: raise the error.
+        1. The error is not retriable, this was the last attempt, or the worker is leaving: raise the error.
+        2. ProducerFenced, because of a new owner or a transaction that took too long: the worker joins its group again
+           at the end of the turn.
         3. Otherwise discard the task and restore it.
         """
-        # Case 1. The task is closed with all others in `_rejoin_group`.
-        if isinstance(error, ProducerFenced):
-            log.warning("fenced: the instance joins its group again", partition=partition, reason=str(error))
-            self._fenced = True
-            return
+        is_fenced = isinstance(error, ProducerFenced)
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
-        # Case 2.
-        if stops or self._leaving:
-            raise error
         attempt = self._failures.get(partition, 0) + 1
         self._failures[partition] = attempt
-        if attempt > self._settings.restore_attempts_max:
+        # Case 1.
+        if (stops and not is_fenced) or self._leaving or attempt > self._settings.restore_attempts_max:
             raise error
+        # Case 2. The task is closed with all others in `_rejoin_group`.
+        if is_fenced:
+            log.warning(
+                "fenced: the instance joins its group again", partition=partition, attempt=attempt, reason=str(error)
+            )
+            self._fenced = True
+            return
         # Case 3.
         log.warning("task failed: restoring it", partition=partition, attempt=attempt, reason=str(error))
         if (owned := self._owned.get(partition)) is not None:

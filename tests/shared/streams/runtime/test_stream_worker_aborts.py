@@ -6,15 +6,29 @@ of that commit again.
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.shared.common.errors import PenstockError, ProducerFenced
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.fake_broker import Action, Api, ErrorCode, Fail, FakeCluster, Request
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.integration.test_stream_worker import GAP_MS, GRACE_MS, Chain, chain_of, offline, running, topology
+from tests.integration.test_stream_worker import (
+    GAP_MS,
+    GRACE_MS,
+    Chain,
+    chain_of,
+    offline,
+    running,
+    topology,
+    wait_or_raise,
+)
 
 TOPIC = "clicks"
 QUICK = {"group.min.session.timeout.ms": "10"}
@@ -82,3 +96,30 @@ async def test_an_aborted_commit_is_done_again(
         progress = (await chain.confirmed(0)).progress
         assert progress is not None
         assert progress.sources == {TOPIC: 600}
+
+
+@pytest.mark.parametrize(
+    ("error", "events"),
+    [
+        (LogReplaced("recreated"), ["task failed: restoring it"] * 2),
+        (ProducerFenced("took too long"), ["fenced: the instance joins its group again"] * 2),
+    ],
+    ids=["replaced", "fenced"],
+)
+async def test_a_commit_that_always_fails_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, error: PenstockError, events: list[str]
+) -> None:
+    """A changelog that is recreated again and again, or a transaction that is always too long, ends the worker after
+    `restore_attempts_max` retries. Only a fenced task makes the instance join its group again."""
+
+    async def fail(self: ChangelogPartition, *given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ChangelogPartition, "commit", fail)
+    async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+        await chain.send(10)
+        with capture_logs() as logged, pytest.raises(type(error)):
+            async with running(chain.worker(KINDS["session"], restore_attempts_max=2)) as loop:
+                await wait_or_raise(loop, asyncio.sleep(20))
+        attempts = [(one["event"], one["attempt"]) for one in logged if one["event"] in events]
+        assert attempts == list(zip(events, (1, 2), strict=True))
