@@ -28,7 +28,7 @@ BODY_SHARE = 0.25
 REQUEST_SHARE = 0.6
 """The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
 FLUSH_SHARE = 0.3
-"""The share of `shutdown_timeout_ms` for the producer's last flush."""
+"""The share of `shutdown_timeout_ms` for the producer's last flush, and for the transactions in progress."""
 
 
 class ProducerDaemon(KafkaHttpDaemon):
@@ -72,11 +72,12 @@ class ProducerDaemon(KafkaHttpDaemon):
     async def shutdown(self) -> None:
         """Finish the work in flight. The requests have a share of `shutdown_timeout_ms`.
 
-        Then the last flush and the transactions in progress end concurrently, since each may hang. The flush has
-        another share of `shutdown_timeout_ms`. The wait for the transactions is limited by `ack_timeout_ms`.
+        Then the last flush and the transactions in progress end concurrently, since each may hang. Both have another
+        share of `shutdown_timeout_ms`.
         """
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
         await self.server.stop(int(limit_ms * REQUEST_SHARE))
-        await asyncio.gather(self._producer.close(int(limit_ms * FLUSH_SHARE)), self._transactor.close())
+        flush_ms = int(limit_ms * FLUSH_SHARE)
+        await asyncio.gather(self._producer.close(flush_ms), self._transactor.close(flush_ms))
         await self._admin.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 POLL_MS = 1_000
 CLOSE_MS = 10_000
+WAIT_SHARE = 0.5
+"""The share of the time to close in which the transactions in progress may end."""
 
 SEGMENTS = 8
 """The approximate number of segments of the topic of keys. Kafka deletes expired records by segment."""
@@ -50,6 +53,7 @@ class KafkaTransactor:
         self._settings = settings
         self._producer = producer.model_copy(update={"linger_ms": 0})
         self._name = f"{settings.idempotency_topic}-atomic-{uuid.uuid4().hex[:12]}"
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()  # all that were started
         self._idle: list[Producer] = []
         self._slots = asyncio.Semaphore(settings.atomic_producers)
         self._opened = 0  # producers of `?atomic=true`, for the number in the next transactional id
@@ -70,17 +74,23 @@ class KafkaTransactor:
         """See `penstock.api.ingest.atomic.Transactor`."""
         return await self._await_transaction(self._store_with_key(key, records, make_response))
 
-    async def close(self) -> None:
-        """Wait for the transactions in progress, at most `ack_timeout_ms`. Then close the producers.
+    async def close(self, timeout_ms: float) -> None:
+        """Close every producer within `timeout_ms`.
 
-        A producer of `?atomic=true` whose transaction is still in progress stays open. A producer of Idempotency-Keys
-        is closed after its transaction in progress, without a limit.
+        The transactions in progress may end within a share of this time. Those that do not are aborted.
         """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
         if self._running:
-            await asyncio.wait(self._running, timeout=self._settings.ack_timeout_ms / 1000)
-        closing = [producer.close() for producer in self._idle]
-        closing += [partition.close() for partition in self._partitions or []]
-        await asyncio.gather(*closing)
+            await asyncio.wait(self._running, timeout=timeout_ms * WAIT_SHARE / 1000)
+        # A transaction that went on could still open a producer, which nobody would close.
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        left_ms = max(0.0, deadline - loop.time()) * 1000
+        await asyncio.gather(*(producer.close(left_ms) for producer in list(self._producers)))
+        if running:
+            await asyncio.wait(running, timeout=max(0.0, deadline - loop.time()))
 
     async def _await_transaction(self, work: Awaitable[T]) -> T:
         """Return the result of a transaction. Raises KafkaTimeout after `ack_timeout_ms`.
@@ -118,7 +128,7 @@ class KafkaTransactor:
 
     async def _new_producer(self) -> Producer:
         self._opened += 1
-        return await open_producer(self._kafka, self._producer, f"{self._name}-{self._opened}")
+        return await self._open_producer(f"{self._name}-{self._opened}")
 
     async def _store_with_key(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
@@ -151,19 +161,19 @@ class KafkaTransactor:
             return self._partitions
 
     async def _open_owner(self, number: int) -> Producer:
-        return await open_producer(self._kafka, self._producer, f"{self._settings.idempotency_topic}-{number}")
+        return await self._open_producer(f"{self._settings.idempotency_topic}-{number}")
 
-
-async def open_producer(kafka: KafkaSettings, settings: ProducerSettings, transactional_id: str) -> Producer:
-    """Return a producer for ingest transactions that owns the transactional id. The previous owner is fenced."""
-    producer = Producer(kafka, settings.model_copy(update={"transactional_id": transactional_id}))
-    await producer.start()
-    try:
-        await producer.init_transactions()
-    except BaseException:
-        await producer.close(timeout_ms=kafka.request_timeout_ms)
-        raise
-    return producer
+    async def _open_producer(self, transactional_id: str) -> Producer:
+        """Return a producer that owns the transactional id. The previous owner is fenced."""
+        producer = Producer(self._kafka, self._producer.model_copy(update={"transactional_id": transactional_id}))
+        await producer.start()
+        self._producers.add(producer)
+        try:
+            await producer.init_transactions()
+        except BaseException:
+            await producer.close(timeout_ms=self._kafka.request_timeout_ms)
+            raise
+        return producer
 
 
 class KeyedTransactions:
@@ -228,11 +238,6 @@ class KeyedTransactions:
             assert response is not None, "a committed transaction has the key's record"
             self._keys.put(key.digest, value)
             return response, False
-
-    async def close(self) -> None:
-        """Release the ownership of the partition, after the transaction in progress."""
-        async with self._lock:
-            await self._release_ownership()
 
     async def _acquire_ownership(self) -> Producer:
         """Acquire the ownership of the partition of keys, and read the partition to its end.

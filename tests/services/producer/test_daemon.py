@@ -17,7 +17,7 @@ from penstock.shared.testing.fake_broker import FakeCluster
 async def test_the_last_flush_does_not_wait_for_a_transaction_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a transaction never ends, the shutdown still sends the records that `?ack=none` accepted."""
 
-    async def hang(_: KafkaTransactor) -> None:
+    async def hang(_: KafkaTransactor, timeout_ms: float) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(KafkaTransactor, "close", hang)
