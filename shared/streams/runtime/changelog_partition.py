@@ -38,6 +38,7 @@ from penstock.shared.common.errors import (
     PenstockError,
     ProducerFenced,
     RecordTooLarge,
+    SchemaMismatch,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import (
@@ -237,6 +238,8 @@ class ChangelogPartition:
                 # The owner of the state on disk had been overtaken before its last commits. Restore without it.
                 assert restoring.task.local is not None
                 restoring.task.local.discard(str(e))
+            except SchemaMismatch as e:
+                raise SchemaMismatch(f"{self.topic_partition}: {e}") from e
             except OffsetOutOfRange as e:
                 # Records after the start of the restore were deleted. A compaction does that after it has committed a
                 # snapshot, so the next attempt finds a newer one.
