@@ -33,6 +33,8 @@ from penstock.shared.common.lake.location import table_uri
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
 WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")
+QUERIED_COLUMNS = ("row", "partition", "store", *WINDOW_COLUMNS, "changelog_offset")
+"""The columns that a query for windows reads, beside the store's own."""
 WINDOWS = "row = 'window'"
 """The condition for the rows of `state` that are changes of windows."""
 SLICE_ROWS = 250_000
@@ -125,6 +127,7 @@ def read_window_changes(
     known = {f.name for f in fields[store].type.fields}
     if missing := [c for c in columns if c not in known]:
         raise NotASnapshot(f"{table.table_uri}: store {store!r} has no column {', '.join(missing)}")
+    require_columns(table, QUERIED_COLUMNS)
     state = [f"{quote_column_name(store)}[{text_literal(c)}] AS {quote_column_name(f'state {c}')}" for c in columns]
     where = f"{WINDOWS} AND partition = {int(partition)} AND store = {text_literal(store)}"
     for low, high in _offset_slices(table, where):

@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.shared.common.lake.column_names import STATE_COLUMNS
 from penstock.shared.common.lake.compaction_history import compactions_of_table
-from penstock.shared.common.lake.delta_tables import count_rows, fields_of_table, open_table
+from penstock.shared.common.lake.delta_tables import count_rows, fields_of_table, open_table, require_columns
 from penstock.shared.common.lake.location import table_uri
-from penstock.shared.common.lake.state_snapshot import WINDOWS
+from penstock.shared.common.lake.state_snapshot import QUERIED_COLUMNS, WINDOWS
 from penstock.shared.common.lake.window_queries import newest_rows_query
 
 
@@ -19,13 +19,14 @@ def describe_tables(lake: str, application: str, storage_options: Mapping[str, s
     The figures are: live rows, closed rows by store, table versions, and the time when the newest compaction ended.
 
     A table's version is -1 if the table does not exist. `compacted_at_ms` is None if the history of `state` has no
-    compaction. Raises LakeUnavailable.
+    compaction. Raises LakeUnavailable or NotASnapshot.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     fields: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
     fields["compacted_at_ms"] = None
     if state is None:
         return fields
+    require_columns(state, QUERIED_COLUMNS)
     fields["state_version"] = int(state.version())
     fields["live_rows"] = count_rows(state, f"{newest_rows_query(WINDOWS)} AND live")
     fields["compacted_at_ms"] = next((one.ended_at_ms for one in compactions_of_table(state, 1)), None)

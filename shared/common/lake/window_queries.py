@@ -19,11 +19,12 @@ from penstock.shared.common.lake.delta_tables import (
     open_table,
     query,
     quote_column_name,
+    require_columns,
     rows,
     text_literal,
 )
 from penstock.shared.common.lake.location import table_uri
-from penstock.shared.common.lake.state_snapshot import WINDOWS
+from penstock.shared.common.lake.state_snapshot import QUERIED_COLUMNS, WINDOWS
 from penstock.shared.common.records import INT64_MIN
 from penstock.shared.common.row_positions import WindowPosition
 
@@ -60,11 +61,12 @@ def find_live_windows(
     `open_from_ms` has times by partition: windows that end before it are closed, and are left out.
     Windows are in the order of their `WindowPosition`: start, end, partition, key. With `after`, only windows after
     that position are returned. Each window has partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises
-    LakeUnavailable.
+    LakeUnavailable or NotASnapshot.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in fields_of_table(table):
         return []
+    require_columns(table, QUERIED_COLUMNS)
     # All rows of a window have the same start. Only the end may differ in the newest row.
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {text_literal(store)} AND {_sql_key_range('key', *keys)}"

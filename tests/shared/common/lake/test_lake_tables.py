@@ -229,6 +229,19 @@ def test_unknown_stores_and_columns(tmp_path: Path) -> None:
         read_snapshot(str(tmp_path), "other", [0])
 
 
+def test_a_state_table_of_another_kind_is_no_temporary_failure(tmp_path: Path) -> None:
+    """A query for windows names the columns that `state` lacks. A retry would not help."""
+    column = pa.StructArray.from_arrays([pa.array([1])], ["n_n"])
+    write_deltalake(str(tmp_path / "app" / "state"), pa.table({"s": column, "row": ["window"], "partition": [0]}))
+    for read in (
+        lambda: find_live_windows(str(tmp_path), "app", "s", 0, KeyRange.of(), (0, 9), {}, 9),
+        lambda: list(read_window_changes(str(tmp_path), "app", 0, "s", 0, ["n_n"])),
+        lambda: describe_tables(str(tmp_path), "app"),
+    ):
+        with pytest.raises(NotASnapshot, match="store, key, start_ms, end_ms, live, changelog_offset"):
+            read()
+
+
 @pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
 def test_an_invalid_progress_is_an_error(tmp_path: Path, odd: dict[str, Any]) -> None:
     """A progress that is missing or of another type is an error with its partition."""
