@@ -32,12 +32,20 @@ from penstock.api.http.status_codes import (
 )
 from penstock.api.ingest.event import RecordError
 from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import RecordMetadata
+
+log = get_logger(__name__)
 
 Outcome = RecordMetadata | BaseException
 
 AFFECTS_ALL = frozenset({FORBIDDEN, NOT_FOUND, TOO_MANY_REQUESTS})
 """Statuses below 500 of errors that concern the topic or the service, not one record."""
+
+
+def log_unexpected_outcome(error: BaseException) -> None:
+    """Log a record's error that is not a PenstockError: the response does not have its text."""
+    log.error("sending a record failed", error=type(error).__name__, exc_info=error)
 
 
 class IngestResult:
@@ -59,6 +67,7 @@ class IngestResult:
         self._max_offsets = max_offsets
         self._offsets: list[dict[str, int]] = []
         self._lasting_failure = ""
+        self._is_unexpected_logged = False
         self._popped_statuses: set[int] = set()  # of the errors that `pop_details` has returned
         self._popped_count = 0
         self._popped_retry_after_s: int | None = None
@@ -194,6 +203,10 @@ class IngestResult:
         kind = kind_of_record_error(error)
         status, error_code, title, retry_after_s = kind
         message = str(error) if isinstance(error, PenstockError) and str(error) else title
+        # Every event of the request may have the same error.
+        if not isinstance(error, PenstockError) and not self._is_unexpected_logged:
+            self._is_unexpected_logged = True
+            log_unexpected_outcome(error)
         is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED
         self.unknown_count += is_unknown
         outcome: Literal["unknown", "not_stored"] = "unknown" if is_unknown else "not_stored"

@@ -21,7 +21,7 @@ from penstock.api.http.turns import Turn
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.event_sender import IngestProducer
 from penstock.api.ingest.request_events import TooManyEvents
-from penstock.api.ingest.result import Outcome
+from penstock.api.ingest.result import Outcome, log_unexpected_outcome
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import (
@@ -191,6 +191,9 @@ class RestProducer:
             error = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if is_unknown else "not_stored")
             metrics.failed_record(topic, error)
         metrics.stored(topic, stored)
+        # Only the first: all records may have the same error.
+        if unexpected := [one for one in outcomes if not isinstance(one, RecordMetadata | PenstockError)]:
+            log_unexpected_outcome(unexpected[0])
         self._ingest.admission.charge(client, stored)
 
 

@@ -885,7 +885,10 @@ class Producer:
         log.error("the sender ended", client_id=self._connection.client_id, exc_info=error)
         self._state = "broken"
         self._end_waits()
-        self._sender.fail_all(IllegalState(f"the producer's sender ended: {error!r}"), out=True)
+        # Programs may pass the message on to their clients, who must not see the text of a programming error.
+        ended = IllegalState("the producer's sender has ended unexpectedly; the log has the reason")
+        ended.__cause__ = error
+        self._sender.fail_all(ended, out=True)
 
     def _check_usable(self) -> None:
         if self._state != "open":

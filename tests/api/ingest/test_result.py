@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from penstock.api.ingest.event import RecordError
 from penstock.api.ingest.result import IngestResult
@@ -36,6 +37,15 @@ def test_all_stored_is_200_with_the_last_offset_of_each_partition() -> None:
     assert result.status == 200
     assert result.body() == {"stored": 3, "last_offsets": {"0": 8, "1": 3}}
     assert result.retry_after_s is None
+
+
+def test_an_unexpected_error_is_logged_once() -> None:
+    """The response does not have the text of a programming error, so the log does."""
+    result = IngestResult("line", 10)
+    with capture_logs() as logged:
+        result.add_outcomes([7, 8], [TypeError("a secret"), TypeError("a secret")])
+    assert (result.status, "a secret" in str(result.body())) == (500, False)
+    assert [str(one["exc_info"]) for one in logged] == ["a secret"]
 
 
 def test_mixed_is_207_with_the_errors_in_order() -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from penstock.api.http.app import create_app
 from penstock.api.ingest.routes import Ingest
@@ -82,6 +83,15 @@ async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, prod
     assert [row["error_code"] for row in response.json()["offsets"]] == [None, 1, 2, 1]
     assert response.json()["offsets"][1]["error"] == "value is not base64"
     assert producer.values() == [b"1"]
+
+
+async def test_an_unexpected_error_of_records_is_logged_once(client: httpx.AsyncClient, producer: Any) -> None:
+    """The response does not have the text of a programming error, so the log does."""
+    producer.errors_by_value[b"odd"] = TypeError("a secret")
+    with capture_logs() as logged:
+        response = await client.post("/topics/t", json={"records": [{"value": b64(b"odd")}] * 3}, headers=V2_BINARY)
+    assert [row["error"] for row in response.json()["offsets"]] == ["unexpected error"] * 3
+    assert [str(one["exc_info"]) for one in logged if "exc_info" in one] == ["a secret"]
 
 
 @pytest.mark.parametrize(

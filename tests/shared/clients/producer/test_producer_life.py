@@ -336,3 +336,22 @@ async def test_invalid_settings_are_rejected(given: Any, message: str) -> None:
         Consumer(*given)
     with pytest.raises(ConfigError, match="client_id"):
         KafkaSettings(client_id="")
+
+
+async def test_a_programming_error_is_not_in_the_message_of_records() -> None:
+    """If a turn of the sender raises, records fail with an error that has it only as its cause."""
+    async with producing() as (_, producer):
+        await producer.send_and_wait("t", b"v")
+        broken = TypeError("a secret")
+
+        def turn(now_ms: int) -> float | None:
+            raise broken
+
+        producer._sender.run_once = turn  # type: ignore[method-assign]
+        with capture_logs() as logged:
+            delivery = await producer.send("t", b"v")
+            with pytest.raises(IllegalState) as caught:
+                await delivery
+        assert "a secret" not in str(caught.value)
+        assert caught.value.__cause__ is broken
+        assert [one["exc_info"] for one in logged if "exc_info" in one] == [broken]
