@@ -23,7 +23,7 @@ _POLL_MS = 50
 
 
 class FolderInUse(ConfigError):
-    """Another running broker or demo uses the data folder. FolderLock's message names its process (0: not known)."""
+    """Another running broker or demo uses the data folder. FolderLock's message names its process, if known."""
 
 
 class FolderLock:
@@ -58,7 +58,8 @@ class FolderLock:
                 return
             # The owner has ended: its broker ends soon, by the guard of its child process. A live owner keeps the lock.
             if _is_process_alive(owner) or time.monotonic() >= deadline:
-                raise FolderInUse(f"the data folder {self._folder} is in use by {self._user} process {owner}")
+                user = f"{self._user} process {owner}" if owner else f"a process that {LOCK_FILE} does not name"
+                raise FolderInUse(f"the data folder {self._folder} is in use by {user}")
             await asyncio.sleep(_POLL_MS / 1000)
 
     def release(self) -> None:

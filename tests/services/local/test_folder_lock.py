@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.local import folder_lock
 from penstock.services.local.folder_lock import (
     KAFKA_LOCK_FILE,
     LOCK_FILE,
@@ -33,6 +34,17 @@ async def test_a_second_lock_is_an_error_with_the_owner(tmp_path: Path) -> None:
     first.release()
     await second.acquire()
     second.release()
+
+
+async def test_a_lock_file_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a lock file that names no process does not contain a process id."""
+    monkeypatch.setattr(folder_lock, "ORPHAN_WAIT_MS", 0)
+    first = FolderLock(tmp_path)
+    await first.acquire()
+    (tmp_path / LOCK_FILE).write_text("")
+    with pytest.raises(FolderInUse, match=rf"{LOCK_FILE} does not name$"):
+        await FolderLock(tmp_path).acquire()
+    first.release()
 
 
 async def test_lock_lives_as_long_as_the_process_that_inherited_it(tmp_path: Path) -> None:
