@@ -269,8 +269,7 @@ class HandlerLoop(RebalanceListener):
             lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
             lags[partition] = lag
             self._metrics.lag(*partition, lag)
-        lags["commits"] = self._commits.pending_records
-        self.progress.observe(self._clock.monotonic_ms(), lags, {**self._finished_of, "commits": self.finished})
+        self.progress.observe(self._clock.monotonic_ms(), lags, self._finished_of, self._commits.pending_records)
 
     async def _end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+_UNCOMMITTED = "uncommitted"
+
 
 @dataclass(frozen=True, slots=True)
 class _PartitionProgress:
@@ -17,7 +19,7 @@ class ProgressWatch:
     """Detects a stuck consumer: a partition has lag, and none of its records was finished for longer than the limit.
 
     Each partition is checked separately, because progress in one does not mean progress in another. A member that is
-    outside the group for longer than the limit is stuck too.
+    outside the group for longer than the limit is stuck too, and so is a consumer whose transaction is not committed.
 
     >>> watch = ProgressWatch(stuck_after_ms=1_000)
     >>> watch.observe(500, lags={"clicks-0": 40, "clicks-1": 9}, finished={"clicks-0": 3})
@@ -37,18 +39,21 @@ class ProgressWatch:
 
     @property
     def lag(self) -> int:
-        """The sum of the watched partitions' lags, in records."""
+        """The sum of the watched partitions' lags and of the uncommitted records."""
         return sum(partition.lag for partition in self._partitions.values())
 
-    def observe(self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int]) -> None:
+    def observe(
+        self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int], uncommitted: int = 0
+    ) -> None:
         """Take the current progress of all owned partitions.
 
         `lags` are the numbers of unfinished records, `finished` the total numbers of finished ones. A partition that
-        `lags` does not name is no longer owned.
+        `lags` does not name is no longer owned. `uncommitted` is the number of finished records whose transaction is
+        not committed.
         """
         partitions = {}
-        for key, lag in lags.items():
-            count = finished.get(key, 0)
+        for key, lag in {**lags, _UNCOMMITTED: uncommitted}.items():
+            count = sum(finished.values()) if key == _UNCOMMITTED else finished.get(key, 0)
             before = self._partitions.get(key)
             waits = before is not None and before.lag > 0 and lag > 0 and before.finished == count
             partitions[key] = _PartitionProgress(lag, count, before.well_ms if before is not None and waits else now_ms)
@@ -62,11 +67,13 @@ class ProgressWatch:
         if rebalance_ms > self.stuck_after_ms:
             return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"
         stuck = [
-            f"{key}: {partition.lag} records behind, none finished for {now_ms - partition.well_ms} ms"
+            f"{partition.lag} finished records are not committed, and none was finished for {ms} ms"
+            if key == _UNCOMMITTED
+            else f"{key}: {partition.lag} records behind, none finished for {ms} ms"
             for key, partition in self._partitions.items()
-            if partition.lag and now_ms - partition.well_ms > self.stuck_after_ms
+            if partition.lag and (ms := now_ms - partition.well_ms) > self.stuck_after_ms
         ]
         return "; ".join(sorted(stuck))
 
     def __repr__(self) -> str:
-        return f"ProgressWatch(lag={self.lag}, {len(self._partitions)} partitions)"
+        return f"ProgressWatch(lag={self.lag}, {len(self._partitions.keys() - {_UNCOMMITTED})} partitions)"

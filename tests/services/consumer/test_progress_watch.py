@@ -44,6 +44,17 @@ def test_progress_of_one_partition_does_not_hide_a_stuck_one() -> None:
     assert watch.trouble(131) == ""
 
 
+def test_a_transaction_that_is_not_committed_is_stuck() -> None:
+    """Finished records whose transaction is not committed are named as such, and count as lag."""
+    watch = ProgressWatch(stuck_after_ms=100)
+    watch.observe(0, {A: 0}, {A: 5}, 5)
+    watch.observe(90, {A: 0}, {A: 5}, 5)
+    assert watch.trouble(101) == "5 finished records are not committed, and none was finished for 101 ms"
+    assert watch.lag == 5
+    watch.observe(110, {A: 0}, {A: 5}, 0)
+    assert watch.trouble(999) == ""
+
+
 def test_a_member_outside_of_the_group_is_stuck() -> None:
     """A member outside of the group is stuck after the same limit, although it has no lag."""
     watch = ProgressWatch(stuck_after_ms=100)
