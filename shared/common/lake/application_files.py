@@ -54,8 +54,7 @@ def find_files(
     if folder is None:
         sizes = _list_objects(root, storage_options)
         return ApplicationFiles(root, by_table(sizes.items())) if sizes else None
-    if folder.is_symlink():
-        raise ConfigError(f"{folder} is a symbolic link: remove what it leads to, and the link")
+    _require_no_link(folder)
     if not folder.is_dir():
         return None
     return ApplicationFiles(str(folder), by_table(_walk_files(folder)))
@@ -73,7 +72,8 @@ def remove_files(lake: str, application: str, storage_options: Mapping[str, str]
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with its content; nothing if there is no folder. Raises LakeNotRemoved."""
+    """Remove a folder with its content; nothing if there is no folder. Raises ConfigError or LakeNotRemoved."""
+    _require_no_link(folder)
     try:
         shutil.rmtree(folder)
     except OSError as e:
@@ -99,20 +99,26 @@ def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
 def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -> None:
     """Delete all paths, several in parallel.
 
-    LakeNotRemoved names the first path, in the order of `paths`, that could not be deleted. It gives the number of
-    paths before it, which were deleted. Paths after it may be deleted too.
+    LakeNotRemoved names the first path, in the order of `paths`, that could not be deleted, and gives the number of
+    those that were.
     """
     left = list(paths)
     with ThreadPoolExecutor(DELETIONS_AT_ONCE) as pool:
         deletions = {path: pool.submit(delete, path) for path in left}
-        for done, (path, deletion) in enumerate(deletions.items()):
+        for path, deletion in deletions.items():
             try:
                 deletion.result()
             except DELTA_ERRORS as e:
                 pool.shutdown(cancel_futures=True)
+                done = sum(not one.cancelled() and one.exception() is None for one in deletions.values())
                 raise LakeNotRemoved(
                     f"{root}/{path} is not removed: {one_line(e)}; {done} of {len(left)} files are: run it again"
                 ) from e
+
+
+def _require_no_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a symbolic link: remove what it leads to, and the link")
 
 
 def _open_storage(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorageHandler:
