@@ -29,7 +29,7 @@ class Point(TypedDict):
 
     at_ms: of.TimeMs
     records_per_second: of.Rate | None
-    p99_ms: of.Rate | None
+    p99_ms: of.Milliseconds | None
     lag: of.Lag
     state_rows: of.Count | None
     late_per_second: of.Rate | None

@@ -125,12 +125,12 @@ class GroupEvent(TypedDict):
 class IngestState(TypedDict):
     """The ingest of all services together. `records_per_second` is a rate; counts are since each service started."""
 
-    p50_ms: of.Rate | None
-    p99_ms: of.Rate | None
-    stored: of.Rate | None
+    p50_ms: of.Milliseconds | None
+    p99_ms: of.Milliseconds | None
+    stored: of.Count | None
     records_per_second: of.Rate | None
-    rejected: of.Rate | None
-    rejected_requests: of.Rate | None
+    rejected: of.Count | None
+    rejected_requests: of.Count | None
 
 
 class StreamsOverview(TypedDict):
@@ -139,7 +139,7 @@ class StreamsOverview(TypedDict):
     tasks: Annotated[list[dict[str, Any]], Field(examples=[[{"partition": 0, "state": "running"}]])]
     state_rows: of.Count | None
     closed_windows: of.Count | None
-    late_records: of.Rate | None
+    late_records: of.Count | None
     late_per_second: of.Rate | None
     restore_estimate_s: of.Seconds | None
 
@@ -155,7 +155,7 @@ class Overview(TypedDict):
     rebalances: list[GroupEvent]
     ingest: IngestState
     streams: StreamsOverview
-    dead_letters: of.Rate | None
+    dead_letters: of.Count | None
     compactions: Annotated[list[dict[str, Any]], Field(examples=[[{"status": "done", "rows": 42}]])]
 
 
@@ -328,7 +328,7 @@ class OverviewBuilder:
         stored = _sum_of_metrics(services, lambda name: name == STORED)
         streams = _state_by_application(services)
         tasks = [task for stream in streams for task in _task_rows(stream)]
-        late_records: float | None = _sum_of_tasks(tasks, "late_records")
+        late_records = _sum_of_tasks(tasks, "late_records")
         if late_records is None:
             late_records = _sum_of_metrics(services, lambda name: name == LATE)
         dead_letters = _sum_of_metrics(services, _is_dead_letter_metric)
@@ -404,10 +404,10 @@ def _service_row(sample: ServiceSample) -> ServiceRow:
     }
 
 
-def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> float | None:
-    """Return the sum of the selected metrics of all services, for `OverviewBuilder`; None if there are none."""
+def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> int | None:
+    """Return the sum of the selected counts of all services, for `OverviewBuilder`; None if there are none."""
     values = [value for service in services for name, value in service.metrics.items() if selects(name)]
-    return sum(values) if values else None
+    return int(sum(values)) if values else None
 
 
 def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:

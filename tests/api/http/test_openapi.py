@@ -108,6 +108,20 @@ def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
             assert list(errors_of(given, schema, document)) == []
 
 
+def test_totals_of_the_overview_are_integers(app: FastAPI) -> None:
+    """A total is no rate: its type is integer, and its example a count."""
+    schemas = app.openapi()["components"]["schemas"]
+    totals = {
+        "IngestState": ("stored", "rejected", "rejected_requests"),
+        "StreamsOverview": ("state_rows", "closed_windows", "late_records"),
+        "Overview": ("dead_letters",),
+    }
+    for name, fields in totals.items():
+        for field in fields:
+            types = [one["type"] for one in schemas[name]["properties"][field]["anyOf"]]
+            assert types == ["integer", "null"], (name, field)
+
+
 async def test_answers_match_their_schemas(app: FastAPI) -> None:
     """No response has an undescribed member or a value of another type."""
     document, requests = closed(app.openapi()), 0
