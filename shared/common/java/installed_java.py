@@ -128,7 +128,12 @@ def _java_candidates(environ: Mapping[str, str], platform: str) -> Iterator[tupl
 def _mac_candidates() -> Iterator[tuple[str, Path]]:
     if _MAC_JAVA_HOME.exists():
         command = [str(_MAC_JAVA_HOME), "-v", str(VERSION_MIN)]
-        response = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False)
+        try:
+            response = subprocess.run(
+                command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return
         if response.returncode == 0:
             yield str(_MAC_JAVA_HOME), Path(response.stdout.strip()) / "bin" / "java"
 

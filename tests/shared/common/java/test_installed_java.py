@@ -145,6 +145,20 @@ def test_a_launcher_that_fails_has_no_version(tmp_path: Path) -> None:
     assert read_version(launcher(tmp_path, "17.0.1", status=1)) is None
 
 
+@pytest.mark.parametrize("script", ["#!/bin/sh\nexec sleep 100\n", "not a program"], ids=["hangs", "cannot start"])
+def test_a_java_home_tool_that_fails_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """If the tool of macOS hangs or cannot be started, the other places are searched."""
+    tool = tmp_path / "java_home"
+    tool.write_text(script)
+    tool.chmod(0o755)
+    monkeypatch.setattr(finder, "_MAC_JAVA_HOME", tool)
+    monkeypatch.setattr(finder, "VERSION_TIMEOUT_SECONDS", 1)
+    java = launcher(tmp_path / "jvm" / "17" / "bin", "17.0.1")
+    assert find_java({}, platform="darwin").executable == java
+
+
 def test_install_command_is_the_platforms() -> None:
     """The command uses Homebrew on macOS and apt elsewhere."""
     assert install_command("darwin") == "brew install openjdk@17"
