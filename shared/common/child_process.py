@@ -32,7 +32,7 @@ _GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 
 
 class ChildDied(FatalError):
-    """A child process ended unexpectedly. The message has its status and the last lines of its log file."""
+    """A child process ended unexpectedly. The message has its status and, if known, its last output."""
 
 
 class ChildProcess:
@@ -158,8 +158,11 @@ class ChildProcess:
 
     def died(self) -> ChildDied:
         """Return the error for an unexpected end."""
-        output = self.log_tail()
-        last = ": its last output was\n  " + "\n  ".join(output) if output else " without any output"
+        is_known = self.log_file is not None or bool(self._outputs)
+        piped = (self.error_output or self.output).decode(errors="replace").splitlines()
+        last = " without any output" if is_known else ""
+        if output := self.log_tail() or piped[-LOG_TAIL_LINES:]:
+            last = ": its last output was\n  " + "\n  ".join(output)
         return ChildDied(f"{self.name} ended, {describe_exit_status(self._returncode or 0)}{last}")
 
     def _read_report(self, pipe: IO[bytes]) -> None:

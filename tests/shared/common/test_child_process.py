@@ -116,6 +116,28 @@ async def test_early_death_shows_the_last_output_of_this_run(tmp_path: Path) -> 
     assert str(child.died()) == "sh ended, exit status 1: its last output was\n  cannot go on"
 
 
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo partly; echo cannot go on >&2", ": its last output was\n  cannot go on"),
+        ("echo partly", ": its last output was\n  partly"),
+        ("true", " without any output"),
+    ],
+)
+async def test_died_has_the_last_piped_lines(script: str, message: str) -> None:
+    """The error of a child with pipes has the end of its standard error, or else of its standard output."""
+    child = await ChildProcess.start(["sh", "-c", f"{script}; exit 1"], on_line=lambda line: None)
+    await child.wait()
+    assert str(child.died()) == f"sh ended, exit status 1{message}"
+
+
+async def test_died_does_not_know_a_shared_output() -> None:
+    """The error of a child that shares this process's output does not mention output."""
+    child = await ChildProcess.start(["sh", "-c", "echo cannot go on; exit 1"])
+    await child.wait()
+    assert str(child.died()) == "sh ended, exit status 1"
+
+
 async def test_long_log_is_moved_aside(tmp_path: Path) -> None:
     """A log over its limit is replaced, and one old log is kept."""
     with (tmp_path / "log").open("wb") as f:
