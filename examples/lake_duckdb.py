@@ -46,12 +46,23 @@ def busiest_days(database: duckdb.DuckDBPyConnection) -> None:
 
 
 def longest_open(database: duckdb.DuckDBPyConnection, store: str) -> None:
-    """The three windows that have been open the longest. The newest row of a window counts; keys are bytes."""
+    """The three windows that have been open the longest. The newest row of a window counts; keys are bytes.
+
+    `state` keeps a sliding window for a while after it was closed: it ends before the store's close time.
+    """
     longest = """
-        SELECT key, end_ms - start_ms AS ms FROM state WHERE row = 'window' AND store = ?
-        QUALIFY row_number() OVER (PARTITION BY partition, key, start_ms ORDER BY changelog_offset DESC) = 1 AND live
-        ORDER BY ms DESC, key LIMIT 3"""
-    for key, ms in database.execute(longest, [store]).fetchall():
+        WITH newest AS (
+            SELECT * FROM state WHERE row = 'window' AND store = $store
+            QUALIFY row_number() OVER (PARTITION BY partition, key, start_ms ORDER BY changelog_offset DESC) = 1
+        ), covered AS (
+            SELECT partition, CAST(json_extract_string(progress, $path) AS BIGINT) AS close_ms
+            FROM state WHERE row = 'progress'
+            QUALIFY row_number() OVER (PARTITION BY partition ORDER BY changelog_offset DESC) = 1
+        )
+        SELECT key, end_ms - start_ms AS ms FROM newest LEFT JOIN covered USING (partition)
+        WHERE live AND end_ms >= coalesce(close_ms, end_ms) ORDER BY ms DESC, key LIMIT 3"""
+    parameters = {"store": store, "path": f'$.close_times_ms."{store}"'}
+    for key, ms in database.execute(longest, parameters).fetchall():
         print(f"open: {key.decode(errors='backslashreplace')}, {ms} ms")
 
 

@@ -32,11 +32,18 @@ def busiest_days(closed: pl.LazyFrame) -> None:
 
 
 def longest_open(state: pl.LazyFrame, store: str) -> None:
-    """The three windows that have been open the longest. The newest row of a window counts; keys are bytes."""
+    """The three windows that have been open the longest. The newest row of a window counts; keys are bytes.
+
+    `state` keeps a sliding window for a while after it was closed: it ends before the store's close time.
+    """
     own = state.filter((pl.col("row") == "window") & (pl.col("store") == store))
     own = own.select("partition", "key", "start_ms", "end_ms", "live", "changelog_offset").sort("changelog_offset")
     newest = own.unique(["partition", "key", "start_ms"], keep="last").filter("live")
-    lasting = newest.select("key", ms=pl.col("end_ms") - pl.col("start_ms"))
+    covered = state.filter(pl.col("row") == "progress").sort("changelog_offset").unique("partition", keep="last")
+    close_ms = pl.col("progress").str.json_path_match(f'$.close_times_ms["{store}"]').cast(pl.Int64)
+    newest = newest.join(covered.select("partition", close_ms=close_ms), on="partition", how="left")
+    is_open = pl.col("close_ms").is_null() | (pl.col("end_ms") >= pl.col("close_ms"))
+    lasting = newest.filter(is_open).select("key", ms=pl.col("end_ms") - pl.col("start_ms"))
     for key, ms in lasting.sort(["ms", "key"], descending=[True, False]).head(3).collect().iter_rows():
         print(f"open: {key.decode(errors='backslashreplace')}, {ms} ms")
 

@@ -359,3 +359,14 @@ def small_lake(root: Path, *, closes: bool = True) -> str:
         at(b"\xff", day + 210, day + 290)
         at(b"b", day + 230)
     return str(root / "app")
+
+
+def sliding_lake(root: Path) -> str:
+    """The folder of an application with sliding windows `s`, in which `state` still has closed windows of `a`."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().sliding_window(100).aggregate("s", n=Count()).on_close().to("out")
+    driver, writer = TopologyTestDriver(builder.build()), LakeWriter(root / "app")
+    for key, time in ((b"a", 1_000), (b"b", 1_150)):
+        driver.pipe("in", key=key, value=b"{}", timestamp=time)
+    writer.run({0: driver.changelog})
+    return str(root / "app")

@@ -10,7 +10,7 @@ import pytest
 
 from examples import lake_polars
 from examples.lake_polars import main
-from tests.lake_tables import small_lake
+from tests.lake_tables import sliding_lake, small_lake
 
 
 def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +22,12 @@ def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.Capture
         "open: \\xff, 80 ms",
         "open: b, 30 ms",
     ]
+
+
+def test_closed_sliding_windows_are_not_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sliding windows that `state` keeps after they were closed are not listed."""
+    main(sliding_lake(tmp_path), "s")
+    assert capsys.readouterr().out.splitlines() == ["1970-01-01: 1 windows of 1 keys", "open: b, 100 ms"]
 
 
 def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

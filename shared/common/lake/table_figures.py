@@ -17,6 +17,7 @@ def describe_tables(lake: str, application: str, storage_options: Mapping[str, s
     """Return the figures of an application's lake tables.
 
     The figures are: live rows, closed rows by store, table versions, and the time when the newest compaction ended.
+    Live rows are the valid rows of `state` with `live`; `state` keeps those of closed sliding windows for a while.
 
     A table's version is -1 if the table does not exist. `compacted_at_ms` is None if the history of `state` has no
     compaction. Raises LakeUnavailable or NotASnapshot.
