@@ -64,7 +64,7 @@ Held = Mapping[str, TopicOffsets]
 
 
 class BatchRejected(FatalError):
-    """A batch cannot run now. The message has the reason."""
+    """A batch cannot run while live instances run. The message names them."""
 
 
 class BatchFenced(FatalError):
@@ -197,7 +197,10 @@ class BatchJob:
         return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
 
     def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
-        """Return `live_from` as an offset for each partition. Raises ConfigError for an offset that the topic lacks."""
+        """Return the `live_from` in `text` as an offset for each partition of a topic.
+
+        Raises the errors of `live_from_offsets` and `topic_offsets`.
+        """
         topic = held.topic
         earliest = held.earliest
         latest = held.latest
@@ -316,7 +319,8 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
 def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
     """Return the partitions whose records a batch reads, those with the most records first.
 
-    A partition whose committed position does not exist in the topic is included, so that its task reports the error.
+    A partition is also included if its committed position is beyond the topic's end, or is one in an earlier topic of
+    the same name. Its task then reports the error.
     """
     left: dict[int, int] = {}
     for topic, of in ends.items():

@@ -96,7 +96,7 @@ class FileInput(msgspec.Struct, frozen=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """The result of a batch's task. `fenced` names the live instance that owns the partition now, if there is one."""
+    """The result of a batch's task. `fenced` names the live instances if the task ended because some run."""
 
     partition: int
     read: int = 0
@@ -136,7 +136,8 @@ def run_topics(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
 def run_files(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the function of a batch's task that reads rows of files, for mapInArrow.
 
-    It takes a partition's ordered rows (timestamp_ms, key, value) and returns its outcome.
+    It takes a partition's ordered rows (timestamp_ms, key, value) and yields one row, `outcome`: its TaskResult as
+    msgpack. The partitions in `source.done` are not processed.
     """
 
     def read_rows_of_partition(batches: Iterator[Any]) -> Iterator[Any]:

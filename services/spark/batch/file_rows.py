@@ -97,7 +97,7 @@ class FileRows(NamedTuple):
     def typed(self, name: str) -> tuple[DataType, SparkColumn]:
         """Return a column's type and the column, as the source of times or of the rows' order.
 
-        If Spark infers times or numbers for a text column, the column is converted to that type.
+        If Spark infers another type for a text column, the column is converted to that type.
         """
         column = self.column(name)
         kind = self.columns[name].dataType
@@ -130,9 +130,9 @@ def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 
 def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
-    """Return a digest that identifies an input: the files as they are now, and how their rows become records.
+    """Return a digest that identifies an input: the files as they are now, and the settings that apply to them.
 
-    It changes if a file is added, removed, extended or rewritten.
+    It changes if a file is added, removed, extended or rewritten, or if a setting (`live_from` too) changes.
     """
     # A task skips committed rows by their number. That is correct only if the same files yield the same rows in the
     # same order.
@@ -408,9 +408,10 @@ def as_written(
 
 
 def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Return whether JSON would write a value of a row differently than the file, if it had the field's type.
+    """Return a column that is true for each row whose text in the CSV column `field` the field's inferred type alters.
 
-    A float or double may be written differently if it is the same number (`1.10`, 1.1), unless `exactly` is set.
+    JSON would then write another text than the file has. For a float or double, another text of the same number
+    (`1.10`, 1.1) does not count, unless `exactly` is set.
     """
     written = F.col(quoted(field.name)).cast("string")
     kind = field.dataType
@@ -423,8 +424,8 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
 def row_times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
     """Return a column as ms since the epoch, -1 for a value that is not a time; None for a type that cannot be a time.
 
-    A number, whole or not and also as text, counts `unit`s since the epoch; fractions of a ms are cut off. Any other
-    text is a time as ISO 8601, in UTC if it names no time zone.
+    A number, whole or not and also as text, counts `unit`s since the epoch. Any other text is a time as ISO 8601, in
+    UTC if it names no time zone. Fractions of a ms are rounded down.
     """
     if isinstance(kind, IntegralType) and unit == "ms":
         ms = column.cast("bigint")

@@ -26,7 +26,7 @@ OF_FILES = ("key_column", "value_column", "topic", "live_from")
 
 
 def require_live_from(text: str) -> str:
-    """Return a batch's `live_from` unchanged. Raises ValueError for an invalid date."""
+    """Return a batch's `live_from` unchanged. Raises ValueError for an invalid time."""
     if not EXPLICIT_OFFSETS.fullmatch(text):
         try:
             time_ms(text)
