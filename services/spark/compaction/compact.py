@@ -84,10 +84,10 @@ class CompactionReport(NamedTuple):
     """The result of a compaction.
 
     `from_offsets` and `to_offsets` are, by changelog partition, the covered offsets before and after the compaction.
-    `live_rows` is the number of changed live windows and `deleted_rows` the number of tombstones added to `state`.
-    `closed_rows` and `late_rows` are the numbers of rows added to the other tables. `remaining_records` is the number
-    of changelog records that existed when the compaction began and are left to the next compaction. `failed` lists the
-    steps after the commits that failed; the compaction stays committed.
+    `live_rows` is the number of changed live windows, and of changed keys in stores without windows. `deleted_rows` is
+    the number of tombstones added to `state`. `closed_rows` and `late_rows` are the numbers of rows added to the other
+    tables. `remaining_records` is the number of changelog records that existed when the compaction began and are left
+    to the next compaction. `failed` lists the steps after the commits that failed; the compaction stays committed.
     """
 
     partitions: int
@@ -139,11 +139,14 @@ class CompactionJob:
         return f"{self.settings.folder}/{table}"
 
     def run(self) -> CompactionReport:
-        """Compact once. The report's `failed` lists the steps that failed after the commit of `state`.
+        """Compact once.
 
-        `maintenance.require_done()` raises their first error. Raises CorruptRecord, ChangelogHole or SchemaMismatch
-        before the first commit. Raises CompactionConflict (another job was first), LakeUnavailable, or an error of
-        Kafka or Spark. After these, `closed` and `late` may have rows that `state` does not cover.
+        Raises CorruptRecord, ChangelogHole, SchemaMismatch or ConfigError before the first commit. Raises
+        CompactionConflict (another job was first), LakeUnavailable, or an error of Kafka or Spark. After an error of
+        this second group, `closed` and `late` may have rows that `state` does not cover.
+
+        A step that fails after the commit of `state` raises nothing. It is listed in the report's `failed`, and
+        `require_done()` of this job's `maintenance` raises the first such error.
         """
         try:
             plan = self.plan()
@@ -365,7 +368,7 @@ class CompactionJob:
         )
 
     def _ensure_table(self, plan: CompactionPlan, name: str, schema: pa.Schema) -> DeltaTable:
-        """Return a table at its planned version. Create it if it is missing, and add missing columns."""
+        """Return the table that was opened for the plan. Create it if it is missing, and add missing columns."""
         indexed = INDEXED[name.partition("/")[0]]
         return delta_writer.ensure_table(
             plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
@@ -458,8 +461,8 @@ def _count_written_rows(kind: str, files: Mapping[str, list[DataFile]]) -> int:
 def is_rewrite_due(row: Row, files_max: int) -> bool:
     """Return whether a partition of `state` is to be rewritten, by its newest progress row.
 
-    A rewrite is due if many rows, relative to the partition's size, or more than `files_max` files were added since the
-    last rewrite. With `files_max` 0, any number of files is allowed.
+    A rewrite is due if more rows were added since the last one than REWRITE_ROWS_MIN and than half of the rows that it
+    left. It is also due if more than `files_max` files were added. With `files_max` 0, any number of files is allowed.
     """
     # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of live
     # windows.

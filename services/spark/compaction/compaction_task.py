@@ -251,7 +251,10 @@ class PartitionCompaction:
         )
 
     def _has_rows_to_write(self, commit: ConfirmedCommit) -> bool:
-        """Return True if there is something to write. Wall-clock punctuation without output usually writes nothing."""
+        """Return whether a progress row must be written, with or without other rows.
+
+        A range usually needs none if its commits have no entries and only advance the times of wall-clock punctuation.
+        """
         newest = self.range.newest
         of = self.range
         # 1. There is something new: the first progress row, entries, or another epoch.

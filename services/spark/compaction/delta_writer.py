@@ -38,7 +38,10 @@ Options = Mapping[str, str]
 
 
 class CompactionConflict(PenstockError):
-    """Another job compacted the same application at the same time and committed first. This job commits nothing."""
+    """Another job of the same application committed to a table first.
+
+    This job does not commit to that table. Its earlier commits to other tables stay.
+    """
 
 
 class DataFile(NamedTuple):

@@ -64,7 +64,10 @@ class TableMaintenance:
             raise self.failed[0][1]
 
     def attempt(self, name: str, step: Callable[[], T], otherwise: T) -> T:
-        """Return the result of a step, or `otherwise` if it fails. A conflict with another job is not a failure."""
+        """Return the result of a step, or `otherwise` if it raises an error of Penstock, of Spark or of a connection.
+
+        The error is added to `failed`, unless it is a CompactionConflict.
+        """
         try:
             return step()
         except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
@@ -78,9 +81,10 @@ class TableMaintenance:
         return otherwise
 
     def maintain(self, state: str, others: Mapping[str, str]) -> dict[str, Any]:
-        """Apply retention, OPTIMIZE and VACUUM, each of them only if it is due.
+        """Apply retention, then run OPTIMIZE and VACUUM if they are due. A step that fails does not stop the others.
 
-        `others` are the paths of the `closed` and `late` tables. Returns the report's fields.
+        `others` are the paths of the `closed` and `late` tables, by name. Returns the fields `optimized_tables` and
+        `vacuumed` of a CompactionReport.
         """
         settings = self.settings
         hours = settings.retention_hours
