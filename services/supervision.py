@@ -24,7 +24,7 @@ async def keep_running(
     reason: Callable[[], str],
     backoff: ExponentialBackoff = RESTART_BACKOFF,
 ) -> NoReturn:
-    """Call `restart` each time a running child ends, after a pause that doubles.
+    """Call `restart` each time a child process ends, after a pause (see `RestartBackoff`).
 
     `wait` waits for the child's end and returns its exit status. `on_end` is called with the exit status and the pause
     in ms. Raises ConfigError with the text of `reason` if the child ends because of an invalid setting.

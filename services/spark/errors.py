@@ -40,7 +40,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
     def of(cls, error: PenstockError) -> TaskFailure:
         """Return the failure of a Spark task for the error that it raised.
 
-        OffsetOutOfRange becomes ChangelogHole: changelog records were deleted while they were read.
+        OffsetOutOfRange becomes ChangelogHole: records were deleted while the task read them.
         """
         kind = ChangelogHole if isinstance(error, OffsetOutOfRange) else type(error)
         return cls(tuple(one.__name__ for one in kind.__mro__), str(error))

@@ -106,7 +106,7 @@ def _rows_of_windows(tables: LakeTables, store: StoreSchema) -> DataFrame:
 def _assign_merged_sessions(rows: DataFrame, gap_ms: int) -> DataFrame:
     """Return the rows to merge with the start of their merged session, in the column `session`.
 
-    A row belongs to the same session as the rows before it if it starts at most `gap_ms` after their latest end.
+    A row belongs to the same session as its key's rows before it if it starts at most `gap_ms` after their latest end.
     """
     key = rows.columns[0]
     own = SparkWindow.partitionBy("partition", key).orderBy("start", "end")

@@ -80,7 +80,10 @@ _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
 def use_java(java: Java) -> None:
-    """Make the next Spark session start with this Java. Spark's launcher looks at JAVA_HOME only, and then at PATH."""
+    """Set JAVA_HOME to this Java's home, if that has `bin/java`, for the next Spark session.
+
+    Spark's launcher uses the Java of JAVA_HOME, or else the one on PATH.
+    """
     if (java.home / "bin" / "java").exists():  # a version manager may have no such file
         os.environ["JAVA_HOME"] = str(java.home)
 
@@ -394,8 +397,9 @@ def is_s3(uri: str) -> bool:
 
 
 def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's configuration for S3, from AWS_REGION and AWS_ENDPOINT_URL (AWS_ENDPOINT_URL_S3 has precedence).
+    """Return Spark's configuration for S3, from Amazon's environment variables.
 
+    The region is AWS_REGION, or else AWS_DEFAULT_REGION. The endpoint is AWS_ENDPOINT_URL_S3, or else AWS_ENDPOINT_URL.
     Credentials need no configuration: Spark passes on the driver's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
     AWS_SESSION_TOKEN. Without them Hadoop uses the machine's role. Hadoop's connector includes Amazon's whole SDK, half
     a gigabyte, so S3_JARS are fetched only if a table or file is on S3.

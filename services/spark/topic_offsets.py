@@ -53,7 +53,10 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
 
 
 def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:
-    """Return the offsets by topic. Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client."""
+    """Return each topic's id, first offsets and ends.
+
+    Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client.
+    """
     names = list(topics)
 
     async def fetch_topic_offsets() -> dict[str, TopicOffsets]:
@@ -70,7 +73,7 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
 
 
 def changelog_offsets(settings: JobSettings) -> TopicOffsets:
-    """Return the offsets of the application's changelog topic. Raises the errors of `topic_offsets`."""
+    """Return the id, first offsets and ends of the application's changelog topic. Raises as `topic_offsets` does."""
     topic = settings.changelog_topic
     try:
         return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
@@ -81,11 +84,11 @@ def changelog_offsets(settings: JobSettings) -> TopicOffsets:
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
-    """Wait until each transaction that has written to a topic is committed or aborted, then return the topic's offsets.
+    """Wait until each transaction that is open in a topic at the call has ended, then return the topic's offsets.
 
-    A topic's end is its last stable offset, which lies before the first open transaction. So without the wait, records
-    of one committed transaction could be before the end in one topic, and after the end in another. Raises Undecided
-    after `timeout_ms`, and the errors of `topic_offsets`.
+    It does not wait for transactions that begin meanwhile. A topic's end is its last stable offset, which lies before
+    the first open transaction. So without the wait, records of one committed transaction could be before the end in one
+    topic, and after the end in another. Raises Undecided after `timeout_ms`, and the errors of `topic_offsets`.
     """
     found = topic_offsets(kafka, [topic], timeout_ms)[topic]
     ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}
