@@ -461,8 +461,8 @@ class Admin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of a group.
 
-        With `require_stable` the call waits until open transactions with offsets of the group have ended, at most until
-        the deadline (KIP-447).
+        With `require_stable` the call waits until open transactions with offsets of the group have ended (KIP-447).
+        Raises KafkaTimeout if they are still open after `timeout_ms`.
         """
         where = f"offsets of group {group_id}"
 
@@ -549,8 +549,8 @@ class Admin:
 
         `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset below the log
         becomes the partition's first offset, and one above it the end offset. With `dry_run` nothing is changed, and
-        the group may have members. Otherwise raises GroupNotEmpty, which names the members. Raises GroupNotFound if
-        there is nothing to reset. Raises ValueError or TypeError for an invalid `to`.
+        the group may have members. Otherwise raises GroupNotEmpty, which names the members. Raises GroupNotFound if no
+        `partitions` are given and none has a committed offset. Raises ValueError or TypeError for an invalid `to`.
         """
         partitions = None if partitions is None else list(partitions)
         _check_reset(to, partitions)

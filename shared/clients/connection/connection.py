@@ -390,7 +390,7 @@ class Connection:
                 raise self._client.connection_error(node, where) from None
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
-        """Send a fetch as `send` does, over a connection whose responses are read in place."""
+        """Send a fetch as `send` does, if possible over a connection that reads in place (see `read_in_place`)."""
         with translating_errors(where, self.client_id):
             if self._client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
@@ -454,8 +454,9 @@ class Connection:
         """Repeat `call` after retriable errors until it succeeds or the deadline passes. Raises any other error at
         once.
 
-        After the deadline KafkaTimeout is raised with the last error. UnknownTopicOrPartition is retried only for
-        UNKNOWN_TOPIC_GRACE_MS. `soon` is for a call that opens a transaction: see `retry_waits`.
+        After the deadline KafkaTimeout is raised with the last error. UnknownTopicOrPartition itself is raised after
+        UNKNOWN_TOPIC_GRACE_MS, or after the deadline if that comes first. `soon` is for a call that opens a
+        transaction: see `retry_waits`.
         """
         wait_after = retry_waits(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None

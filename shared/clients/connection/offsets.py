@@ -36,7 +36,7 @@ READ_COMMITTED = 1
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """Return the offset if it is valid. Raises TypeError or ValueError otherwise."""
+    """Return the offset. Raises TypeError if it is no int, ValueError if it is below 0."""
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
     # True is an int too.
@@ -50,7 +50,10 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
 def checked_offsets(
     given: Mapping[TopicPartition, OffsetAndMetadata | int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the offsets to commit if they are valid. Raises TypeError or ValueError, which names the partition."""
+    """Return the offsets to commit, each as an OffsetAndMetadata.
+
+    Raises TypeError or ValueError, which names the partition, for an invalid offset or invalid metadata.
+    """
     checked = {}
     for tp, value in given.items():
         at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -64,7 +67,7 @@ def checked_offsets(
 
 
 def checked_time(what: object, time_ms: object) -> int:
-    """Return the time in ms whose offset is looked up if it is valid. Raises TypeError or ValueError otherwise."""
+    """Return the time in ms to look up. Raises TypeError if it is no int, ValueError if it is below 0."""
     if not isinstance(time_ms, int) or isinstance(time_ms, bool):
         raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
     if time_ms < 0:

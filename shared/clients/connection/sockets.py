@@ -242,10 +242,10 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         return list(found) or hosts
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
-        """Update the metadata from a known broker.
+        """Update the metadata from a known broker. Returns whether that succeeded.
 
         After `metadata_recovery_rebootstrap_trigger_ms` without metadata the bootstrap servers are used, since all
-        brokers may have moved (KIP-899).
+        brokers may have moved (KIP-899, KIP-1102). With `metadata_recovery_strategy=none` they are not.
         """
         if await super()._metadata_update(cluster_metadata, topics):
             self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -514,7 +514,10 @@ class Frames(asyncio.BufferedProtocol):
 
 
 def read_in_place(connection: Any) -> bool:
-    """Make an open connection read responses in place. Returns False if a request is open or bytes are unread."""
+    """Make an open connection read each response directly into a buffer of its size (`Frames`).
+
+    Changes nothing and returns False while a request is open or bytes are unread.
+    """
     if isinstance(connection._writer.transport.get_protocol(), Frames):
         return True
     # The new protocol would not see bytes that are in the stream already, and would read a response from its middle.
