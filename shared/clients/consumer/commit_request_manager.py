@@ -142,10 +142,11 @@ class CommitRequestManager:
         """Commit offsets and wait. Pending commits are sent before or with this one. Without offsets the call waits for
         the pending ones alone.
 
-        Raises at once CommitFailed (IllegalGeneration, UnknownMember), RebalanceInProgress, or an error that is not
-        retriable. It waits instead if the end of a rebalance may let the member commit. Raises KafkaTimeout after
-        `timeout_ms`; the offsets may still be committed later. An error of one partition (it does not exist, its
-        metadata is too long) is raised after the other partitions are committed.
+        After RebalanceInProgress or IllegalGeneration, a member that owns partitions (`is_owner`) waits for the end of
+        the rebalance and commits again. For any other member these errors are raised at once, as are UnknownMember and
+        all errors that are not retriable. Raises CommitFailed if one of the partitions is taken away during the wait.
+        Raises KafkaTimeout after `timeout_ms`; the offsets may still be committed later. An error of one partition (it
+        does not exist, its metadata is too long) is raised after the other partitions are committed.
         """
         where = self._describe_member()
         numbers = self.sequence.register(offsets)

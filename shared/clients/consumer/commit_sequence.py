@@ -1,8 +1,8 @@
 """Chooses the offsets to commit next, also when commits fail, are delayed, or get no response.
 
-Each offset that is registered for a partition gets the partition's next number. Only the newest offset of a partition
-is sent. After a failed commit the newest offset is sent, not the failed one, so an old offset never follows a new one.
-One commit is in flight at a time. Offsets registered meanwhile go with the next commit.
+Each offset that is registered for a partition gets the next number. Only the newest offset of a partition is sent.
+After a failed commit the newest offset is sent, not the failed one, so an old offset never follows a new one. One
+commit is in flight at a time. Offsets registered meanwhile go with the next commit.
 
 A commit without a response may still reach the coordinator and overwrite a later one. So for `LATE_MS` its partitions'
 offsets are read back after every successful commit, and once more after that time. If they differ from the newest
@@ -68,7 +68,7 @@ class CommitSequence:
     """The time in ms until which a commit of unknown fate may still be applied."""
 
     def register(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, int]:
-        """Register offsets to commit. Returns the number that each partition's offset gets."""
+        """Register offsets to commit. Returns a number for each offset, by partition; each number is used once."""
         numbers = {}
         for tp, offset in offsets.items():
             partition = self._partitions.setdefault(tp, _Partition())
@@ -142,7 +142,8 @@ class CommitSequence:
         """Compare the offsets that were read back with those of the newest successful commit.
 
         `found` are the coordinator's offsets at `requested_ms`. `partitions` are those that `on_success` or
-        `to_read_back` returned. Where the offsets differ, those of the newest successful commit are to be sent again.
+        `to_read_back` returned. Where the offsets differ, the one of the newest successful commit is to be sent again,
+        unless a newer offset is to be sent.
         """
         for tp in partitions:
             if self._unsure.get(tp, requested_ms) <= requested_ms:

@@ -177,7 +177,7 @@ class Consumer(Generic[K, V]):
         if there is no deserializer.
 
         `interceptors` see the records that are handed out and the committed offsets (`ConsumerInterceptor`). A custom
-        `assignor` replaces the one that the settings name, and should have the same name.
+        `assignor` replaces the one that `partition_assignment_strategy` names, and should have that name too.
         """
         settings = ConsumerSettings.given(settings)
         self._settings = settings
@@ -316,7 +316,10 @@ class Consumer(Generic[K, V]):
         self._coordinator.subscribe(topics, self._invoker)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions. A `group_id` is then used for commits alone."""
+        """Read exactly these partitions.
+
+        A `group_id` is then used only for committed offsets: reading starts at them, and `commit` stores them.
+        """
         partitions = list(partitions)
         if self._state == "new":
             self._wanted = partitions
@@ -343,10 +346,11 @@ class Consumer(Generic[K, V]):
 
         Raises a listener's error, NoOffsetForPartition or OffsetOutOfRange (under `auto_offset_reset=none`),
         CorruptRecord, SerializationError (of a deserializer, with the record's offset), AuthorizationFailed,
-        IllegalState (closed), or Wakeup (after `wakeup`). Raises ValueError for `max_records` below 1.
+        IllegalState (closed, not subscribed, or another task polls), or Wakeup (after `wakeup`). Raises ValueError for
+        `max_records` below 1.
 
-        Under a `commit_strategy`, CommitFailed is raised once if partitions were lost whose records were handed out and
-        not committed. Under `sync` the errors of `commit` are raised too.
+        Unless `commit_strategy` is `none`, CommitFailed is raised once if partitions were lost whose records were
+        handed out and not committed. Under `sync` the errors of `commit` are raised too.
         """
         fetched_rows = await self._poll_records(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in fetched_rows.items()}
@@ -441,7 +445,7 @@ class Consumer(Generic[K, V]):
         return record
 
     def _begin_iterating(self, task: asyncio.Task[object] | None) -> None:
-        """Register the task that iterates. Raises IllegalState while the previous task still processes a record."""
+        """Register the task that iterates. Raises IllegalState unless the previous task has ended."""
         if self._iterating is not None and not self._iterating.done():
             raise IllegalState("another task iterates over this consumer: the record it works on would count as done")
         self._iterating = task
@@ -579,7 +583,7 @@ class Consumer(Generic[K, V]):
         """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.
 
         If the offset cannot be looked up, the error is raised at once, such as NoOffsetForPartition under
-        `auto_offset_reset=none`.
+        `auto_offset_reset=none`. Raises KafkaTimeout if the offset is not known after `request_timeout_ms`.
         """
         self._check_open()
         # In an iteration the fetcher's position is after the whole batch. The user's is before the unread records.

@@ -228,8 +228,8 @@ class ConsumedPositions:
     def moved(self, tp: TopicPartition, move: Move) -> None:
         """Note that a position moved past offsets without records, or was found by the reset policy.
 
-        The move is ignored while the partition has unread records. The position lies after these, and counts once they
-        are returned.
+        The move is forgotten if the partition has unread records: the user's position is still before these, and
+        advances with each that is returned.
         """
         if self.unread.position(tp) is not None:
             return
@@ -279,7 +279,8 @@ class ConsumedPositions:
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that an error has reported these offsets as not committed, so that no second error reports them.
 
-        A partition that is no longer owned is not marked. If it is assigned again, its records are handed out again.
+        A partition that is no longer owned only loses its forfeited position. It is not marked as reported: if it is
+        assigned again, its records are handed out again, and their loss must be reported.
         """
         # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
         # again.
