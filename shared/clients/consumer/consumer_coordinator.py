@@ -254,7 +254,8 @@ class ConsumerCoordinator:
 
     @property
     def is_listener_due(self) -> bool:
-        """Whether a call of the listener is due or in progress. No records may be returned until it has ended."""
+        """Whether polls must wait for a call of the listener, due or in progress, before they return records. False
+        once the consumer closes or the group membership has broken."""
         # If the group has removed the member, the step that reports the loss may not be decided yet. No record of the
         # lost partitions may be returned in between.
         is_due = self._listener_due or self.member.is_forgotten
@@ -273,9 +274,11 @@ class ConsumerCoordinator:
         self.wake()
 
     def leave_if_overdue(self) -> None:
-        """Leave the group if the last poll is older than `max_poll_interval_ms`.
+        """Leave the group if the last poll is older than `max_poll_interval_ms`. Does nothing during a call of the
+        listener.
 
-        The task that checks this cannot run while the user's code blocks the event loop.
+        Polls and commits call this. The task that takes the steps checks the same, but it cannot run while the user's
+        code blocks the event loop.
         """
         if not self._calling and (step := self.member.leave_if_idle(self.idle_ms)) is not None:
             self._leave_group(step)

@@ -225,7 +225,8 @@ class Fetcher:
     # --- the next requests ---
 
     def next_requests(self, leader: Leader, now_ms: float) -> NextRequests:
-        """Return the requests to send now. One of the methods below must be called with each request's response."""
+        """Return the requests to send now. The caller must report the outcome of each to `committed`, `placed`,
+        `received` or `failed`."""
         lookups = self._offset_lookups(leader, now_ms)
         idle, left_out, nodes = self._partitions_to_fetch(leader, now_ms)
         fetches = []
@@ -253,7 +254,8 @@ class Fetcher:
     ) -> tuple[dict[int, list[TopicPartition]], set[int], int]:
         """Return the partitions to fetch, for each node without a request in flight.
 
-        Also returns the nodes with a partition that has buffered enough, and the number of all nodes.
+        Also returns the nodes with a partition that has buffered enough, and the number of nodes that lead a partition.
+        Partitions that are paused, have an error or lack a position do not count.
         """
         idle: dict[int, list[TopicPartition]] = {}
         left_out: set[int] = set()
@@ -276,8 +278,9 @@ class Fetcher:
     def _bytes_per_node(self, asking: int, nodes: int) -> int:
         """Return the bytes that each of `asking` nodes may send; 0 if they are too few for a request.
 
-        The buffer is divided among one node more than there are. A broker that hangs keeps its share until its request
-        times out.
+        A node gets at most one of `nodes` + 1 equal parts of the buffer. The part left over is for a broker that hangs:
+        it keeps its share until its request times out. If the bytes are too few and `take` has nothing to return, the
+        buffers of paused partitions are dropped.
         """
         limits = self.limits
         most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
@@ -387,10 +390,10 @@ class Fetcher:
     def _handle_diverging_epoch(
         self, tp: TopicPartition, state: FetcherPartition, end_offset: int, high_watermark: int
     ) -> None:
-        """Handle a log that was truncated below the fetched offset (KIP-320, KIP-595).
+        """Handle a log that was truncated to `end_offset`, below the fetch offset (KIP-320, KIP-595).
 
-        The new leader had not replicated all records of the old one. If the log ends before the position, it may be
-        that of another topic with the same name, so the reset policy decides.
+        The new leader had not replicated all records of the old one. If the high watermark is below the position, the
+        log may be that of another topic with the same name, so the reset policy decides.
         """
         position = state.position
         assert position is not None

@@ -127,7 +127,7 @@ class ConsumerMembershipManager(Member):
     # --- calls of the consumer ---
 
     def subscribe(self, topics: frozenset[str]) -> None:
-        """Set other topics. The member joins the group again with them."""
+        """Set the topics. If they differ from those of the last join, the member joins the group again."""
         if topics != self.topics:
             self.topics = topics
             if self.state is MemberState.STABLE and topics != self._joined_topics:
@@ -152,8 +152,8 @@ class ConsumerMembershipManager(Member):
         return error
 
     def metadata(self, counts: Mapping[str, int]) -> None:
-        """Compare the partition counts of all topics with those of the last assignment. If they differ, the leader
-        requests a rebalance."""
+        """Compare `counts` with the partition counts of the group's topics at the last assignment. If they differ,
+        request a rebalance. Only the leader does so, and a static member that came back, which may be the leader."""
         if not self._watches or self.state is not MemberState.STABLE:
             return
         known = {topic: counts[topic] for topic in self.group_topics or self._joined_topics if topic in counts}
@@ -263,8 +263,8 @@ class ConsumerMembershipManager(Member):
         return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
 
     def leave(self) -> str:
-        """Forget the membership. Returns the member id for LeaveGroup, or "" if none must be sent: the group keeps a
-        static member until its session times out."""
+        """Forget the membership. Returns the member id for LeaveGroup, or "" if there is none or the member is static:
+        the group keeps a static member until its session times out."""
         member_id = self.member_id if self.config.instance_id is None else ""
         self._forget_generation(member=True)
         return member_id
@@ -365,9 +365,11 @@ class ConsumerMembershipManager(Member):
         """Do nothing: the member continues, and the group's response shows whether it is still a member."""
 
     def fail(self, error: PenstockError, *, member: bool = True) -> None:
-        """Stop taking part in the group because of an error, until `take_error` has returned it.
+        """Stop taking part in the group because of an error, until `take_error` has returned it; for good after a
+        FatalError.
 
-        With `member=False` the group still has the member, so the member id is kept for `leave`.
+        `member` means that the member id is forgotten too. With `member=False` it is kept for `leave`, because the
+        group still has the member.
         """
         self.error = error
         self._forget_generation(member=member)

@@ -34,10 +34,11 @@ class RebalanceListener:
     """Base class whose methods do nothing; override those you need.
 
     The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record. Each has
-    `listener_timeout_ms`, but not more than `max_poll_interval_ms`. Heartbeats continue meanwhile. If a method raises
-    or runs out of time, the call that it ran in raises the exception or KafkaTimeout. A `commit()` in a method covers
-    everything that was handed out. In a `close` after an iteration, or after an exception in `async with`, it leaves
-    out the records handed out last. The methods cannot poll, iterate or close.
+    `listener_timeout_ms`, but not more than `max_poll_interval_ms`. In a `close` with `timeout_ms`, that is the only
+    limit. Heartbeats continue meanwhile. If a method raises or runs out of time, the call that it ran in raises the
+    exception or KafkaTimeout. A `commit()` in a method covers everything that was handed out. In a `close` after an
+    iteration, or after an exception in `async with`, it leaves out the records handed out last. The methods cannot
+    poll, iterate or close.
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """
@@ -167,8 +168,8 @@ class RebalanceListenerInvoker:
         """Drop the state of partitions that another member may commit from now on, so that no later commit includes
         them.
 
-        Records that were handed out and not committed are remembered until an error reports them. A revocation under a
-        `commit_strategy` is the exception: it has just committed the processed records.
+        Positions after records that were handed out and not committed are remembered until an error reports them. A
+        revocation under a `commit_strategy` is the exception: it has just committed the processed records.
         """
         kept = self._fetcher.assignment - partitions
         # Under a `commit_strategy` a revocation has just committed what was processed. Nothing is left to report.

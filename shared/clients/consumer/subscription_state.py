@@ -52,7 +52,8 @@ class SubscriptionState:
 
     @property
     def is_by_topic(self) -> bool:
-        """Whether the consumer subscribes to topics. Then the group, if there is one, assigns the partitions."""
+        """Whether the consumer subscribes to topics, by name or pattern. Then the group, if there is one, assigns the
+        partitions."""
         return self._mode in ("topics", "pattern")
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str]) -> None:
@@ -105,7 +106,7 @@ class ResetPolicy:
     def parse(cls, text: str) -> ResetPolicy:
         """Parse a reset policy: `earliest`, `latest`, `none`, or `by_duration:` with a duration.
 
-        The duration is in ISO 8601 (`P7D`, `PT1H30M`), or like `90m`.
+        The duration is in ISO 8601, from days down to seconds (`P7D`, `PT1H30M`), or like `90m`.
 
         Raises ConfigError for anything else. `by_duration` is KIP-1106.
         """
@@ -140,11 +141,12 @@ LATEST = ResetPolicy("latest")
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of a position without a record handed out: past offsets without records, or to an offset of the reset
-    policy.
+    """A change of a position without a record handed out: past offsets without records, or by a reset.
 
-    A reset has a `reason`. `replaced` is the position before the reset, None if there was none. If the move `drifts`,
-    the same lookup may find a higher offset later.
+    A reset goes to an offset that a reset policy found, or to the offset where a truncated log diverges. `reason` is
+    why the fetcher reset the position; it is empty for other moves and after a seek by the user. `replaced` is the
+    position that was no longer valid, None if there was none. If the move `drifts`, the same lookup may find a higher
+    offset later.
     """
 
     position: int
@@ -226,7 +228,7 @@ class ConsumedPositions:
         self.is_one_by_one = True
 
     def moved(self, tp: TopicPartition, move: Move) -> None:
-        """Note that a position moved past offsets without records, or was found by the reset policy.
+        """Note that a position moved past offsets without records, or was reset.
 
         The move is forgotten if the partition has unread records: the user's position is still before these, and
         advances with each that is returned.
