@@ -88,10 +88,10 @@ class ConsumerInterceptor:
     """
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Called once with records of one partition before they are handed out. Returns the records to hand out
-        instead.
+        """Called with records of one partition before they are handed out. Returns the records to hand out instead.
 
-        Keys and values are deserialized. The result must have as many records, at the same offsets.
+        A record is passed once each time it is fetched, even if an `async for` hands out the records one by one. Keys
+        and values are deserialized. The result must have as many records, at the same offsets.
         """
         return records
 
@@ -109,7 +109,8 @@ class ConsumerInterceptors:
         return bool(self._chain)
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Call all interceptors. One that raises, or returns records at other offsets, is skipped."""
+        """Call all interceptors. The result of one that raises, or that returns records at other offsets, is
+        ignored."""
         offsets = records.offsets.tolist()
         for interceptor in self._chain:
             try:
