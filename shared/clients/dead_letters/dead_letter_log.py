@@ -28,7 +28,7 @@ POLL_TIMEOUT_MS = 1_000
 IN_FLIGHT_MAX = 1_000
 """The maximum number of replayed records that are not acknowledged yet."""
 LEFT_OUT_MAX = 100_000
-"""The maximum number of dead letters that one replay leaves out: each is kept in memory until its end."""
+"""A replay that has left out this many records of one partition ends: each is kept in memory until its end."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 """The largest record that a replay sends. A dead letter was a stored record, so the broker's limit decides."""
 NEVER_MS = 2**62
@@ -82,7 +82,8 @@ def replay_producer_settings() -> ProducerSettings:
 class DeadLetterLog:
     """One dead-letter topic, from its beginning to the end that it has when it is opened; an async context manager.
 
-    Raises UnknownTopicOrPartition if the topic does not exist.
+    `async with` raises UnknownTopicOrPartition if the topic does not exist, and DataError if the commit metadata of its
+    replay group is damaged.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
@@ -157,8 +158,8 @@ class DeadLetterLog:
         At most `limit` dead letters are sent. Those that were cut are never sent. Those that were replayed before are
         sent again only with `include_replayed`. A record goes to its original partition in its source topic, if that
         still exists; otherwise, and in another topic `to`, its key decides. After an error of a record no further batch
-        is read. Raises IllegalState if more dead letters are left out than LEFT_OUT_MAX, or than a commit's metadata
-        can hold.
+        is read. Raises IllegalState once LEFT_OUT_MAX records of a partition are left out, or more than a commit's
+        metadata can hold.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
@@ -190,7 +191,8 @@ class DeadLetterLog:
     def _choose_dead_letters(
         self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: ReplayResult
     ) -> list[tuple[Execution, Work, DeadLetter]]:
-        """Return the next dead letters to send. The others stay unfinished, so that a later replay finds them."""
+        """Return the next dead letters to send, at most `room`. Other records stay unfinished, so that a later replay
+        finds them, unless an earlier replay has sent them."""
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
         while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
             (work,) = execution.works
