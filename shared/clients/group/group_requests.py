@@ -191,7 +191,7 @@ class GroupRequests:
         self._on_heartbeat(code == NO_ERROR)
 
     async def execute(self, step: object, execution: Awaitable[None]) -> None:
-        """Await the execution of a step. An error is logged and reported to the member."""
+        """Await the execution of a step. A PenstockError is logged and reported to the member."""
         try:
             await execution
         except PenstockError as e:

@@ -56,7 +56,8 @@ def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
 def encoded_bytes_max(runs: int, span: int) -> int:
     """Return an upper bound of the length of `encode_finished` for `runs` ranges over `span` offsets.
 
-    The numbers add up to at most the span. So at most span / 128^k of them need more than k bytes.
+    Each run is encoded as two varints: the gap before it, and its length. All of them add up to at most the span. So at
+    most span / 128^k of them need more than k bytes.
     """
     longer = sum(min(2 * runs, span >> shift) for shift in range(7, 64, 7))
     size = _BASE_BYTES_MAX + min(2 * runs + longer, span // 8 + 1)

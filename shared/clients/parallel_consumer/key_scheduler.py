@@ -94,7 +94,8 @@ class KeyScheduler:
         self._turn.append(partition)
 
     def deliver(self, columns: Columns) -> int:
-        """Queue records. Returns the number of records to handle.
+        """Queue records, except those that the commit's metadata marks as finished. Returns the number of queued
+        records.
 
         Records of a partition that is being revoked are ignored, since its next owner reads them. Raises IllegalState
         for a partition that is not assigned: its committable offset would pass over the records.

@@ -98,7 +98,8 @@ class PartitionProgress:
         self.leader_epoch = -1
 
     def deliver(self, work: Work) -> bool:
-        """Append a record. Returns False if the metadata of the commit marks it as finished."""
+        """Append a record, unless the metadata of the commit marks it as finished. Returns whether it was appended. A
+        record at a lower offset than expected first calls `rewind`."""
         offset = work.offset
         if self.position is not None and offset < self.position:
             self.rewind()
