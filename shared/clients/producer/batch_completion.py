@@ -98,9 +98,9 @@ class BatchCompletion:
     def settle(self) -> None:
         """Settle the sequence numbers of troubled partitions (`SequenceLedger`) that have no batch in flight.
 
-        Must be called before batches are drained. An epoch bump in the middle would send later batches under another
-        epoch than the one they were drained under. After the last epoch the ledger has no producer id and is not
-        `ready`.
+        Partitions whose next batch must keep its number are left out. Must be called before batches are drained: a new
+        epoch after that would also apply to batches that were drained under the old one. After the last epoch the
+        ledger has no producer id and is not `ready`.
         """
         ledger = self.ledger
         for tp in ledger.troubled():

@@ -26,7 +26,7 @@ HELD_UP_SHARE = 0.5
 
 
 class BufferPool:
-    """Hands out `size` bytes. A request waits in a queue if too few bytes are free; no later request overtakes it."""
+    """A pool of `size` bytes. A request waits in a queue if too few bytes are free; no later request overtakes it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -52,7 +52,8 @@ class BufferPool:
         return True
 
     async def acquire(self, size: int, timeout_ms: float) -> None:
-        """Take `size` bytes. Raises BufferExhausted once `timeout_ms` has passed."""
+        """Take `size` bytes, and wait for them if necessary. Raises BufferExhausted once `timeout_ms` has passed,
+        IllegalState if the pool is closed."""
         if self.try_acquire(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -123,9 +124,9 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes sends wait while partitions without progress use up their share.
+    """Makes sends to partitions without progress wait, while these partitions together use up their share.
 
-    A producer that sends to only one partition is never limited.
+    There is no limit if the topics sent to have only one partition in all.
     """
 
     def __init__(

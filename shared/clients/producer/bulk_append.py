@@ -120,8 +120,8 @@ class Bulk:
         return known or self._ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
-        """Note that the next record was rejected. With `whole_topic` every later record of its topic is rejected as
-        well."""
+        """Note that the next record was rejected. With `whole_topic` the error is that its topic is unknown, so every
+        later record of the topic is rejected as well."""
         self.rejections += 1
         self.first_rejection = self.first_rejection or error
         # Without these rules every later record would wait for `max_block_ms` again: a bulk of 1,000 for 17 hours.

@@ -161,9 +161,9 @@ def _measure_slice(
     timestamps: Any,
     sizes: Any,
 ) -> Any:
-    """Check a slice's columns, and write the bytes of each record's key, value and headers to `sizes`.
+    """Check a slice's columns. Write to `sizes` for each record the bytes of its key, value and headers together.
 
-    Returns the largest size, or an error code.
+    Returns the largest of these sums, or an error code.
     """
     largest = np.int64(0)
     has_headers = len(header_lengths) > 0
@@ -303,10 +303,12 @@ class ColumnSlice:
 
 
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
-    """Return the records from `first` on, as a slice. Records without a timestamp get `timestamp`.
+    """Return a slice: the records from `first` on, at most SLICE_RECORDS, and of columns that are lists about
+    SLICE_BYTES.
 
-    Returns None if one of them must be sent alone: it is not bytes, has an invalid timestamp or header, or may be
-    larger than `size_max` bytes. Raises ValueError if a packed column refers to bytes outside its buffer.
+    Without a column of timestamps all records get `timestamp`. Returns None if a record of the slice must be sent
+    alone: it is not bytes, has an invalid timestamp or header, or may be larger than `size_max` bytes. Raises
+    ValueError if a packed column refers to bytes outside its buffer.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:
@@ -343,7 +345,8 @@ def _pack_slice(strings: Sequence[bytes | None]) -> PackedBytes:
 def _slice_timestamps(
     timestamps: Sequence[int] | Int64Array | None, first: int, stop: int, default: int
 ) -> Int64Array | None:
-    """Return the timestamps of some records. Returns None if one of them is not an int64."""
+    """Return the timestamps of some records: `default` for all if there is no column. Returns None if one of them is
+    not an int64."""
     if timestamps is None:
         return np.full(stop - first, default, np.int64)
     some = timestamps[first:stop]

@@ -1,6 +1,6 @@
 """Deliveries: the fate of one sent record, or of many. A caller may await a delivery or ignore it.
 
-If a waiter is cancelled, its record is cancelled too, unless a request already contains it. In that case only the wait
+If a waiter is cancelled, its record is cancelled too, unless a request has contained it. In that case only the wait
 ends, and callbacks, interceptors and metrics still get the record's fate. After a cancelled record its transaction can
 only be aborted, since a commit would leave out the record. Cancelling `asyncio.shield(delivery)` does not cancel the
 record.
@@ -45,7 +45,7 @@ class DeliveryLocations:
     `of` has one entry for each record, in order: its batch, or the error that kept it out of a batch. Records are
     appended in runs. Until a run ends, nothing else is appended to any batch. `begin` returns the run, a dict. The
     appending code adds each record's batch to `of`. With the run's first record in a batch, it adds the batch to the
-    dict, and sets the batch's `run` to the dict.
+    dict with the record's index there, and sets the batch's `run` to the dict.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")
@@ -180,7 +180,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return index < 0 or batch.state is BatchState.DONE
 
     def cancel(self) -> bool:
-        """Cancel the record. Returns False if a request contains it, or if it is done.
+        """Cancel the record. Returns False if a request contains it or contained it, or if it is done.
 
         A cancelled record has the result SendCancelled. Its transaction can only be aborted.
         """
@@ -305,7 +305,7 @@ class Deliveries:
         return all(_is_batch_done(batch) for batch in self._batches)
 
     def cancel(self) -> int:
-        """Cancel all records that no request contains. Returns their number.
+        """Cancel all records that no request has contained. Returns their number.
 
         Their transaction can then only be aborted.
         """

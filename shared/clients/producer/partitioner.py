@@ -80,8 +80,9 @@ class StickyPartition:
         """Return the partition for the next batch: the current one until it has received `batch_size` bytes, then a new
         one.
 
-        A new one is drawn among the partitions with a leader, or among all if none has a leader. Slow partitions are
-        skipped unless all are slow. `queued` and `slow` are used only by adaptive partitioning.
+        A new one is drawn among the partitions with a leader, or among all if none has a leader. A current one that is
+        not among these is left at once. Slow partitions are skipped unless all are slow. `queued` and `slow` are used
+        only by adaptive partitioning.
         """
         choices = available or all_partitions
         # Stay until the partition has had `batch_size` bytes, in however many batches. A slow broker fills larger

@@ -345,8 +345,8 @@ class Producer:
         call waits only once for a topic's unknown partitions.
 
         Raises IllegalState if the producer is closed or has no open transaction. Raises the error of a transaction that
-        can only be aborted. Raises TypeError at an object that is not a ProducerRecord. After an error the earlier
-        records are cancelled, unless a request contains them.
+        can only be aborted. Raises TypeError at an object that is not a ProducerRecord. If this call raises or is
+        cancelled, the earlier records are cancelled, except those that a request has contained.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -386,8 +386,8 @@ class Producer:
     async def partitions_for(self, topic: str) -> list[int]:
         """Return the topic's partitions, ascending.
 
-        Raises UnknownTopicOrPartition after `max_block_ms`. Raises InvalidTopic at once, IllegalState if the producer
-        is closed.
+        Raises UnknownTopicOrPartition after `max_block_ms`. Raises InvalidTopic at once, AuthorizationFailed if the
+        principal may not read the topic's metadata, IllegalState if the producer is closed.
         """
         self._check_usable()
         check_topic_name(topic)
@@ -521,7 +521,8 @@ class Producer:
 
         If the commit fails, the transaction is aborted before the error is raised. If the outcome of the commit is
         unknown, it is not aborted, and `close` requests the commit again. If the abort fails too, its error is logged
-        and added to the first error as a note. A fatal error of the abort is raised instead.
+        and added to the first error as a note. If the abort's error is fatal and the first error is a PenstockError,
+        the fatal error is raised instead.
         """
         await self.begin_transaction()
         txn = self._require_transaction()
@@ -623,7 +624,8 @@ class Producer:
     async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
         """Move a slice of columns into batches, in turn one batch for each partition.
 
-        If the wait for memory fails, its error becomes the result of all records that are left.
+        If the wait for memory fails, its error becomes the result of all records that are left. IllegalState is raised
+        as well: the producer was closed, or its transaction ended.
         """
         groups = part.groups
         topic = bulk.columns.topic
@@ -671,7 +673,8 @@ class Producer:
         self._on_batch_opened()
 
     async def _take_bulk_record(self, bulk: Bulk, record: object) -> None:
-        """Enqueue the next record of a bulk. An error that `send` would raise becomes the record's result."""
+        """Enqueue the next record of a bulk. An error that `send` would raise becomes the record's result. Only
+        IllegalState is raised, and TypeError for an object that is not a ProducerRecord."""
         if not isinstance(record, ProducerRecord):
             wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
             self._fail_transaction(wrong)

@@ -181,7 +181,7 @@ class ProducerBatch:
 
     @property
     def sequenced(self) -> bool:
-        """Whether the batch has a sequence number. The number stays the same in a retry."""
+        """Whether the batch has a sequence number. A retry keeps the number, unless `forget_state` has cleared it."""
         return self.producer_state.producer_id >= 0
 
     def size(self) -> int:

@@ -194,7 +194,8 @@ class RecordAccumulator:
 
         `usable` returns whether a node takes another request, `reachable` whether it can be reached, `may_send` whether
         a partition may send. A request has at most `max_request_size` bytes. Partitions take turns to be first, so that
-        the limit does not starve any. The batches in `requests` are moved to `out`. With `hurry` no batch lingers.
+        the limit does not starve any. The batches of the requests are moved from `queued` to `out`. With `hurry` no
+        batch lingers.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}

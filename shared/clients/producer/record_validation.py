@@ -57,7 +57,8 @@ def check_partition(topic: str, partition: Any) -> None:
 
 
 def checked_headers(topic: str, headers: Any) -> HeaderList:
-    """Return the headers as a list. Raises SerializationError unless each header is a str with bytes or None.
+    """Return the headers as a list. Raises SerializationError unless each header is a pair of a str (without
+    surrogates) and a bytes-like value or None.
 
     >>> checked_headers("clicks", (("trace", b"1"), ("empty", None)))
     [('trace', b'1'), ('empty', None)]

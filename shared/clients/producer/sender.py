@@ -104,7 +104,7 @@ class Sender:
         return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.completion.ledger!r}>"
 
     def start(self, on_broken: Callable[[Exception], None]) -> None:
-        """Start taking turns. If an error ends the turns, `on_broken` is called with it."""
+        """Let `wake` take turns from now on. If an error ends the turns, `on_broken` is called with it."""
         self._loop = asyncio.get_running_loop()
         self._on_broken = on_broken
 
@@ -290,7 +290,9 @@ class Sender:
         return wait_ms
 
     def _is_ready_to_drain(self) -> bool:
-        """Return whether batches may be drained. If a preparation is missing, start it."""
+        """Return whether batches may be drained: an idempotent producer needs a producer id first. Start the request
+        that is missing: for a producer id, or in a transaction for the partitions with queued batches that are not
+        added yet."""
         ledger = self.completion.ledger
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):

@@ -180,7 +180,8 @@ class SequenceLedger:
             known.gap = True
 
     def may_assign(self, tp: TopicPartition) -> bool:
-        """Whether the partition's next batch may get a number. A troubled partition must be settled first."""
+        """Whether the partition's next batch may get a number. Returns False without a producer id, while `settle` is
+        due for the partition, and while its first batch under a new producer id or epoch is not acknowledged."""
         if not self.ready or tp in self._troubled:
             return False
         known = self._partitions.get(tp)
