@@ -63,7 +63,8 @@ def _after_headers(data, at, stop):
 
 @compiled
 def decode_batches(data, plan, decoded):
-    """Decode the batches of a plan, one after another. Returns the number of decoded batches.
+    """Decode the batches of a plan in order, up to the first one that is left to aiokafka's reader. Returns the number
+    of decoded batches.
 
     `decoded` must have room for the records of all batches.
     """

@@ -161,7 +161,7 @@ class FetchRequest:
     """A request for the records of partitions from given offsets on, in order of preference.
 
     The broker answers when it has `min_bytes`, or after `max_wait_ms`. It sends at most `max_bytes`, but at least one
-    batch if there is any. `prepare` raises UnsupportedVersion.
+    batch if there is any. `prepare` raises UnsupportedVersion if the broker does not support version 12.
     """
 
     __slots__ = ("_max_bytes", "_max_wait_ms", "_min_bytes", "_read_committed", "_topics")

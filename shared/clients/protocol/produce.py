@@ -131,8 +131,8 @@ class Produce(ProduceRequest):  # type: ignore[misc]
     """
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
-        """Encode the request in the newest version that the broker and this client support. Raises
-        UnsupportedVersion."""
+        """Encode the request in the newest version that the broker and this client support. Raises UnsupportedVersion
+        if there is none."""
         low, high = versions.get(API_KEY, (0, -1))
         version = min(high, VERSION_MAX)
         if version < max(low, VERSION_MIN):
