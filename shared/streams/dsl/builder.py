@@ -523,7 +523,7 @@ class Stream(Generic[K, V]):
         traits = replace(
             own,
             is_rekeyed=own.is_rekeyed or its.is_rekeyed,
-            # With different names, the topic is named after the merge.
+            # With different names, the topic is named as without a name.
             rekeyed_by=own.rekeyed_by if own.rekeyed_by == its.rekeyed_by else None,
             is_windowed=own.is_windowed or its.is_windowed,
             has_deletions=own.has_deletions or its.has_deletions,
