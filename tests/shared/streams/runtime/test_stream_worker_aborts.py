@@ -120,6 +120,6 @@ async def test_a_commit_that_always_fails_ends_the_worker(
         await chain.send(10)
         with capture_logs() as logged, pytest.raises(type(error)):
             async with running(chain.worker(KINDS["session"], restore_attempts_max=2)) as loop:
-                await wait_or_raise(loop, asyncio.sleep(20))
+                await wait_or_raise(loop, asyncio.Event().wait())
         attempts = [(one["event"], one["attempt"]) for one in logged if one["event"] in events]
         assert attempts == list(zip(events, (1, 2), strict=True))
