@@ -26,7 +26,8 @@ gc.disable()  # until all tests are collected
 
 register_profiles()
 
-SPARK_TESTS = "tests/integration/spark/"
+INTEGRATION_TESTS = "tests/integration/"
+SPARK_TESTS = f"{INTEGRATION_TESTS}spark/"
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
 """The loggers that a service's logging configuration silences."""
 BOOTSTRAP_SERVERS = "bootstrap_servers"
@@ -67,6 +68,12 @@ def pytest_configure_node(node: Any) -> None:
         folder = running.enter_context(tempfile.TemporaryDirectory(prefix="penstock-tests-"))
         stash[BROKER] = running.enter_context(running_broker(Path(folder) / "kafka"))
     node.workerinput[BOOTSTRAP_SERVERS] = stash[BROKER].bootstrap_servers
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run Spark's tests first, which one process runs one after the other, and then the others that wait for JVMs."""
+    folders = (SPARK_TESTS, INTEGRATION_TESTS)
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in folders])
 
 
 def pytest_collection_finish() -> None:
