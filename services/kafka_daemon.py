@@ -11,13 +11,9 @@ import asyncio
 
 from penstock.api.http.kafka_liveness import PROBE_TIMEOUT_MS, KafkaProbe
 from penstock.api.http.server import HttpServer
+from penstock.services.first_connection import first_connection
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
-from penstock.shared.common.log import get_logger
-
-log = get_logger(__name__)
-
-RECONNECT_MS = 1_000
 
 
 class KafkaHttpDaemon:
@@ -41,32 +37,21 @@ class KafkaHttpDaemon:
         """Connect to Kafka, then probe it, while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
-            await self._connect_with_retries()
+            await first_connection(self._try_to_connect)
+            self._connected = True
+            await self._probe.run_once()
             tasks.create_task(self._probe.run())
 
     async def connect(self) -> None:
         """Open every client of the service. Called again after a RetriableError."""
         await self._admin.__aenter__()
 
-    async def _connect_with_retries(self) -> None:
-        """Connect to Kafka. After a RetriableError, try again RECONNECT_MS later.
-
-        Log the error if its reason differs from that of the previous attempt.
-        """
-        logged_reason = ""
-        while True:
-            try:
-                await self.connect()
-            except RetriableError as e:
-                if str(e) != logged_reason:
-                    log.warning("kafka cannot be reached, retrying", reason=str(e))
-                logged_reason = str(e)
-                await self._admin.close()
-                await asyncio.sleep(RECONNECT_MS / 1000)
-            else:
-                self._connected = True
-                await self._probe.run_once()
-                return
+    async def _try_to_connect(self) -> None:
+        try:
+            await self.connect()
+        except RetriableError:
+            await self._admin.close()
+            raise
 
     async def _request_cluster(self) -> None:
         if not self._connected:

@@ -8,7 +8,6 @@ the group.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from penstock.services.consumer.retry_policy import load_exceptions
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
 from penstock.services.consumer.transactor import OutputTransactor
+from penstock.services.first_connection import first_connection
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -37,7 +37,6 @@ log = get_logger(__name__)
 
 DEAD_LETTER_HEADROOM_BYTES = 65_536
 """The bytes that a dead letter's own headers may add to the largest record of its source topic."""
-CONNECT_RETRY_MS = 1_000
 
 
 class RecordProducer:
@@ -94,7 +93,7 @@ class HandlerRunner:
     async def run(self) -> None:
         """Connect, then handle records until cancelled. Raises an error after which the runner cannot continue."""
         settings = self._settings
-        largest = await self._wait_for_topics()
+        largest = await first_connection(self._prepare_topics)
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
         self.consumer = await self._clients.enter_async_context(consumer)
         self.loop = await self._make_handler_loop(consumer, settings.producer_settings(largest))
@@ -147,26 +146,21 @@ class HandlerRunner:
             commits=commits,
         )
 
-    async def _wait_for_topics(self) -> int:
-        """Wait for Kafka. With `create_dead_letter_topics`, also wait for the source topics.
+    async def _prepare_topics(self) -> int:
+        """Connect to Kafka. With `create_dead_letter_topics`, create the missing dead-letter topics.
 
-        Then create the missing dead-letter topics, with room for every record. Returns the largest `max.message.bytes`
-        that dead-letter topics need, or 0 without `create_dead_letter_topics`.
+        They have room for every record. Returns the largest `max.message.bytes` that dead-letter topics need, or 0
+        without `create_dead_letter_topics`. Raises RetriableError if no broker answers or a source topic is missing.
         """
-        while True:
-            try:
-                async with Admin(self._settings.kafka) as admin:
-                    if not self._settings.create_dead_letter_topics:
-                        return 0
-                    widths = [
-                        await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()
-                    ]
-                return max(widths)
-            except RetriableError as e:  # a broker or a topic may not exist yet
-                if self.waits_for != str(e):
-                    log.warning("waiting for Kafka", error=type(e).__name__, reason=str(e))
-                self.waits_for = str(e)
-                await asyncio.sleep(CONNECT_RETRY_MS / 1000)
+        try:
+            async with Admin(self._settings.kafka) as admin:
+                if not self._settings.create_dead_letter_topics:
+                    return 0
+                widths = [await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()]
+            return max(widths)
+        except RetriableError as e:
+            self.waits_for = str(e)
+            raise
 
 
 async def _dead_letter_topic(admin: Admin, source: str, target: str) -> int:

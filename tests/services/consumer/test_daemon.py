@@ -80,7 +80,7 @@ async def test_an_endless_rebalance_is_reported(arguments: list[str]) -> None:
 @pytest.mark.parametrize("create", [True, False])
 async def test_the_service_waits_for_kafka(create: bool, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """If Kafka is down at the start, the service waits, also if it creates no dead-letter topics."""
-    monkeypatch.setattr("penstock.services.consumer.handler_runner.CONNECT_RETRY_MS", 10)
+    monkeypatch.setattr("penstock.services.first_connection.RETRY_MS", 10)
     async with FakeCluster() as cluster:
         cluster.create_topic("clicks")
         await cluster.stop_node(1)
