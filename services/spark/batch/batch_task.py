@@ -100,7 +100,7 @@ class TaskResult(msgspec.Struct, frozen=True):
 
     partition: int
     read: int = 0
-    totals: Totals = Totals(0, 0, 0, 0, 0)
+    totals: Totals = Totals()
     commits: int = 0
     sources: dict[str, int] = {}
     fenced: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.task.metrics import Rejections
+from penstock.shared.streams.task.metrics import Totals
 
 log = get_logger(__name__)
 
@@ -22,20 +22,20 @@ class RejectionLog:
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
-        self._logged = Rejections()
+        self._logged = Totals()
         self._logged_at_ms: int | None = None
 
-    def report(self, rejections: Rejections, now_ms: int, *, at_once: bool = False) -> None:
+    def report(self, totals: Totals, now_ms: int, *, at_once: bool = False) -> None:
         """Log the records that were rejected since the last line, if a line is due or `at_once` is set.
 
         `now_ms` is monotonic. The line has the coordinates of the last record of each count, such as
         `last_late="clicks-0@17"`.
         """
-        new = {name: getattr(rejections, name) - getattr(self._logged, name) for name in REJECTIONS}
+        new = {name: getattr(totals, name) - getattr(self._logged, name) for name in REJECTIONS}
         waits = self._logged_at_ms is not None and now_ms - self._logged_at_ms < LOG_INTERVAL_MS
         if not any(new.values()) or (waits and not at_once):
             return
-        coordinates = {f"last_{name}": rejections.at.get(name) for name, number in new.items() if number}
+        coordinates = {f"last_{name}": totals.rejected_at.get(name) for name, number in new.items() if number}
         log.info("records rejected", partition=self._partition, **new, **coordinates)
-        self._logged = rejections
+        self._logged = totals
         self._logged_at_ms = now_ms

@@ -343,9 +343,7 @@ class StreamWorker(RebalanceListener):
                     await owned.close()
                 else:
                     self._suspended[partition] = owned
-                    owned.rejection_log.report(
-                        owned.task.metrics.rejections(), self._clock.monotonic_ms(), at_once=True
-                    )
+                    owned.rejection_log.report(owned.task.metrics.totals(), self._clock.monotonic_ms(), at_once=True)
             log.info("partitions revoked", partitions=sorted(revoked))
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
@@ -548,7 +546,7 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
             log_blocked_heartbeats(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
         # Otherwise the next commit reports them.
         if not owned.task.needs_commit:
-            owned.rejection_log.report(owned.task.metrics.rejections(), clock.monotonic_ms())
+            owned.rejection_log.report(owned.task.metrics.totals(), clock.monotonic_ms())
 
 
 def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> None:

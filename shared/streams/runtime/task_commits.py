@@ -148,7 +148,7 @@ class TaskCommits:
             if owned.task is not None and (owned.task.needs_commit or owned.task.failed is not None):
                 undone.append(partition)
             elif owned.task is not None:
-                owned.rejection_log.report(owned.task.metrics.rejections(), self._clock.monotonic_ms(), at_once=True)
+                owned.rejection_log.report(owned.task.metrics.totals(), self._clock.monotonic_ms(), at_once=True)
         if undone:
             log.error(
                 "the last commit failed: records since the previous commit are processed again at the next start",
@@ -172,7 +172,7 @@ class TaskCommits:
             owned.discard_reason = str(e)
             raise
         task.commit_succeeded(position)
-        owned.rejection_log.report(task.metrics.committed_rejections, self._clock.monotonic_ms())
+        owned.rejection_log.report(task.metrics.committed, self._clock.monotonic_ms())
 
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """Commit the group's offsets to show the lag; the task itself resumes from its progress record."""

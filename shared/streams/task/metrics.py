@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.common.metrics import counter, gauge
 
 
-class Totals(NamedTuple):
-    """Counts since the task was restored."""
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the task was restored.
 
-    records: int
-    closed: int
-    late: int
-    dead_letters: int
-    skipped: int
-
-
-class Rejections(NamedTuple):
-    """Counts of rejected records since the task was restored.
-
-    `at` has the coordinates of the last late, dead-lettered and skipped record (topic-partition@offset).
+    `rejected_at` has the coordinates of the last late, dead-lettered and skipped record (topic-partition@offset).
     """
 
+    records: int = 0
+    closed: int = 0
     late: int = 0
     dead_letters: int = 0
     skipped: int = 0
-    at: Mapping[str, str] = MappingProxyType({})
+    rejected_at: Mapping[str, str] = field(default_factory=dict)
 
 
 class StreamTaskMetrics:
@@ -72,13 +64,11 @@ class StreamTaskMetrics:
         description = "Windows in the stores; of sliding ones also those that are closed and kept."
         self._open = gauge(registry, "streams_open_windows", description, "partition").labels(**own)
         self._own = own
-        self.committed = Totals(0, 0, 0, 0, 0)
+        self.committed = Totals()
         """The totals as of the last commit. Later work may be repeated by another task."""
         self.rejected_at: dict[str, str] = {}
-        """The coordinates of the last late, dead-lettered and skipped record (topic-partition@offset)."""
-        self.committed_rejections = Rejections()
-        """The rejections as of the last commit."""
-        self._prepared = (self.committed, self.committed_rejections)
+        """As in `Totals`."""
+        self._prepared = self.committed
 
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
         """Count processed records, and set the stream time and the number of open windows."""
@@ -113,23 +103,23 @@ class StreamTaskMetrics:
     def totals(self) -> Totals:
         """Return the current totals; closed windows are those of the last commit."""
         return Totals(
-            self.records_total, self.closed_total, self.late_total, self.dead_letters_total, self.skipped_total
+            records=self.records_total,
+            closed=self.closed_total,
+            late=self.late_total,
+            dead_letters=self.dead_letters_total,
+            skipped=self.skipped_total,
+            rejected_at=dict(self.rejected_at),
         )
 
-    def rejections(self) -> Rejections:
-        """Return the current rejections."""
-        return Rejections(self.late_total, self.dead_letters_total, self.skipped_total, dict(self.rejected_at))
-
     def commit_prepared(self) -> None:
-        """Keep the totals and rejections that the prepared commit contains. Later ones belong to the next commit."""
-        self._prepared = (self.totals(), self.rejections())
+        """Keep the totals that the prepared commit contains. Later work belongs to the next commit."""
+        self._prepared = self.totals()
 
     def commit_succeeded(self, closed_windows: int) -> None:
         """Record that the prepared commit succeeded, and how many windows it closed."""
         self.closed_total += closed_windows
         self._closed.inc(closed_windows)
-        totals, self.committed_rejections = self._prepared
-        self.committed = totals._replace(closed=self.closed_total)
+        self.committed = replace(self._prepared, closed=self.closed_total)
 
 
 class RestoreMetrics:

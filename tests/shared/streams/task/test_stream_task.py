@@ -27,6 +27,7 @@ from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.task.metrics import Totals
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -712,11 +713,12 @@ def test_committed_totals_are_those_of_the_last_commit() -> None:
     total."""
     task = task_of(sessions())
     task.process(columns("in", (0, b"a", b"{}", 100), (1, b"a", b"{", 100), (2, b"a", b"{}", 0), (3, None, b"", 0)), 0)
-    assert not any(task.metrics.committed)
+    assert task.metrics.committed == Totals()
     task.prepare_commit(0)
-    assert not any(task.metrics.committed)
+    assert task.metrics.committed == Totals()
     task.commit_succeeded()
-    assert task.metrics.committed == (4, 0, 1, 2, 0)
+    rejected_at = {"late": "in-0@2", "dead_letters": "in-0@3"}
+    assert task.metrics.committed == Totals(records=4, late=1, dead_letters=2, rejected_at=rejected_at)
     task.process(columns("in", (4, b"a", b"{}", 0)), 0)
     assert (task.metrics.late_total, task.metrics.committed.late) == (2, 1)
 
