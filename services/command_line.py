@@ -18,14 +18,14 @@ def run_app(app: Callable[..., object], arguments: list[str], program: str) -> i
     try:
         app(args=arguments, prog_name=program)
     except SystemExit as e:
-        return status_of_system_exit(e)
+        return _status_of_system_exit(e)
     except PenstockError as e:
         print(e if isinstance(e, ConfigError) else f"{program}: {type(e).__name__}: {e}", file=sys.stderr)
         return exit_status_of(e)
     return ExitStatus.OK
 
 
-def status_of_system_exit(error: SystemExit) -> int:
+def _status_of_system_exit(error: SystemExit) -> int:
     """Return the exit status of a SystemExit. As in Python, a text is printed on standard error and the status is 1."""
     if error.code is None or isinstance(error.code, int):
         return error.code or ExitStatus.OK

@@ -19,9 +19,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.services.command_line import status_of_system_exit
+from penstock.services.command_line import run_app
 from penstock.services.connect.property_files import read_properties
-from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
@@ -220,11 +219,4 @@ def _print_response(response: Any) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run `penstock connectors`. Returns the exit status: 1 for a ConnectRestError, 2 for invalid arguments."""
-    try:
-        app(args=arguments, prog_name="penstock connectors")
-    except SystemExit as e:
-        return status_of_system_exit(e)
-    except PenstockError as e:
-        print(f"penstock connectors: {e}", file=sys.stderr)
-        return exit_status_of(e)
-    return ExitStatus.OK
+    return run_app(app, arguments, "penstock connectors")
