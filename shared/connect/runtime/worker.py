@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.shared.common.backoff import ExponentialBackoff, RestartBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -62,7 +62,7 @@ class Worker:
         self._tasks: dict[ConnectorTaskId, WorkerTask] = {}
         self._specs: dict[ConnectorTaskId, tuple[TaskSpec, StatusListener]] = {}
         self._targets: dict[str, TargetState] = {}
-        self._restarts = WorkerRestarts(config)
+        self._restarts = WorkerRestarts(restart_backoff(config))
         self._watchers: dict[ConnectorTaskId, asyncio.Task[None]] = {}
         self._stalled: set[ConnectorTaskId] = set()
         self._stall_watch: asyncio.Task[None] | None = None
@@ -316,15 +316,18 @@ class Worker:
         return self.transformer.masking(config)
 
 
-class RestartSettings(Protocol):
-    def __getitem__(self, name: str, /) -> Any: ...
+def restart_backoff(config: WorkerConfig) -> ExponentialBackoff | None:
+    """The backoff of failed tasks by the settings `task.restart.*`, or None if they are not restarted."""
+    if not config["task.restart.enable"]:
+        return None
+    initial_ms = config["task.restart.backoff.ms"]
+    return ExponentialBackoff(initial_ms, max(config["task.restart.backoff.max.ms"], initial_ms))
 
 
 class WorkerRestarts:
-    """The backoffs between the restarts of a worker's tasks and isolated connectors, by its `task.restart.*` settings.
+    """Decides when a worker's tasks and isolated connectors are restarted. Without a backoff they are not restarted.
 
-    >>> backoff = {"task.restart.backoff.ms": 10, "task.restart.backoff.max.ms": 35}
-    >>> restarts = WorkerRestarts({"task.restart.enable": True, **backoff})
+    >>> restarts = WorkerRestarts(ExponentialBackoff(10, 35))
     >>> task = ConnectorTaskId("src", 0)
     >>> waits = []
     >>> for now_ms in (0, 1, 2, 3):
@@ -336,10 +339,8 @@ class WorkerRestarts:
     10
     """
 
-    def __init__(self, settings: RestartSettings) -> None:
-        self._enabled = bool(settings["task.restart.enable"])
-        first_ms = int(settings["task.restart.backoff.ms"])
-        self._backoff = ExponentialBackoff(first_ms, max(int(settings["task.restart.backoff.max.ms"]), first_ms))
+    def __init__(self, backoff: ExponentialBackoff | None) -> None:
+        self._backoff = backoff
         self._backoffs: dict[Id, RestartBackoff] = {}
         self._started_ms: dict[Id, int] = {}
 
@@ -349,7 +350,7 @@ class WorkerRestarts:
 
     def failed(self, id: Id, now_ms: int) -> int | None:
         """Return the delay in ms before the worker restarts a connector or task that failed, or None if it does not."""
-        if not self._enabled:
+        if self._backoff is None:
             return None
         backoff = self._backoffs.setdefault(id, RestartBackoff(self._backoff))
         return backoff.wait_ms(now_ms - self._started_ms.get(id, now_ms))
