@@ -48,6 +48,7 @@ SANS_IO = (
             "partitioner",
             "record_accumulator",
             "record_validation",
+            "transaction_manager",
         )
     ),
     *(

@@ -24,7 +24,8 @@ from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.producer_batch import ProducerBatch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionRequests, TxnState
+from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState
+from penstock.shared.clients.producer.transaction_requests import TransactionRequests
 from penstock.shared.clients.protocol.errors import NO_ERROR
 from penstock.shared.clients.protocol.produce import PartitionProduceResponse, ProduceResponse, produce_request
 from penstock.shared.clients.protocol.record_batches import SealedBatch

@@ -12,13 +12,8 @@ import pytest
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transaction_manager import (
-    TRANSITIONS,
-    SequenceLedger,
-    Transaction,
-    TransactionRequests,
-    TxnState,
-)
+from penstock.shared.clients.producer.transaction_manager import TRANSITIONS, SequenceLedger, Transaction, TxnState
+from penstock.shared.clients.producer.transaction_requests import TransactionRequests
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     DeliveryTimeout,
