@@ -8,6 +8,7 @@ its reason.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 from collections import defaultdict
@@ -281,6 +282,15 @@ def repeated_file_names(sources: Iterable[Source]) -> Iterator[str]:
     for name, paths in found.items():
         if len(paths) > 1 and name not in SHARED_FILE_NAMES:
             yield f"{name}: {', '.join(paths)}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_garbage_collector() -> Iterator[None]:
+    """Turn the garbage collector off while the rules read the checkout's trees, which it would traverse repeatedly."""
+    gc.disable()
+    yield
+    checkout.cache_clear()
+    gc.enable()
 
 
 def python(path: str, *lines: str) -> Source:
