@@ -144,6 +144,10 @@ class AbstractWorkerSourceTask(WorkerTask):
     def _record_not_sent(self, token: object) -> None:
         """Called when the producer did not take the record. The record is sent again later, unless the task ends."""
 
+    async def _record_dispatched(self, record: SourceRecord) -> None:
+        """Called after the producer took the record. An error fails the task, since the record is not to be sent
+        again."""
+
     @abstractmethod
     async def _batch_sent(self) -> None:
         """Called when all records of a poll were handed to the producer."""
@@ -413,6 +417,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 raise
             if self.send_error is not None:
                 self._raise_send_error()
+            await self._record_dispatched(record)
         self.to_send = None
         await self._batch_sent()
         return True
@@ -473,6 +478,14 @@ class AbstractWorkerSourceTask(WorkerTask):
     @property
     def _tolerates_send_errors(self) -> bool:
         return self.parts.conversion.operator.settings.tolerate
+
+    async def _log_commit_error(self, call: Awaitable[None]) -> None:
+        """Await a call of the connector's `commit_record` or `commit`, and only log its error: the records are in
+        Kafka."""
+        try:
+            await call
+        except Exception as e:  # any error of the connector
+            log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
     def _raise_send_error(self) -> None:
         if self.send_error is not None:

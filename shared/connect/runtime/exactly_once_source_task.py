@@ -135,8 +135,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         if isinstance(token, int):
             del self._records[token:]
 
-    async def _send_record(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
-        await super()._send_record(record, produced, token)
+    async def _record_dispatched(self, record: SourceRecord) -> None:
         await self._end_transaction(self._boundary.after_record(record))
 
     async def _batch_sent(self) -> None:
@@ -171,8 +170,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self._records = []
         # Only after the commit: a task may release the records in its system here.
         for record, metadata in acknowledged:
-            await self._call_task(self.task.commit_record, record, metadata)
-        await self._call_task(self.task.commit)
+            await self._log_commit_error(self._call_task(self.task.commit_record, record, metadata))
+        await self._log_commit_error(self._call_task(self.task.commit))
 
     async def _abort_transaction(self) -> None:
         """Abort the transaction: none of its records is written."""

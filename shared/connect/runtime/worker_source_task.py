@@ -96,10 +96,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         acknowledged = self._acknowledged
         self._acknowledged = []
         for record, metadata in acknowledged:
-            try:
-                await self.thread.call(self.task.commit_record, record, metadata)
-            except Exception as e:  # any error of the connector: the record is in Kafka in either case
-                log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+            await self._log_commit_error(self.thread.call(self.task.commit_record, record, metadata))
 
     async def commit_offsets(self) -> bool:
         """Store the offsets up to which all records are in Kafka. Returns False if that failed; the next call tries
@@ -131,10 +128,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
     async def _notify_committed(self) -> None:
         """Call the connector's task for acknowledged records and for the stored offsets."""
         await self._report_acknowledged()
-        try:
-            await self.thread.call(self.task.commit)
-        except Exception as e:  # any error of the connector: the offsets are stored in either case
-            log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+        await self._log_commit_error(self.thread.call(self.task.commit))
 
     async def _commit_last_offsets(self, *, failed: bool) -> None:
         if self._committer is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.shared.common.errors import KafkaTimeout, RetriableError
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
@@ -90,6 +91,47 @@ async def test_the_task_defines_transaction_boundaries() -> None:
         await run.worker.stop_tasks([id])
         assert values(run) == [b"a", b"d"]
         assert values(run, "offsets")[3:] == [b'{"position":5}']
+
+
+@pytest.mark.parametrize("method", ["commit_record", "commit"])
+async def test_an_error_after_a_commit_does_not_send_the_record_again(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the task's `commit_record` or `commit` is only logged: the records are in Kafka."""
+
+    async def fail(*_args: object) -> None:
+        raise RetriableError("the source is away")
+
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="connector")
+        with monkeypatch.context() as patch:
+            patch.setattr(task(), method, fail)
+            records = [source_record("a", 1), source_record("b", 2)]
+            task().context.transaction_context.commit_transaction(records[0])
+            task().batches.put_nowait(records)
+            await run.until(lambda: b"b" in [record.value for record in run.cluster.records("t", committed=False)])
+        task().context.transaction_context.commit_transaction()
+        task().batches.put_nowait([source_record("c", 3)])
+        await run.until(lambda: b"c" in values(run))
+        assert values(run) == [b"a", b"b", b"c"]
+        assert "failure" not in run.listener.of(id)
+
+
+async def test_offsets_that_cannot_be_sent_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retriable error of the offsets' send fails the task: the record is not sent twice in the transaction."""
+
+    async def fail(*_args: object) -> None:
+        raise KafkaTimeout("no room in the buffer")
+
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="connector")
+        monkeypatch.setattr(run.worker._tasks[id]._store, "records", fail)
+        record = source_record("a", 1)
+        task().context.transaction_context.commit_transaction(record)
+        task().batches.put_nowait([record])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert values(run) == values(run, "offsets") == []
+        assert [sent.value for sent in run.cluster.records("t", committed=False)] in ([], [b"a"])
 
 
 async def test_an_interval_of_0_commits_each_batch() -> None:
