@@ -19,7 +19,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect import redaction
 from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of
 from penstock.shared.connect.herder import views
-from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
+from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, request_timeout
 from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
 from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, RequestTimedOut, StaleConfig
 from penstock.shared.connect.herder.loggers import Loggers
@@ -218,16 +218,16 @@ class BaseHerder(ABC):
     async def _validate_connector_config(self, config: Mapping[str, str]) -> ConfigInfos:
         require_connector_class(config)
         mask = self.worker.masking(config)
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+        async with request_timeout("The connector takes too long to validate its configuration"):
+            try:
                 infos = await self.worker.validate(config)
-        except TimeoutError:
-            raise RequestTimedOut("The connector takes too long to validate its configuration") from None
-        except ConfigError as e:
-            raise ConfigError(mask(str(e))) from None
-        except Exception as e:  # any error of the connector
-            summary = mask(summary_of(e))
-            raise ConnectError(f"{config['connector.class']} cannot validate its configuration: {summary}") from None
+            except ConfigError as e:
+                raise ConfigError(mask(str(e))) from None
+            except Exception as e:  # any error of the connector
+                summary = mask(summary_of(e))
+                raise ConnectError(
+                    f"{config['connector.class']} cannot validate its configuration: {summary}"
+                ) from None
         for row in infos.configs:
             value = row["value"]
             name = value["name"]
@@ -320,11 +320,8 @@ class BaseHerder(ABC):
         """Alter a connector's offsets. The connector checks them outside the herder's loop, within a request's
         timeout."""
         config, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
-                altered = await self.worker.alter_offsets(config, wanted)
-        except TimeoutError:
-            raise RequestTimedOut("The connector takes too long to check the offsets") from None
+        async with request_timeout("The connector takes too long to check the offsets"):
+            altered = await self.worker.alter_offsets(config, wanted)
 
         async def keep_offsets() -> Json:
             # Again: the connector may have been resumed while its code checked the offsets.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,6 +29,20 @@ HEALTH_MS = 10_000
 """How long the loop may take to reach a request before the worker counts as unhealthy."""
 COMMANDS_MAX = 10_000
 """The maximum number of waiting commands. Beyond it new ones are rejected."""
+
+
+@asynccontextmanager
+async def request_timeout(message: str, timeout_ms: int = REQUEST_TIMEOUT_MS) -> AsyncIterator[None]:
+    """Raises RequestTimedOut with the message after the timeout. A TimeoutError of the body, such as a connector's own,
+    is raised as it is."""
+    limit = asyncio.timeout(timeout_ms / 1000)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise RequestTimedOut(message) from None
+        raise
 
 
 @dataclass(order=True)
@@ -58,13 +73,10 @@ class CommandQueue:
         """Run a command in the loop and return its result. Raises RequestTimedOut, or IllegalState if the queue is
         closed or full."""
         done = self.put(run)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await done
-        except TimeoutError:
-            raise RequestTimedOut(
-                "Request timed out: the worker is busy with a rebalance or an earlier request"
-            ) from None
+        async with request_timeout(
+            "Request timed out: the worker is busy with a rebalance or an earlier request", timeout_ms
+        ):
+            return await done
 
     async def is_attended(self) -> bool:
         """Return whether the loop reaches a request within HEALTH_MS."""

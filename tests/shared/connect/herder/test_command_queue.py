@@ -77,6 +77,20 @@ async def test_a_command_that_times_out_does_not_run() -> None:
     assert ran == []
 
 
+async def test_a_timeout_of_the_command_itself_reaches_the_caller() -> None:
+    """A TimeoutError that a command raises is not a timeout of the request."""
+    queue = CommandQueue(ManualClock(), lambda: None)
+
+    async def fail() -> None:
+        raise TimeoutError("db")
+
+    response = asyncio.ensure_future(queue.execute(fail))
+    await asyncio.sleep(0)
+    await queue.run_due()
+    with pytest.raises(TimeoutError, match="db"):
+        await response
+
+
 async def test_a_closed_queue_rejects_commands() -> None:
     """Waiting and new commands of a closed queue raise IllegalState."""
     queue = CommandQueue(ManualClock(), lambda: None)

@@ -70,11 +70,15 @@ class MultiTaskSource(SourceConnector):
         if "slow" in props:
             validating.set()
             assert going.wait(60)
+        if "unreachable" in props:
+            raise TimeoutError("db")
         if "confused" in props:
             raise KeyError(props["confused"])
         return []
 
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
+        if "offsets" in props:
+            raise TimeoutError("db")
         return True
 
 
@@ -280,6 +284,17 @@ async def test_a_validation_contains_no_secret(monkeypatch: pytest.MonkeyPatch) 
         assert herder.connector_info("c")["config"]["password"] == "[hidden]"
         await herder.put_connector("c", herder.shown_config("c") | {"word": "x"}, replace=True)
         assert herder.connector_config("c")["password"] == "pl41n"
+
+
+async def test_a_timeout_of_the_connectors_own_keeps_its_message() -> None:
+    """A TimeoutError that the connector raises is not a timeout of the request."""
+    async with running_herder() as (herder, _):
+        with pytest.raises(ConnectError, match="TimeoutError: db"):
+            await herder.put_connector("c", config(unreachable="1"), replace=False)
+        await herder.put_connector("c", config(offsets="unreachable"), replace=False)
+        await herder.set_target_state("c", TargetState.STOPPED)
+        with pytest.raises(TimeoutError, match="db"):
+            await herder.alter_offsets("c", [({"file": "a"}, {"at": 3})])
 
 
 async def test_a_blocking_validation_blocks_no_other_request() -> None:
