@@ -129,26 +129,26 @@ class KafkaBasedLog:
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
             ends[tp] = max(ends.get(tp, 0), record.offset + 1)
-        await self._wait_until(ends, timeout_ms)
+        await self._wait_until(ends, _deadline_s(timeout_ms))
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
         """Wait until `on_record` was called for all current records.
 
         Raises KafkaTimeout if that takes too long, or the error after which the topic is no longer read.
         """
+        deadline_s = _deadline_s(timeout_ms)
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
-        await self._wait_until(
-            await self._admin.list_offsets(specs, "read_committed", timeout_ms=timeout_ms), timeout_ms
-        )
+        ends = await self._admin.list_offsets(specs, "read_committed", timeout_ms=timeout_ms)
+        await self._wait_until(ends, deadline_s)
 
-    async def _wait_until(self, ends: Mapping[TopicPartition, int], timeout_ms: int) -> None:
+    async def _wait_until(self, ends: Mapping[TopicPartition, int], deadline_s: float) -> None:
         self._waiting += 1
         try:
-            async with asyncio.timeout(timeout_ms / 1000), self._moved:
+            async with asyncio.timeout_at(deadline_s), self._moved:
                 await self._moved.wait_for(lambda: self._broken is not None or self._has_reached(ends))
         except TimeoutError:
-            raise KafkaTimeout(f"topic {self._topic.name}: not read to its end in {timeout_ms} ms") from None
+            raise KafkaTimeout(f"topic {self._topic.name}: not read to its end in time") from None
         finally:
             self._waiting -= 1
         if self._broken is not None:
@@ -218,3 +218,8 @@ class KafkaBasedLog:
         # A poll that did not wait must let other asyncio tasks run.
         if not polled and SYSTEM_CLOCK.monotonic_ms() == started_ms:
             await asyncio.sleep(0)
+
+
+def _deadline_s(timeout_ms: int) -> float:
+    """Return the running loop's time after a timeout."""
+    return asyncio.get_running_loop().time() + timeout_ms / 1000
