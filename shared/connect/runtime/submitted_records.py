@@ -17,15 +17,15 @@ An offset may be stored if every record of its source partition up to it is in K
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.record import Offset, Partition
 
-Key = tuple[tuple[str, Any], ...] | bytes
+Key = bytes
 
 
 class PartitionOffset(NamedTuple):
@@ -89,14 +89,13 @@ class SubmittedRecords:
     def __init__(self) -> None:
         self.queues: dict[Key, deque[SubmittedRecord]] = {}
         self.pending = 0
-        self._last: tuple[Partition, Key] | None = None
 
     def __repr__(self) -> str:
         return f"<SubmittedRecords {self.pending} pending of {len(self.queues)} partitions>"
 
     def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
-        """Add a record that is about to be sent."""
-        key = self._cached_partition_key(partition)
+        """Add a record that is about to be sent. Raises DataError if its partition is not JSON."""
+        key = source_partition_key(partition)
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
         if queue is None:
@@ -133,24 +132,13 @@ class SubmittedRecords:
         if not queue:
             del self.queues[record.key]
 
-    def _cached_partition_key(self, partition: Partition) -> Key:
-        # Tasks often pass the same partition object again, and a key costs a sort.
-        last = self._last
-        if last is not None and last[0] is partition:
-            return last[1]
-        key = source_partition_key(partition)
-        self._last = (partition, key)
-        return key
 
+def source_partition_key(partition: Partition) -> Key:
+    """Return the key of a source partition: its JSON, which also names its offset in an OffsetBackingStore.
 
-def source_partition_key(partition: Mapping[str, Any]) -> Key:
-    """Return the key of a source partition's queue of submitted records. Equal partitions have equal keys.
-
-    The order of the names in a partition does not matter.
+    The order of the names in a partition does not matter. Raises DataError if the partition is not JSON.
     """
     try:
-        key = tuple(sorted(partition.items()))
-        hash(key)
-    except TypeError:  # values that cannot be hashed, or compared
-        return msgspec.json.encode(partition, order="deterministic")
-    return key
+        return msgspec.json.encode(dict(partition), order="deterministic")
+    except (TypeError, ValueError) as e:
+        raise DataError(f"source partition {partition!r} is not JSON: {e}") from None

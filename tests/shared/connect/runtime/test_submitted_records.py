@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecords, source_partition_key
 
 A, B, C = {"file": "a"}, {"file": "b"}, {"file": "c"}
@@ -166,6 +170,19 @@ def test_partitions_are_equal_in_any_order() -> None:
     submitted = SubmittedRecords()
     submitted.submit({}, {}).ack()
     assert len(submitted.committable().offsets) == 1
+
+
+def test_partitions_with_different_json_are_different() -> None:
+    """Values that are equal in Python, but not in JSON, name different partitions."""
+    assert len({source_partition_key({"id": value}) for value in (1, True, 1.0, "1")}) == 4
+    assert source_partition_key({"id": [1]}) != source_partition_key({"id": [True]})
+
+
+@pytest.mark.parametrize("partition", [{"id": object()}, {"id": "\ud800"}, None])
+def test_a_partition_is_json(partition: Any) -> None:
+    """A partition that is not JSON is a DataError: its offset could not be stored."""
+    with pytest.raises(DataError, match="source partition"):
+        SubmittedRecords().submit(partition, {})
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=30), st.randoms())
