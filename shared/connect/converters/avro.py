@@ -20,6 +20,7 @@ from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, from_avro, to_avro, without_other_logical_types
+from penstock.shared.connect.converters.json import map_of_entries
 from penstock.shared.connect.converters.schema_registry_client import RegistrySchema
 from penstock.shared.connect.converters.schema_registry_serde import (
     HEAD_BYTES,
@@ -192,9 +193,9 @@ def change_from_avro(schema: Schema) -> Change | None:
         return lambda value: _struct_of_union_branch(schema, value)
     if _is_map_as_entries(schema):
         inner = change_from_avro(schema.value_schema) if schema.value_schema is not None else None
-        return lambda value: value if value is None else {
-            entry["key"]: inner(entry["value"]) if inner else entry["value"] for entry in value
-        }  # fmt: skip
+        return lambda value: value if value is None else map_of_entries(
+            (entry["key"], inner(entry["value"]) if inner else entry["value"]) for entry in value
+        )  # fmt: skip
     return _convert_nested_values(schema, change_from_avro)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -371,12 +371,23 @@ def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, A
     if isinstance(json, dict):
         return {key: value_from_json(values, item, replace_null) for key, item in json.items()}
     if isinstance(json, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in json):
-        pairs = ((value_from_json(schema.key_schema, k, replace_null), v) for k, v in json)
+        return map_of_entries(
+            (value_from_json(schema.key_schema, key, replace_null), value_from_json(values, item, replace_null))
+            for key, item in json
+        )
+    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
+
+
+def map_of_entries(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return a map of its keys and values. Raises DataError for a key, such as a struct, that cannot be a key in
+    Python."""
+    made: dict[Any, Any] = {}
+    for key, value in entries:
         try:
-            return {key: value_from_json(values, item, replace_null) for key, item in pairs}
+            made[key] = value
         except TypeError as e:
             raise DataError(f"a map's key must be a plain value: {e}") from None
-    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
+    return made
 
 
 def _decode_base64(text: str) -> bytes:

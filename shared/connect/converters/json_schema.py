@@ -25,7 +25,13 @@ from penstock.shared.common.json_decoding import JSON_ERRORS, invalid_json
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_of
 from penstock.shared.connect.converter import Converted, Converter
-from penstock.shared.connect.converters.json import DEPTH_MAX, has_decimals, value_from_json, value_to_json
+from penstock.shared.connect.converters.json import (
+    DEPTH_MAX,
+    has_decimals,
+    map_of_entries,
+    value_from_json,
+    value_to_json,
+)
 from penstock.shared.connect.converters.schema_registry_serde import (
     SchemaRegistrySerde,
     framed,
@@ -331,6 +337,8 @@ def from_json(schema: Schema | None, json: Any) -> Any:
 def _map_to_entries(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
     keys = schema.key_schema
     values = schema.value_schema
+    if not isinstance(value, Mapping):
+        raise DataError(f"Invalid type for MAP: {type(value).__name__}")
     return [{"key": walk(keys, key), "value": walk(values, item)} for key, item in value.items()]
 
 
@@ -339,7 +347,7 @@ def _entries_to_map(schema: Schema, value: Any, walk: Callable[[Schema | None, A
     values = schema.value_schema
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise DataError("a map whose keys are not strings should be an array of objects with key and value")
-    return {walk(keys, entry.get("key")): walk(values, entry.get("value")) for entry in value}
+    return map_of_entries((walk(keys, entry.get("key")), walk(values, entry.get("value"))) for entry in value)
 
 
 def _convert_maps_in_value(

@@ -236,6 +236,12 @@ async def test_invalid_bytes_values_and_schemas_are_data_errors() -> None:
         ):
             with pytest.raises(DataError):
                 await fetching(lambda wrong=wrong: made.from_connect_data("t", wrong, {}))  # type: ignore[misc]
+        by_array = Schema.map(Schema.array(INT64), STRING)
+        entries = registry.add("m-value", to_avro(by_array))
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, to_avro(by_array), [{"key": [1], "value": "a"}])
+        with pytest.raises(DataError, match="plain value"):
+            await fetching(lambda: made.to_connect_data("t", framed(entries, buffer.getvalue())))
         nested = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}
         own = registry.add("n-value", nested)
         with pytest.raises(DataError, match="refers to itself"):

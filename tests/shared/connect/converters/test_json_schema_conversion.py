@@ -57,6 +57,11 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
     assert from_json(schema, to_json(schema, value)) == value
     with pytest.raises(DataError, match="array of objects"):
         from_json(schema, {"numbered": {"5": {"x": "a"}}})
+    with pytest.raises(DataError, match="MAP"):
+        to_json(schema, {"numbered": 5})
+    by_array = Schema.map(Schema.array(INT32), STRING)
+    with pytest.raises(DataError, match="plain value"):
+        from_json(by_array, [{"key": [1], "value": "a"}])
 
 
 @pytest.mark.parametrize(
