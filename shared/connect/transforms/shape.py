@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,28 +22,42 @@ from penstock.shared.connect.transforms.parts import (
     with_replace_null,
 )
 
+QUOTED_NAME = re.compile(r"`(.*?)(?<!\\)`(?:\.|\Z)", re.DOTALL)
+ESCAPED_BACKTICK = re.compile(r"\\`(?=\.)")
+"""Elsewhere a backtick needs no escape, and a backslash is itself."""
+
 
 def field_path(text: str, version: str) -> tuple[str, ...]:
     """Return the names that lead to the field that ExtractField takes out of a struct or map.
 
-    Under V1 the whole text is one name. Under V2 dots separate the names, and a name in backticks may contain dots.
+    Under V1 the whole text is one name. Under V2, as in SingleFieldPath, dots separate the names. A name that begins
+    with a backtick ends at the next backtick before a dot or the end, and may contain dots. A backslash escapes a
+    backtick that does not end the name.
 
     >>> field_path("a.`b.c`", "V2"), field_path("a.b", "V1")
     (('a', 'b.c'), ('a.b',))
+    >>> field_path(r"`a\\`.b`.c`d.", "V2")
+    ('a`.b', 'c`d', '')
     """
-    if version.upper() == "V1" or "." not in text:
+    if version.upper() == "V1":
         return (text,)
     names: list[str] = []
-    while text:
-        if text[0] == "`":
-            name, closed, text = text[1:].partition("`")
-            if not closed or (text and text[0] != "."):
-                raise ConfigError(f"Incomplete backtick pair in path {text!r}")
-            names.append(name)
-            text = text[1:]
+    at = 0
+    while at < len(text):
+        if text[at] == "`":
+            quoted = QUOTED_NAME.match(text, at)
+            if quoted is None:
+                raise ConfigError(
+                    f"Incomplete backtick pair in path {text!r}: escape the backtick at {at} by a backslash"
+                )
+            names.append(ESCAPED_BACKTICK.sub("`", quoted[1]))
+            at = quoted.end()
         else:
-            name, _, text = text.partition(".")
+            name = text[at:].partition(".")[0]
             names.append(name)
+            at += len(name) + 1
+    if text.endswith("."):
+        names.append("")
     return tuple(names)
 
 

@@ -41,8 +41,34 @@ def test_v2_paths() -> None:
     more = {"field_syntax_version": "V2"}
     assert applied(ExtractFieldValue, {"a": {"b.c": 3}}, field="a.`b.c`", **more).value == 3
     assert applied(ExtractFieldValue, {"id": "x", "inner": {"n": 4}}, OUTER, field="inner.n", **more).value == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("a", ["a"]),
+        ("`a`", ["a"]),
+        ("`a.b`", ["a.b"]),
+        ("``.a", ["", "a"]),
+        ("a.", ["a", ""]),
+        ("`a`.", ["a", ""]),
+        (".a..b", ["", "a", "", "b"]),
+        ("a`b.c", ["a`b", "c"]),
+        ("`a`b.c`.d", ["a`b.c", "d"]),
+        ("`a\\`b`", ["a\\`b"]),  # needs no escape, so the backslash is itself
+        ("`a\\`.b`.c", ["a`.b", "c"]),
+    ],
+)
+def test_v2_paths_are_split_as_in_kafka(path: str, names: list[str]) -> None:
+    """Dots, backticks and backslashes have the meaning of Kafka's SingleFieldPath."""
+    assert field_path(path, "V2") == tuple(names)
+
+
+@pytest.mark.parametrize("path", ["`", "a.`b", "`a`b", "`a\\`", "`a`b.c"])
+def test_an_open_backtick_is_a_config_error(path: str) -> None:
+    """A name that begins with a backtick must end with one."""
     with pytest.raises(ConfigError, match="backtick"):
-        field_path("a.`b", "V2")
+        field_path(path, "V2")
 
 
 def test_null_becomes_the_default() -> None:
