@@ -2,7 +2,7 @@
 
 >>> pattern = DatePattern("yyyy-MM-dd'T'HH:mm:ss.SSSX")
 >>> at = dt.datetime(2024, 2, 29, 13, 5, 6, 789_000, tzinfo=dt.UTC)
->>> pattern.format(at), pattern.parse("2024-02-29T15:05:06.789+02") == at
+>>> pattern.format(at), pattern.parse("2024-02-29T15:05:06.789+02", now_ms=0) == at
 ('2024-02-29T13:05:06.789Z', True)
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.shared.common.errors import ConfigError, DataError
 
@@ -35,6 +35,8 @@ _NUMBERS: dict[str, Callable[[dt.datetime], int]] = {
     "u": lambda at: at.isoweekday(),
 }
 ZONES = "zZX"
+CENTURY_BEFORE_YEARS = 80
+"""How many years before the present the century of two-digit years begins, as in SimpleDateFormat."""
 
 
 class DatePattern:
@@ -69,19 +71,26 @@ class DatePattern:
             _format_date_letter(letter, count, at) if letter else text for letter, count, text in self._tokens
         )
 
-    def parse(self, text: str) -> dt.datetime:
-        """Return the time at the start of a text. Raises DataError if the text does not match the pattern."""
+    def parse(self, text: str, now_ms: int) -> dt.datetime:
+        """Return the time at the start of a text. Raises DataError if the text does not match the pattern.
+
+        With a year of two digits, the time is in the 100 years that begin 80 years before `now_ms`, as in Java.
+        """
         match = self._regex.match(text)
         if match is None:
             raise self._parse_error(text)
         found = {"y": 1970, "M": 1, "d": 1, "H": 0, "m": 0, "s": 0, "S": 0}
         offset = dt.timedelta(0)
         afternoon = None
+        century_start: dt.datetime | None = None
         try:
             for index, (letter, count, _) in enumerate(self._tokens):
                 value = match[f"g{index}"] if letter else ""
                 if letter in ("y", "Y"):
-                    found["y"] = _complete_year(int(value), count, len(value))
+                    found["y"] = int(value)
+                    if count <= 2 and len(value) == 2 and value.isdigit():
+                        century_start = _century_start(now_ms)
+                        found["y"] += century_start.year - century_start.year % 100
                 elif letter == "M" and count >= 3:
                     found["M"] = [month[:3].lower() for month in MONTHS].index(value[:3].lower()) + 1
                 elif letter == "a":
@@ -94,15 +103,10 @@ class DatePattern:
                     found[letter] = int(value)
             if afternoon is not None:
                 found["H"] = found["H"] % 12 + 12 * afternoon
-            # Lenient, as in Java: the 31st of April is the 1st of May.
-            year = found["y"] + (found["M"] - 1) // 12
-            month = (found["M"] - 1) % 12 + 1
-            return (
-                dt.datetime(year, month, 1, tzinfo=dt.UTC)
-                + dt.timedelta(days=found["d"] - 1, hours=found["H"], minutes=found["m"], seconds=found["s"])
-                + dt.timedelta(milliseconds=found["S"])
-                - offset
-            )
+            at = _time_of_numbers(found) - offset
+            if century_start is not None and at < century_start:
+                at = _time_of_numbers({**found, "y": found["y"] + 100}) - offset
+            return at
         except (ValueError, OverflowError):
             raise self._parse_error(text) from None
 
@@ -140,10 +144,20 @@ def _format_date_letter(letter: str, count: int, at: dt.datetime) -> str:
     return f"{_NUMBERS[letter](at):0{count}d}"
 
 
-def _complete_year(year: int, count: int, digits: int) -> int:
-    if count == 2 and digits == 2:  # within 80 years before and 20 years after the present, as in Java
-        return year + (2000 if year < 50 else 1900)
-    return year
+def _century_start(now_ms: int) -> dt.datetime:
+    now = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+    return now.replace(year=now.year - CENTURY_BEFORE_YEARS)
+
+
+def _time_of_numbers(found: Mapping[str, int]) -> dt.datetime:
+    """Return the time in UTC. Lenient, as in Java: the 31st of April is the 1st of May."""
+    year = found["y"] + (found["M"] - 1) // 12
+    month = (found["M"] - 1) % 12 + 1
+    return (
+        dt.datetime(year, month, 1, tzinfo=dt.UTC)
+        + dt.timedelta(days=found["d"] - 1, hours=found["H"], minutes=found["m"], seconds=found["s"])
+        + dt.timedelta(milliseconds=found["S"])
+    )
 
 
 def _parse_utc_offset(text: str) -> dt.timedelta:

@@ -136,7 +136,7 @@ class _TimestampConverter(OnPart):
             return timestamp_from_ms(value * self._nanos // NANOS_PER_MS)
         if self._pattern is None:
             raise DataError("TimestampConverter requires format option to be specified to read string timestamps")
-        return self._pattern.parse(value)
+        return self._pattern.parse(value, self.clock.now_ms())
 
 
 TimestampConverterKey, TimestampConverterValue = key_and_value(_TimestampConverter, "TimestampConverter")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.transforms.java_dates import DatePattern
 
+NOW_MS = round(dt.datetime(2026, 11, 28, 12, tzinfo=dt.UTC).timestamp() * 1000)
 AT = dt.datetime(2024, 2, 9, 15, 4, 5, 67_000, tzinfo=dt.UTC)
 
 
@@ -44,13 +45,32 @@ def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
 )
 def test_times_are_read_as_java_reads_them(pattern: str, text: str, iso: str) -> None:
     """Times are parsed leniently as in Java, ignoring text after the pattern."""
-    assert DatePattern(pattern).parse(text).isoformat() == iso
+    assert DatePattern(pattern).parse(text, NOW_MS).isoformat() == iso
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "iso"),
+    [
+        ("yy-MM-dd", "26-11-28", "2026-11-28"),
+        ("yy-MM-dd", "45-12-31", "2045-12-31"),
+        ("yy-MM-dd", "46-11-28", "2046-11-28"),  # the century begins at 1946-11-28, 12:00
+        ("yy-MM-dd", "46-11-29", "1946-11-29"),
+        ("yy-MM-dd", "49-01-01", "1949-01-01"),
+        ("yy-MM-dd", "99-01-01", "1999-01-01"),
+        ("y-MM-dd", "24-01-01", "2024-01-01"),
+        ("yyyy-MM-dd", "0024-01-01", "0024-01-01"),
+        ("yy-MM-dd", "1824-01-01", "1824-01-01"),
+    ],
+)
+def test_two_digit_years_are_near_the_present(pattern: str, text: str, iso: str) -> None:
+    """A year of two digits is in the 100 years that begin 80 years before the present."""
+    assert DatePattern(pattern).parse(text, NOW_MS).date().isoformat() == iso
 
 
 def test_text_that_does_not_match_is_an_error() -> None:
     """Text that does not match is a DataError with the pattern, and an invalid pattern is a ConfigError."""
     with pytest.raises(DataError, match=r"\(x\).*\(yyyy\)"):
-        DatePattern("yyyy").parse("x")
+        DatePattern("yyyy").parse("x", NOW_MS)
     for pattern in ("b", "'open"):
         with pytest.raises(ConfigError):
             DatePattern(pattern)
@@ -60,4 +80,4 @@ def test_text_that_does_not_match_is_an_error() -> None:
 def test_times_round_trip(at: dt.datetime) -> None:
     """A formatted time is parsed back to the ms."""
     pattern = DatePattern("yyyy-MM-dd'T'HH:mm:ss.SSSX")
-    assert pattern.parse(pattern.format(at)) == at.replace(microsecond=at.microsecond // 1000 * 1000)
+    assert pattern.parse(pattern.format(at), NOW_MS) == at.replace(microsecond=at.microsecond // 1000 * 1000)

@@ -10,6 +10,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.schema import BOOLEAN, INT64, Field, Schema, date_schema, timestamp_schema
 from penstock.shared.connect.transforms.timestamps import TimestampConverterValue
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.shared.connect.transforms.transforming import applied, configured
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
@@ -70,3 +71,10 @@ def test_invalid_times_and_formats_are_errors() -> None:
         configured(TimestampConverterValue, target_type="string")
     with pytest.raises(ConfigError, match="not a date pattern"):
         configured(TimestampConverterValue, target_type="string", format="QQ")
+
+
+def test_two_digit_years_are_near_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The century of a year of two digits depends on the transform's clock."""
+    monkeypatch.setattr(TimestampConverterValue, "clock", ManualClock(4_102_444_800_000))  # the year 2100
+    found = applied(TimestampConverterValue, "50-05-01", target_type="Date", format="yy-MM-dd")
+    assert found.value == dt.date(2050, 5, 1)
