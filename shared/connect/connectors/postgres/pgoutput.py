@@ -143,7 +143,8 @@ def _decode_message(cursor: _Cursor) -> Message:
     before = cursor.letter()
     old = None if before == "N" else cursor.values()
     if kind == "D":
-        assert old is not None
+        if old is None:
+            raise ValueError("a Delete has neither an old row nor its key")
         return Delete(oid, old, before == "O")
     if old is not None:
         cursor.letter()

@@ -65,6 +65,12 @@ def test_other_messages_are_named_by_their_letter() -> None:
     assert decode_pgoutput(b"O" + bytes(12)) == Other("O")
 
 
+def test_a_delete_without_an_old_row_is_an_error() -> None:
+    """A Delete has the old row or its key, never a new row."""
+    with pytest.raises(DataError, match="old row"):
+        decode_pgoutput(recorded.DELETE.replace(b"K", b"N", 1))
+
+
 @given(st.sampled_from(recorded.ALL), st.data())
 def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) -> None:
     """A message that is cut off anywhere is a DataError."""
