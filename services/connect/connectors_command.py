@@ -136,7 +136,7 @@ def restart(
     include_tasks: Annotated[bool, typer.Option(help="restart the tasks as well")] = False,
     only_failed: Annotated[bool, typer.Option(help="restart only the instances that have failed")] = False,
 ) -> None:
-    """Restart a connector and its tasks, or only those that have failed."""
+    """Restart a connector, or one of its tasks. With --include-tasks, also restart all its tasks."""
     if task is not None:
         _request_worker("POST", f"/connectors/{_quote_connector_name(name)}/tasks/{task}/restart", url)
         return

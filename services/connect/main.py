@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns the exit status: 0 after a requested shutdown or for help, otherwise one of `EXIT_STATUSES`.
     """
-    if not arguments or arguments[0] not in ("standalone", "distributed"):
-        is_help = not arguments or arguments[0] in ("--help", "-h", "help")
+    is_help = not arguments or arguments[0] == "help" or not {"--help", "-h"}.isdisjoint(arguments)
+    if is_help or arguments[0] not in ("standalone", "distributed"):
         statuses = "\n".join(f"  {status}  {reason}" for status, reason in EXIT_STATUSES.items())
         print(USAGE + statuses, file=sys.stdout if is_help else sys.stderr)
         return ExitStatus.OK if is_help else ExitStatus.WRONG_SETTING

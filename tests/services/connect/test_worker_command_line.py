@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.connect.main import main
 from penstock.services.connect.property_files import read_properties
 from penstock.services.connect.worker_command_line import misspelled_settings, read_command_line
 from penstock.shared.common.errors import ConfigError
@@ -32,6 +33,14 @@ def test_flags_override_the_file(worker: Path) -> None:
     assert isinstance(command_line.config, DistributedConfig)
     assert command_line.config["group.id"] == "h"
     assert command_line.log.level == "debug"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_a_mode_is_printed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` prints the usage, also after the mode and a file."""
+    for arguments in ([flag], ["standalone", flag], ["distributed", "missing.properties", flag]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out.startswith("penstock connect standalone WORKER.properties")
 
 
 @pytest.mark.parametrize("setting", ["key.converter", "value.converter", "header.converter"])
