@@ -246,7 +246,7 @@ def _state_routes(herder: Herder) -> APIRouter:
 
     @router.post(
         "/{name}/restart",
-        summary="Restart a connector and its tasks, or only those that have failed",
+        summary="Restart a connector, and with includeTasks its tasks",
         status_code=ACCEPTED,
         responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
     )
