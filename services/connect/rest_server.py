@@ -47,7 +47,7 @@ def rest_listener(config: WorkerConfig) -> HttpSettings:
 def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
     """Return the REST app behind its authentication.
 
-    Raises ConfigError if a secret is missing, too short or used twice.
+    Raises ConfigError if a secret is missing, too short or used twice, or if a user is named twice.
 
     Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
     accepts only requests whose Host header is a loopback name, unless `rest.advertised.host.name` is set.
@@ -58,6 +58,8 @@ def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings)
         name, colon, password = pair.strip().partition(":")
         if not colon or not name:
             raise ConfigError("rest.auth.users: must be user:password, comma-separated")
+        if name in users:
+            raise ConfigError(f"rest.auth.users: user {name!r} has more than one password")
         users[name] = Credential(secret=SecretStr(password), scopes=("admin",))
     secrets = [*([token] if token else []), *(user.secret for user in users.values())]
     try:

@@ -64,6 +64,15 @@ async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
             guarded_rest_app(StartingApp(), config, rest_listener(config))
 
 
+def test_a_user_has_one_password(worker: Path) -> None:
+    """A user that is named twice is a ConfigError with the name and without a password."""
+    flag = "--rest.auth.users=ann:0123456789abcdef,bob:abcdefabcdefabcd,ann:fedcba9876543210"
+    config = read_command_line("distributed", [str(worker), flag]).config
+    with pytest.raises(ConfigError, match="'ann'") as raised:
+        guarded_rest_app(StartingApp(), config, rest_listener(config))
+    assert "fedcba9876543210" not in str(raised.value)
+
+
 def test_an_open_address_is_detected(worker: Path) -> None:
     """An address that other machines reach without authentication is detected."""
 
