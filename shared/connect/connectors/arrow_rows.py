@@ -27,7 +27,7 @@ _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("u
 
 
 class NothingInIt(DataError):
-    """The records have no columns, or only nulls without a type, so no table can be made of them."""
+    """The records have only nulls without a type, so no table can be made of them."""
 
 
 def arrow_type(schema: Schema) -> Any:
@@ -45,25 +45,36 @@ def arrow_type(schema: Schema) -> Any:
     return _TYPES[schema.type]
 
 
-def row_of(record: SinkRecord) -> dict[str, Any]:
-    """Return the record's value as a row. Raises DataError if it is neither a struct nor a map with strings as keys."""
+def check_row(record: SinkRecord) -> None:
+    """Raises DataError if the record's value cannot be a row: it is neither a struct nor a map with strings as keys, or
+    it is empty."""
     value = record.value
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        topic, partition, offset = record.original
-        kind = "a map with keys that are no strings" if isinstance(value, Mapping) else type(value).__name__
-        raise DataError(f"{topic}-{partition}@{offset}: the value is {kind}: a row needs a struct, or strings as keys")
-    return dict(value)
+    if not isinstance(value, Mapping):
+        problem = type(value).__name__
+    elif record.value_schema is not None and record.value_schema.fields:
+        return  # the schema has the names of the columns
+    elif not value:
+        problem = "empty"
+    elif not all(isinstance(name, str) for name in value):
+        problem = "a map with keys that are no strings"
+    else:
+        return
+    topic, partition, offset = record.original
+    raise DataError(
+        f"{topic}-{partition}@{offset}: the value is {problem}: a row needs a struct with fields, or a map with "
+        "strings as keys"
+    )
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """Return an Arrow table with one row for each record.
+    """Return an Arrow table with one row for each record. `check_row` must accept each record.
 
     Records that share a struct's schema have its fields as columns. For all other records, each name in a row is a
     column, with the type of the values if the records share a map's schema. Columns without a type are left out.
 
-    Raises DataError if the records do not fit one table, and NothingInIt if no column is left.
+    Raises DataError if the records do not fit one table, and NothingInIt if all values are null and without a type.
     """
-    rows = [row_of(record) for record in records]
+    rows: list[Mapping[str, Any]] = [record.value for record in records]
     first = records[0].value_schema
     schema = first if all(record.value_schema == first for record in records) else None
     try:

@@ -22,7 +22,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import HIGH, MEDIUM, NO_DEFAULT, ConfigDef, Type, at_least
 from penstock.shared.connect.connector import Props, SinkConnector
-from penstock.shared.connect.connectors.arrow_rows import row_of, table_of
+from penstock.shared.connect.connectors.arrow_rows import check_row, table_of
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
@@ -82,7 +82,7 @@ class DeltaSinkTask(SinkTask):
         for record in records:
             self._check_begun(record)
             try:
-                row_of(record)
+                check_row(record)
             except DataError as e:
                 await self._report_errant_record(record, e)
                 continue

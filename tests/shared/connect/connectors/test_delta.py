@@ -89,6 +89,10 @@ async def test_invalid_rows_are_reported_or_fail_the_task(tmp_path: Path) -> Non
     assert rows(tmp_path / "t") == [0, 1, 2, 4]
     assert sorted(offset for _, offset in reporter.reported) == [3, 5, 6]
     assert table_versions(str(tmp_path / "t"), ["c/t/0"], {})["c/t/0"] >= 5
+    await task.put([record(A, 7, {}), record(A, 8)])
+    await task.pre_commit(at(a=9))
+    assert rows(tmp_path / "t") == [0, 1, 2, 4, 8]
+    assert (A, 7) in reporter.reported
     task = await started(tmp_path / "u", Context(), A)
     await task.put(batch[:6])
     with pytest.raises(ConnectError):

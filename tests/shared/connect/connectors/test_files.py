@@ -100,10 +100,10 @@ async def test_redelivered_records_are_written_once(tmp_path: Path) -> None:
 
 
 async def test_invalid_records_are_reported_once(tmp_path: Path) -> None:
-    """Tombstones and values of another type are reported and left out of the file; without a
+    """Tombstones, empty maps and values of another type are reported and left out of the file; without a
     reporter the task fails.
     """
-    bad = [record(A, 2, None), record(A, 3, {"n": "x"}), record(A, 4, {"n": None})]
+    bad = [record(A, 2, {}), record(A, 3, {"n": "x"}), record(A, 4, {"n": None})]
     batch = [*records(A, 0, 2), *bad, record(A, 5)]
     task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "6"})
     await task.put(batch)
