@@ -4,7 +4,9 @@ Records are buffered until there are `flush.size` of them or offsets are committ
 table. If the table has an offset of a partition, a task starts there, and ignores the group's committed offset.
 
 A record with a lower offset than the table's fails the task, because its topic was deleted and created again. The same
-holds for an offset below that of the previous record, unless a temporary error came in between.
+holds for an offset below that of the previous record, unless a temporary error came in between. A new topic that
+already reaches the table's offset is not detected, and its records before that offset are skipped. Whoever deletes a
+topic must therefore reset the connector's offsets.
 
 After a temporary error of an append the task reads the records again. Any other error would be repeated forever, so the
 next `put` raises it, which fails the task.

@@ -3,7 +3,8 @@
 Rows are sent by COPY. With `insert` they go directly into the table. Upserts, updates and deletes go into a temporary
 table, and one statement applies them to the table. With `exactly.once=true` the offsets are in a table of the database,
 and change in the same transaction as the rows. If a task finds another offset than it stored last, another task has
-written to the partition, and this task fails.
+written to the partition, and this task fails. A topic that was deleted and created again is detected only by a lower
+offset (`sink_offsets`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ even if one has lost the partition without noticing.
 
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record with a lower offset comes from a topic that
-was deleted and created again. It raises an error.
+was deleted and created again. It raises an error. A new topic that already reaches the stored offset is not detected,
+and its records before that offset are skipped. Whoever deletes a topic must therefore reset the connector's offsets.
 """
 
 from __future__ import annotations
