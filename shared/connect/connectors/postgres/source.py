@@ -78,7 +78,8 @@ def source_settings() -> ConfigDef:
                 "mode=logical: publication with the tables to read. Empty: the name of the slot.",
                 group="Logical decoding", order=2)
         .define("slot.autocreate", Type.BOOLEAN, True, MEDIUM,
-                "mode=logical: whether a missing slot, and a missing publication of table.whitelist, is created.",
+                "mode=logical: whether a missing slot, and a missing publication of table.whitelist, is created. After "
+                "the first stored offset, a missing slot is always an error.",
                 group="Logical decoding", order=3)
         .define("tombstones.on.delete", Type.BOOLEAN, True, MEDIUM,
                 "mode=logical: whether the record of a deleted row is a tombstone. false: its value is the old row.",
