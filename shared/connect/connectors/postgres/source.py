@@ -60,7 +60,9 @@ def source_settings() -> ConfigDef:
         .define("topic.prefix", Type.STRING, NO_DEFAULT, HIGH,
                 "Prefix of the topic before the table name. With a query: the topic.",
                 group="Data", order=3)
-        .define("key.columns", Type.LIST, "", MEDIUM, "Columns of the record key. Empty: no key.",
+        .define("key.columns", Type.LIST, "", MEDIUM,
+                "Columns of the record key. Empty: no key. With mode=logical, empty means the columns of the replica "
+                "identity, and no key under REPLICA IDENTITY FULL.",
                 group="Data", order=4)
         .define("poll.interval.ms", Type.INT, 5_000, HIGH, "Interval between polls that find no new rows.", at_least(1),
                 group="Data", order=5)
