@@ -129,8 +129,10 @@ RETRIABLE = 50003
 """Error codes of REST Proxy. v3 has one code for unknown topics and partitions. The last two are failures of Kafka:
 permanent ones, and those after which the same request may succeed later."""
 
-_REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3", "connectors", "connector-plugins"})
-"""Path prefixes of Confluent REST Proxy's interface, and of Kafka Connect's, which has the same error format."""
+_REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3"})
+"""Path prefixes of Confluent REST Proxy's interface."""
+_CONNECT = frozenset({"connectors", "connector-plugins"})
+"""Path prefixes of Kafka Connect's interface, which has the same error format; the code is the HTTP status."""
 
 _REST_CODES: Mapping[str, int] = {
     "KAFKA_INVALID_REQUEST": 40002,
@@ -145,28 +147,37 @@ _REST_CODES: Mapping[str, int] = {
 status, or for statuses from 500 on NON_RETRIABLE or RETRIABLE."""
 
 
-def is_rest_proxy(path: str) -> bool:
-    """Return whether errors at a path have REST Proxy's error codes.
+def has_rest_errors(path: str) -> bool:
+    """Return whether errors at a path have the error format of REST Proxy and Kafka Connect.
 
-    >>> [is_rest_proxy(path) for path in ("/v3", "/v3/none", "/consumers/g", "/v1/topics", "/topics-of-mine", "*")]
-    [True, True, True, False, False, False]
+    >>> paths = ("/v3", "/v3/none", "/consumers/g", "/connectors", "/v1/topics", "/topics-of-mine", "*")
+    >>> [has_rest_errors(path) for path in paths]
+    [True, True, True, True, False, False, False]
     """
-    return path.removeprefix("/").partition("/")[0] in _REST_PROXY
+    return _first_segment(path) in _REST_PROXY | _CONNECT
 
 
-def rest_proxy_error_code(kind: ErrorKind, path: str) -> int:
-    """Return the `error_code` of a problem in the error format of REST Proxy.
+def _first_segment(path: str) -> str:
+    return path.removeprefix("/").partition("/")[0]
+
+
+def rest_error_code(kind: ErrorKind, path: str) -> int:
+    """Return the `error_code` of a problem in the error format of REST Proxy and Kafka Connect.
 
     >>> unknown = kind_of(errors.UnknownTopicOrPartition())
-    >>> rest_proxy_error_code(unknown, "/topics/t"), rest_proxy_error_code(unknown, "/v3/clusters/c/topics/t")
+    >>> rest_error_code(unknown, "/topics/t"), rest_error_code(unknown, "/v3/clusters/c/topics/t")
     (40401, 40403)
-    >>> rest_proxy_error_code(kind_of(errors.BrokerNotAvailable()), "/v3/clusters")
+    >>> rest_error_code(kind_of(errors.BrokerNotAvailable()), "/v3/clusters")
     50003
-    >>> rest_proxy_error_code(UNEXPECTED, "/topics")
+    >>> rest_error_code(UNEXPECTED, "/topics")
     50002
-    >>> rest_proxy_error_code(kind_of(errors.InvalidTopic()), "/v3/clusters/c/topics/a b")
+    >>> rest_error_code(kind_of(errors.InvalidTopic()), "/v3/clusters/c/topics/a b")
     40002
+    >>> rest_error_code(kind_of(errors.BrokerNotAvailable()), "/connectors")
+    503
     """
+    if _first_segment(path) in _CONNECT:
+        return kind.status
     if kind.error_code == "UNKNOWN_TOPIC_OR_PARTITION":
         return UNKNOWN_TOPIC_OR_PARTITION if path.startswith("/v3/") else UNKNOWN_TOPIC
     if kind.error_code in _REST_CODES:
@@ -201,7 +212,7 @@ class RestError(TypedDict):
 
 def error_format_of(path: str) -> tuple[str, type]:
     """Return the format of problems at a path: the media type, and the type of the body."""
-    return (JSON_TYPE, RestError) if is_rest_proxy(path) else (PROBLEM_TYPE, ProblemDetails)
+    return (JSON_TYPE, RestError) if has_rest_errors(path) else (PROBLEM_TYPE, ProblemDetails)
 
 
 class Problem(Exception):
@@ -227,11 +238,11 @@ class Problem(Exception):
         return cls(kind, str(error) or kind.title)
 
     def response_for(self, path: str) -> Response:
-        """Return the response at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's codes."""
-        if not is_rest_proxy(path):
+        """Return the response at a path: a problem of RFC 9457, or `{error_code, message}` if `has_rest_errors`."""
+        if not has_rest_errors(path):
             return self.response()
         kind = self.kind
-        body: RestError = {"error_code": rest_proxy_error_code(kind, path), "message": self.detail}
+        body: RestError = {"error_code": rest_error_code(kind, path), "message": self.detail}
         return Response(msgspec.json.encode(body), kind.status, self.headers, JSON_TYPE)
 
     def response(self) -> Response:

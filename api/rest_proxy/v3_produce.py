@@ -29,7 +29,7 @@ from penstock.api.http.body import (
 )
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.json_response import json_response
-from penstock.api.http.problem import ErrorKind, Problem, rest_proxy_error_code
+from penstock.api.http.problem import ErrorKind, Problem, rest_error_code
 from penstock.api.http.status_codes import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, OK
 from penstock.api.http.turns import Turn
 from penstock.api.ingest.admission import client_of
@@ -199,7 +199,7 @@ class DeliveryReports(Response):
             return reports_as_lines(reports)
         except Problem as e:  # the response has begun, so the error becomes a row
             return reports_as_lines(
-                [{"error_code": rest_proxy_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
+                [{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
             )
 
     async def send(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:

@@ -35,6 +35,12 @@ async def test_without_the_token_requests_are_a_401(authorization: str | None) -
     assert TOKEN not in response.text
 
 
+async def test_kafka_connects_errors_have_the_status_as_code() -> None:
+    """On Kafka Connect's routes the code of a 401 is 401, as of all errors there."""
+    response = await send_request("/connectors", {}, auth_token=SecretStr(TOKEN))
+    assert (response.status_code, response.json()["error_code"]) == (401, 401)
+
+
 async def test_the_token_is_accepted() -> None:
     """The token is accepted with the scheme in any case."""
     for scheme in ("Bearer", "bearer"):
