@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.connect.errors import error_response
-from penstock.api.http.csrf import is_simple
+from penstock.api.http.json_response import JSON_TYPE
 from penstock.api.http.status_codes import NOT_FOUND, SERVICE_UNAVAILABLE, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.errors import BadRequest
@@ -39,13 +39,14 @@ WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 async def json_body(request: Request) -> Any:
     """Return the decoded body; an empty body of any content type is an empty object.
 
-    The content type may be missing. For a body that is not empty, raises HTTPException (415) if a browser sends its
-    content type to another origin without a CORS preflight (text/plain, forms).
+    The content type may be missing. For a body that is not empty, raises HTTPException (415) for any other type than
+    application/json.
     """
     body = await request.body()
     content_type = request.headers.get("content-type", "")
-    if body.strip() and is_simple(content_type):
-        raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, not {content_type[:60]}")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if body.strip() and media_type not in ("", JSON_TYPE):
+        raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {JSON_TYPE}, not {content_type[:60]}")
     if len(body) > BODY_BYTES_MAX:
         raise BadRequest(f"The body has {len(body)} bytes; the limit is {BODY_BYTES_MAX}")
     return _parse_json_body(body) if body.strip() else {}

@@ -1,9 +1,8 @@
 """Kafka Connect's REST API over a herder: the app and all its routes.
 
 Statuses and bodies are Kafka Connect's, so its clients work unchanged. Every error is `{"error_code", "message"}`. A
-trailing slash is ignored. A body is JSON, also without a content type. The content types that a browser sends to
-another origin without a preflight (text/plain, forms) are rejected with 415. A malformed body is rejected with 400;
-Kafka Connect answers 500.
+trailing slash is ignored. A body is JSON, also without a content type. Any other content type is rejected with 415. A
+malformed body is rejected with 400; Kafka Connect answers 500.
 
 A request that only another worker can answer is forwarded to it (`penstock.api.connect.forwarding`).
 """

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-SIMPLE_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""Content types that a browser sends for any page without a preflight (the Fetch standard's safelist)."""
 OWN_SITES = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site for a page of this origin and for an address that the user typed."""
 ORIGIN_CHARACTERS_MAX = 100
@@ -41,12 +39,3 @@ def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
     if not site and origin != "null" and origin.partition("://")[2].lower() == headers.get("host", "").lower():
         return ""
     return (origin or f"another origin ({site[:20]})")[:ORIGIN_CHARACTERS_MAX]
-
-
-def is_simple(content_type: str) -> bool:
-    """Return whether a page of any origin can send a body of this type without a preflight; false for an empty type.
-
-    >>> is_simple("text/plain;charset=UTF-8"), is_simple("application/json"), is_simple("")
-    (True, False, False)
-    """
-    return content_type.partition(";")[0].strip().lower() in SIMPLE_TYPES

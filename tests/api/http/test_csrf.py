@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.api.http.csrf import foreign_page, is_simple
+from penstock.api.http.csrf import foreign_page
 
 HOST = {"host": "localhost:8080"}
 
@@ -36,10 +36,3 @@ def test_configured_origins_pass() -> None:
     assert foreign_page(cross, ["https://shop.example"]) == ""
     assert foreign_page(cross, ["https://other.example"]) == "https://shop.example"
     assert foreign_page(cross, ["*"]) == ""
-
-
-@pytest.mark.parametrize("media_type", ["text/plain", "TEXT/PLAIN; charset=utf-8", "multipart/form-data; boundary=x"])
-def test_simple_content_types(media_type: str) -> None:
-    """Simple content types are recognized in any case and with parameters."""
-    assert is_simple(media_type)
-    assert not is_simple("application/json")
