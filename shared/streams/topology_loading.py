@@ -17,16 +17,20 @@ NAME_PATTERN = r"^[\w.]+:\w+$"
 def load_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
     """Load the function that returns a topology, or another one of the user, by its name `module:function`.
 
-    Raises ConfigError, which names the setting, for an ImportError or AttributeError, for example if the module lacks
-    the function. Any other error of the module's code is raised unchanged.
+    Raises ConfigError, which names the setting, for an ImportError, or if the module lacks the function. Any other
+    error of the module's code is raised unchanged.
     """
     module, _, function = name.partition(":")
     search_path = folder or str(Path.cwd())
     if search_path not in sys.path:  # a console script does not look in the current folder
         sys.path.insert(0, search_path)
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as e:
+        imported = importlib.import_module(module)
+    except ImportError as e:
+        raise ConfigError(f"{setting}: {name}: {e}") from e
+    try:
+        found: Callable[..., Any] = getattr(imported, function)
+    except AttributeError as e:
         raise ConfigError(f"{setting}: {name}: {e}") from e
     return found
 

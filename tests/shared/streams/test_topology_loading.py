@@ -62,3 +62,10 @@ def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], messa
     with pytest.raises(ConfigError, match="topology: ") as raised:
         load_topology(name, options)
     assert message in str(raised.value)
+
+
+def test_an_error_of_the_modules_code_is_raised_unchanged(tmp_path: Path) -> None:
+    """An AttributeError of the module's own code is no missing function, so it is raised unchanged."""
+    (tmp_path / "my_topologies.py").write_text("import json\njson.dump_all\n")
+    with pytest.raises(AttributeError, match="dump_all"):
+        load_topology("my_topologies:build", {})
