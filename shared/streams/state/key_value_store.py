@@ -47,7 +47,8 @@ class TableRow:
 class KeyValueStore(Generic[K, V]):
     """A table's rows by key; a user's processor may read and write them.
 
-    Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key.
+    Keys are text, or bytes without `text_keys`. As in the changelog, a text and its UTF-8 bytes are the same key. Every
+    call raises DataError for a key that is neither text nor bytes.
     """
 
     def __init__(self, name: str, *, text_keys: bool = True) -> None:
@@ -72,18 +73,15 @@ class KeyValueStore(Generic[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Set a row; the value None deletes it.
 
-        With another value, raises DataError for a key that is neither text nor bytes, and for bytes that are no text in
-        a store of text keys. Raises RecordTooLarge for a row that is too large for the changelog, and the encoder's
-        error for a value that cannot be encoded.
+        Raises DataError for bytes that are no text in a store of text keys, RecordTooLarge for a row that is too large
+        for the changelog, and the encoder's error for a value that cannot be encoded.
         """
+        own = self.own_key(key)
+        if self._text_keys and isinstance(own, bytes):
+            raise DataError(f"store {self.name!r}: the key {own!r} is no text in UTF-8")
         if value is None:
             self.delete(key)
             return
-        own = self.own_key(key)
-        if not isinstance(own, str | bytes):
-            raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
-        if self._text_keys and isinstance(own, bytes):
-            raise DataError(f"store {self.name!r}: the key {own!r} is no text in UTF-8")
         if self.check is not None:
             self.check(own, [value])
         value = user_copy(value)
@@ -111,7 +109,9 @@ class KeyValueStore(Generic[K, V]):
             self._dirty.pop(key, None)
 
     def own_key(self, key: Any) -> Any:
-        """Return a text or its bytes as the store's type of key, and any other key unchanged."""
+        """Return a text or its bytes as the store's type of key. Raises DataError for a key of another type."""
+        if not isinstance(key, str | bytes):
+            raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
         return key_in_store_type(key, self._text_keys)
 
     def items(self) -> Iterator[tuple[K, V]]:

@@ -386,23 +386,19 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
     def get(self, key: Any) -> Any:
         """Return the row's value, or None."""
         key = self._cache.own_key(key)
-        if not isinstance(key, str | bytes):
-            return None
         self._fetch_key_rows(key)
         return self._cache.get(key)
 
     def put(self, key: Any, value: Any) -> None:
         """Set a row; the value None deletes it. Raises what `KeyValueStore.put` raises."""
         key = self._cache.own_key(key)
-        if isinstance(key, str | bytes):
-            self._fetch_key_rows(key)
+        self._fetch_key_rows(key)
         self._cache.put(key, value)
 
     def delete(self, key: Any) -> None:
         """Remove a row; a missing row is no error."""
         key = self._cache.own_key(key)
-        if isinstance(key, str | bytes):
-            self._fetch_key_rows(key)
+        self._fetch_key_rows(key)
         self._cache.delete(key)
 
     def items(self) -> Iterator[tuple[Any, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,11 +26,14 @@ def test_rows_by_key() -> None:
     assert repr(store) == "KeyValueStore('s', 1 rows, 1 dirty)"
 
 
-@pytest.mark.parametrize("key", [None, 7, ("a",)])
+@pytest.mark.parametrize("key", [None, 7, ("a",), [1]])
 def test_a_key_is_text_or_bytes(key: Any) -> None:
-    """A key that is neither text nor bytes raises DataError."""
-    with pytest.raises(DataError, match=r"store 's'.*key"):
-        KeyValueStore("s").put(key, 1)
+    """A key that is neither text nor bytes raises DataError, in every call."""
+    store = KeyValueStore[Any, Any]("s")
+    for call in (lambda: store.put(key, 1), lambda: store.put(key, None), partial(store.get, key),
+                 partial(store.delete, key), partial(store.rows_of, key)):  # fmt: skip
+        with pytest.raises(DataError, match=r"store 's'.*key"):
+            call()
 
 
 @pytest.mark.parametrize(("text_keys", "own", "other"), [(True, "ü", "ü".encode()), (False, "ü".encode(), "ü")])
@@ -50,6 +54,8 @@ def test_bytes_that_are_no_text_are_no_key_of_text() -> None:
     store = KeyValueStore[Any, int]("s")
     with pytest.raises(DataError, match=r"store 's'.*UTF-8"):
         store.put(b"\xff", 1)
+    with pytest.raises(DataError, match=r"store 's'.*UTF-8"):
+        store.put(b"\xff", None)
     store.delete(b"\xff")
     assert (store.get(b"\xff"), len(store)) == (None, 0)
     raw = KeyValueStore[Any, int]("s", text_keys=False)

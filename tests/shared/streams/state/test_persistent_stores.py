@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectSet
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
@@ -211,3 +212,13 @@ def test_prefetched_windows_close_after_a_rejected_record(kind: str, moves: str)
         assert in_memory == on_disk
         assert {key for key, _ in in_memory} >= {b"a", b"z", b"b"}
         drivers[1].close()
+
+
+@pytest.mark.parametrize("key", [None, 7, [1]])
+def test_a_key_of_another_type_is_an_error_on_disk_too(key: Any) -> None:
+    """A table's store on disk raises the same error as one in memory."""
+    with directory() as state:
+        rows: Any = TopologyTestDriver(tallied(), state=state).task.stores["rows"]
+        for call in (rows.get, rows.delete, lambda key: rows.put(key, None)):
+            with pytest.raises(DataError, match=r"store 'rows'.*key"):
+                call(key)
