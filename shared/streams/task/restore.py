@@ -43,7 +43,7 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
     """Apply confirmed changes, except late records, to a task's stores.
 
-    Raises CorruptEntry for a key or state that cannot be decoded. State on disk takes the bytes without decoding them,
+    Raises CorruptEntry for a key or state that cannot be decoded. A state on disk is decoded only when it is read,
     unless the store's aggregations have changed.
     """
     confirmed = confirmed.of_windows()
@@ -91,13 +91,14 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 def restore_change(task: StreamTask, change: Change) -> None:
     """Apply one confirmed change to a task's store.
 
-    Raises CorruptRecord if its key or state cannot be decoded. State on disk takes the bytes without decoding them,
-    unless the store's aggregations have changed.
+    Raises CorruptRecord if its key or state cannot be decoded. A state on disk is decoded only when it is read, unless
+    the store's aggregations have changed.
     """
     written = change.written_as
     own = task.topology.stores[change.store].schema
     try:
-        # The disk has the changelog's own bytes, so they need not be decoded.
+        key = _decode_restored_key(task, change.store, change.key)
+        # The disk has the changelog's own bytes. An invalid state raises StateStoreFailed when it is read.
         if task.local is not None and written.aggregations == own.aggregations:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
@@ -106,7 +107,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
-            task.stores[change.store].unload(_decode_restored_key(task, change.store, change.key), change.start)
+            task.stores[change.store].unload(key, change.start)
     except JSON_ERRORS as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 

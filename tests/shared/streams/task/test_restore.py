@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import pairwise
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from penstock.shared.streams.changelog.format import DELETED, LIVE, BatchInput, 
 from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.state.local_state import LocalState
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.task.restore import (
@@ -42,11 +43,11 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.property_tests import examples
 
 
-def new_task() -> StreamTask:
+def new_task(local: LocalState | None = None) -> StreamTask:
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(10, 5)
     windows.aggregate("s", n=Count(), last=Aggregate(lambda: None, lambda s, v: v, lambda a, b: b)).on_close().to("out")
-    return StreamTask(builder.build(), 0, application="app")
+    return StreamTask(builder.build(), 0, application="app", local=local)
 
 
 def pack(task: StreamTask, n: int, last: bytes) -> bytes:
@@ -72,6 +73,18 @@ def test_undecodable_keys_and_states_are_corrupt(operation: bytes, key: bytes, l
     task = new_task()
     with pytest.raises(CorruptRecord, match="entry of store 's'"):
         restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last), task.topology.schemas()[0]))
+
+
+@pytest.mark.parametrize("operation", [LIVE, DELETED])
+def test_undecodable_keys_are_corrupt_on_disk_too(operation: bytes) -> None:
+    """State on disk takes no key that its store cannot decode."""
+    with TemporaryDirectory() as folder, directory_of(folder) as directory, closing(directory.state_of(0)) as local:
+        task = new_task(local)
+        change = Change(operation, "s", b"\xff", 1, 2, pack(task, 3, b'"x"'), task.topology.schemas()[0])
+        with pytest.raises(CorruptRecord, match="entry of store 's'"):
+            restore_change(task, change)
+        local.write(None)
+        assert not list(task.stores["s"].rows())
 
 
 LIVES_AND_ENDS = st.lists(
