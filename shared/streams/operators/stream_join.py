@@ -178,6 +178,7 @@ class StreamJoin(TimedProcessor):
             return
         if not self.context.takes_time(record.timestamp, max(self.windows.before_ms, self.windows.after_ms, 0)):
             return
+        check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         at = record.timestamp
         stream_time = max(self.stream_time_ms, record.timestamp)
         close_time = self._close_time(stream_time)
@@ -185,7 +186,6 @@ class StreamJoin(TimedProcessor):
             self.context.emit_late(record._replace(value=value), close_time, stream_time)
             self._forward_unjoined()
             return
-        check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         before, after = self.windows.reach(side)
         # This record may advance the close time. Rows that are too old then are in the store until `_forward_unjoined`.
         earliest = max(at - before, self.windows.limit(1 - side, close_time))

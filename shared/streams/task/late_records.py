@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
-from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.byte_copies import copied
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
@@ -22,7 +21,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int
 from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
 from penstock.shared.streams.task.origin_headers import original_record
-from penstock.shared.streams.task.outputs import OutputColumns
+from penstock.shared.streams.task.outputs import OutputColumns, record_that_fits
 from penstock.shared.streams.topology import ProcessorNode
 from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.json_rows import json_texts
@@ -106,16 +105,13 @@ def forwarded_late_record(
     """Return a forwarded record for the late topic.
 
     Text, bytes and None are written unchanged, any other key or value as JSON. If it cannot be encoded as JSON, it is
-    replaced by its `repr`, or by the name of its type if that fails. A value that makes the record too large is
-    replaced by None. So no value can end the task.
+    replaced by its `repr`, or by the name of its type if that fails. Parts that make the record too large are left out
+    (`record_that_fits`). So no record can end the task.
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
-    headers = record.headers + lateness
     key = encode_without_error(record.key.key if isinstance(record.key, WindowKey) else record.key)
     value = encode_without_error(record.value)
-    if record_size(key, value, list(headers)) > record_bytes_max:
-        value = None
-    return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)
+    return record_that_fits(late_topic, value, key, record.headers, lateness, record.timestamp, record_bytes_max)
 
 
 def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:

@@ -31,13 +31,13 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     DeadLetter,
     header_text,
 )
-from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
-from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
 from penstock.shared.streams.punctuation import Punctuator
 from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
 from penstock.shared.streams.task.origin_headers import origin_headers
+from penstock.shared.streams.task.outputs import record_that_fits
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.window_result import WindowKey
 from penstock.shared.streams.windows.window_descriptions import describe_window
@@ -236,7 +236,7 @@ def output_dead_letter(
     `.partition` and `.offset`. Its key and value are the output's: text and bytes unchanged, a window's result as a
     flat JSON object, anything else as JSON, or as its `repr` if that fails. Its headers name the node that rejected the
     output, the store and the window. If a source record caused the output, the headers `penstock.origin.*` have its
-    coordinates. A value that makes the dead letter larger than `record_bytes_max` is left out.
+    coordinates. Parts that make the dead letter larger than `record_bytes_max` are left out (`record_that_fits`).
     """
     record = emitted.record
     window = emitted.window
@@ -254,12 +254,9 @@ def output_dead_letter(
         texts[STORE] = emitted.store
     if window is not None:
         texts |= {WINDOW_START: str(window.start), WINDOW_END: str(window.end)}
-    headers = (*record.headers, *((name, header_text(text)) for name, text in texts.items()))
+    headers: Headers = tuple((name, header_text(text)) for name, text in texts.items())
     if source is not None:
         headers += origin_headers(source)
     key = encode_without_error(window.key if window is not None else record.key)
     value = encode_without_error(record.value)
-    # A dead letter that cannot be written would fail every commit.
-    if record_size(key, value, list(headers)) > record_bytes_max:
-        value = None
-    return ProducerRecord(topic, value, key, headers)
+    return record_that_fits(topic, value, key, record.headers, headers, None, record_bytes_max)

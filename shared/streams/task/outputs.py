@@ -17,8 +17,9 @@ import numpy as np
 
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
+from penstock.shared.common.records import Headers, Int64Array, ProducerRecord, RecordColumns
 from penstock.shared.streams.changelog.entry_columns import EntryColumns
 
 
@@ -116,6 +117,37 @@ class TaskOutputs:
             elif source_key is not None:
                 partition = output_partition(source_key, partitions[item.topic])
                 self.items[at] = msgspec.structs.replace(item, partition=partition)
+
+
+def record_that_fits(
+    topic: str,
+    value: bytes | None,
+    key: bytes | None,
+    own_headers: Headers,
+    more_headers: Headers,
+    timestamp: int | None,
+    record_bytes_max: int,
+) -> ProducerRecord:
+    """Return a late record or a dead letter of an output, without the parts that make it too large.
+
+    The value is left out first, then the key and the output's own headers. The headers that describe the output remain.
+    A record that cannot be written would fail every commit.
+
+    >>> own, more = (("own", b"1"),), (("more", b"2"),)
+    >>> without_value = record_that_fits("t", b"x" * 900, b"k", own, more, 5, 500)
+    >>> without_value.value, without_value.key, without_value.headers
+    (None, b'k', (('own', b'1'), ('more', b'2')))
+    >>> without_key = record_that_fits("t", b"x", b"k" * 900, own, more, 5, 500)
+    >>> without_key.value, without_key.key, without_key.headers
+    (None, None, (('more', b'2'),))
+    """
+    headers = own_headers + more_headers
+    if record_size(key, value, list(headers)) > record_bytes_max:
+        value = None
+    if record_size(key, value, list(headers)) > record_bytes_max:
+        key = None
+        headers = more_headers
+    return ProducerRecord(topic, value, key, headers, None, timestamp)
 
 
 def output_partition(source_key: bytes | None, partitions: Sequence[int]) -> int:

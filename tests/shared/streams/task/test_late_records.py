@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.protocol.packed_headers import PackedHeaders
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord
@@ -32,6 +33,7 @@ from penstock.shared.streams.task.late_records import (
 )
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.window_result import WindowKey, WindowResult
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.consumed import as_consumed
@@ -54,6 +56,10 @@ def ticking(type_: PunctuationType, time_of: Callable[[int], int]) -> type[Proce
 
 
 def windowed(kind: str, supplier: type[Processor]) -> TopologyTestDriver:
+    return TopologyTestDriver(topology_of(kind, supplier))
+
+
+def topology_of(kind: str, supplier: type[Processor]) -> Topology:
     """The processor's records in windows of a kind, or joined."""
     builder = StreamsBuilder()
     stream = builder.stream("in").process_values(supplier)
@@ -62,7 +68,7 @@ def windowed(kind: str, supplier: type[Processor]) -> TopologyTestDriver:
     else:
         grouped = stream.group_by_key()
         getattr(grouped, kind)(10).aggregate("s", n=Count()).on_close().to("out")
-    return TopologyTestDriver(builder.build())
+    return builder.build()
 
 
 KINDS = ["tumbling_window", "session_window", "sliding_window", "join"]
@@ -174,6 +180,36 @@ def test_anything_can_be_written_as_late() -> None:
     assert written(window, WindowResult("k", 1, 2, {"n": Mute()})) == (b"k", b"<WindowResult>")
     assert written("k", {"x": Mute()}) == (b"k", b"<dict>")
     assert written(b"k", b"x" * 2_000) == (b"k", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", ["value", "key", "headers"])
+def test_a_late_record_of_a_punctuation_is_never_too_large(kind: str, part: str) -> None:
+    """A late record without a source record, or the dead letter in its place, fits into a request, whichever of its
+    parts is too large."""
+    large = "x" * 5_000
+    forwarded = {
+        "value": Record("tick", large, 10),
+        "key": Record(large, "v", 10),
+        "headers": Record("tick", "v", 10, (("trace", large.encode()),)),
+    }[part]
+
+    class Ticking(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(10, WALL, lambda now: self.context.forward(forwarded))
+
+        def process(self, record: Record) -> None:
+            self.context.forward(record)
+
+    task = StreamTask(topology_of(kind, Ticking), 0, application="app", record_bytes_max=2_000)
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 1_000_000, b"a", b"{}")]), 0)
+    task.punctuate_wall_clock(10)
+    (late,) = task.prepare_commit(20).outputs
+    assert late.topic == ("in-dlq" if part == "key" else "in-late")
+    assert record_size(late.key, late.value, list(late.headers)) <= 2_000
+    assert large.encode() not in (late.key, late.value, *dict(late.headers).values())
 
 
 texts = st.one_of(st.none(), st.binary(max_size=4))
