@@ -19,11 +19,14 @@ from penstock.shared.streams.topology import SinkNode, SourceNode, Topology
 
 
 class Above(NamedTuple):
-    """The inputs of a node: operators, repartition topics, and whether it reads sources of other data."""
+    """The inputs of a node: operators, repartition topics, and whether a source's records pass no operator above it.
+
+    Repartition topics are no sources here.
+    """
 
     operators: tuple[TimedProcessor, ...]
     topics: tuple[str, ...]
-    has_source: bool
+    is_direct: bool
 
 
 class OperatorTimes:
@@ -78,14 +81,13 @@ class OperatorTimes:
         """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
         `stream_time_ms` is the task's stream time. A watermark is at most this time if records of a source topic reach
-        the repartition topic and no operator is above it.
+        the repartition topic without passing an operator.
         """
         found = {}
         for topic, above in self._fed.items():
             limit = self._earliest_time_above(above)
-            # Records of a source can reach the topic without passing an operator. The next one may have the task's
-            # time.
-            if limit is not None and above.has_source and not above.operators and stream_time_ms != NO_TIME:
+            # The next record that passes no operator may have the task's time.
+            if limit is not None and above.is_direct and stream_time_ms != NO_TIME:
                 limit = min(limit, stream_time_ms)
             if limit is not None:
                 found[topic] = limit
@@ -110,7 +112,20 @@ def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Pr
     sources = [node for node in nodes if isinstance(node, SourceNode)]
     operators = _select_timed_processors(processors[node.name] for node in nodes if node.name in processors)
     topics = tuple(source.topic for source in sources if source.is_internal)
-    return Above(operators, topics, any(not source.is_internal for source in sources))
+    return Above(operators, topics, _is_direct(topology, processors, name))
+
+
+def _is_direct(topology: Topology, processors: Mapping[str, Processor], name: str) -> bool:
+    """Return whether records of a source reach a node without passing an operator."""
+    node = topology.nodes[name]
+    if isinstance(node, SourceNode):
+        return not node.is_internal
+    parents = [parent for parent, children in topology.children.items() if name in children]
+    return any(
+        _is_direct(topology, processors, parent)
+        for parent in parents
+        if not isinstance(processors.get(parent), TimedProcessor)
+    )
 
 
 def _select_timed_processors(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:

@@ -197,6 +197,24 @@ def test_a_forwarding_task_waits_for_all_watermarks() -> None:
     assert task.times.watermarks(50) == {"app-one-repartition": 50, "app-two-repartition": 40}
 
 
+def test_a_record_that_passes_no_operator_may_have_the_tasks_time() -> None:
+    """If records of a source reach the topic beside an operator's results, the task's time limits the watermark: before
+    the operator has a time, and while its time is ahead, because it follows other tasks."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    again = stream.key_by(lambda record: "a", name="one").group_by_key()
+    sessions = again.session_window(10).aggregate("first", n=Count()).on_close().map_values(lambda one: {"n": 1})
+    both = stream.merge(sessions).key_by(lambda record: "b", name="two").group_by_key()
+    both.session_window(10).aggregate("second", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build().of_application("app"), 0, application="app")
+    task.initialize(0)
+    task.times.take("app-one-repartition", Watermark(0, 1, NO_LIMIT))
+    assert task.times.watermarks(50)["app-two-repartition"] == 50
+    task.times.take("app-one-repartition", Watermark(0, 1, 900))
+    task.times.operators[0].advance_time(900)
+    assert task.times.watermarks(50)["app-two-repartition"] == 50
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"), [("session", 100 - 3 - 20), ("tumbling", 100 - 3 - 20), ("sliding", 100 - 3 - 20)]
 )
