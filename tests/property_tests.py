@@ -17,8 +17,8 @@ _QUICK_EXAMPLES = 30
 
 def register_profiles() -> None:
     """Register both profiles with Hypothesis and load the chosen one. In both, an example has no time limit."""
-    settings.register_profile(THOROUGH, deadline=None, max_examples=_EXAMPLES)
-    settings.register_profile(QUICK, deadline=None, max_examples=_QUICK_EXAMPLES)
+    settings.register_profile(THOROUGH, derandomize=False, deadline=None, max_examples=_EXAMPLES)
+    settings.register_profile(QUICK, derandomize=False, deadline=None, max_examples=_QUICK_EXAMPLES)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", QUICK))
 
 

@@ -269,7 +269,9 @@ class HandlerLoop(RebalanceListener):
             lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
             lags[partition] = lag
             self._metrics.lag(*partition, lag)
-        self.progress.observe(self._clock.monotonic_ms(), lags, self._finished_of, self._commits.pending_records)
+        now_ms = self._clock.monotonic_ms()
+        self.progress.observe(now_ms, lags, self._finished_of)
+        self.progress.observe_uncommitted(now_ms, self._commits.pending_records, self.finished)
 
     async def _end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         try:

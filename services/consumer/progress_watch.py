@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-_UNCOMMITTED = "uncommitted"
-
 
 @dataclass(frozen=True, slots=True)
-class _PartitionProgress:
+class _Progress:
+    """Records that wait, the total number of finished ones, and when something was finished or nothing waited."""
+
     lag: int
     finished: int
     well_ms: int
+
+    def next(self, lag: int, finished: int, now_ms: int) -> _Progress:
+        waits = self.lag > 0 and lag > 0 and self.finished == finished
+        return _Progress(lag, finished, self.well_ms if waits else now_ms)
+
+
+_NO_PROGRESS = _Progress(0, 0, 0)
 
 
 class ProgressWatch:
@@ -35,29 +42,28 @@ class ProgressWatch:
 
     def __init__(self, stuck_after_ms: int) -> None:
         self.stuck_after_ms = stuck_after_ms
-        self._partitions: dict[Hashable, _PartitionProgress] = {}
+        self._partitions: dict[Hashable, _Progress] = {}
+        self._uncommitted = _NO_PROGRESS
 
     @property
     def lag(self) -> int:
         """The sum of the watched partitions' lags and of the uncommitted records."""
-        return sum(partition.lag for partition in self._partitions.values())
+        return sum(partition.lag for partition in self._partitions.values()) + self._uncommitted.lag
 
-    def observe(
-        self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int], uncommitted: int = 0
-    ) -> None:
+    def observe(self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int]) -> None:
         """Take the current progress of all owned partitions.
 
         `lags` are the numbers of unfinished records, `finished` the total numbers of finished ones. A partition that
-        `lags` does not name is no longer owned. `uncommitted` is the number of finished records whose transaction is
-        not committed.
+        `lags` does not name is no longer owned.
         """
-        partitions = {}
-        for key, lag in {**lags, _UNCOMMITTED: uncommitted}.items():
-            count = sum(finished.values()) if key == _UNCOMMITTED else finished.get(key, 0)
-            before = self._partitions.get(key)
-            waits = before is not None and before.lag > 0 and lag > 0 and before.finished == count
-            partitions[key] = _PartitionProgress(lag, count, before.well_ms if before is not None and waits else now_ms)
-        self._partitions = partitions
+        self._partitions = {
+            key: self._partitions.get(key, _NO_PROGRESS).next(lag, finished.get(key, 0), now_ms)
+            for key, lag in lags.items()
+        }
+
+    def observe_uncommitted(self, now_ms: int, uncommitted: int, finished: int) -> None:
+        """Take the number of finished records whose transaction is not committed, and of all finished records."""
+        self._uncommitted = self._uncommitted.next(uncommitted, finished, now_ms)
 
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
         """Return the reason why no progress is made, "" if the consumer is not stuck.
@@ -66,14 +72,20 @@ class ProgressWatch:
         """
         if rebalance_ms > self.stuck_after_ms:
             return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"
-        stuck = [
-            f"{partition.lag} finished records are not committed, and none was finished for {ms} ms"
-            if key == _UNCOMMITTED
-            else f"{key}: {partition.lag} records behind, none finished for {ms} ms"
+        stuck = sorted(
+            f"{key}: {partition.lag} records behind, none finished for {ms} ms"
             for key, partition in self._partitions.items()
-            if partition.lag and (ms := now_ms - partition.well_ms) > self.stuck_after_ms
-        ]
-        return "; ".join(sorted(stuck))
+            if (ms := self._stuck_ms(partition, now_ms))
+        )
+        if ms := self._stuck_ms(self._uncommitted, now_ms):
+            records = self._uncommitted.lag
+            stuck.append(f"{records} finished records are not committed, and none was finished for {ms} ms")
+        return "; ".join(stuck)
+
+    def _stuck_ms(self, progress: _Progress, now_ms: int) -> int:
+        """Return how long records have waited without progress; 0 if that is not longer than the limit."""
+        ms = now_ms - progress.well_ms
+        return ms if progress.lag and ms > self.stuck_after_ms else 0
 
     def __repr__(self) -> str:
-        return f"ProgressWatch(lag={self.lag}, {len(self._partitions.keys() - {_UNCOMMITTED})} partitions)"
+        return f"ProgressWatch(lag={self.lag}, {len(self._partitions)} partitions)"

@@ -77,7 +77,8 @@ class KafkaTransactor:
     async def close(self, timeout_ms: float) -> None:
         """Close every producer within `timeout_ms`.
 
-        The transactions in progress may end within a share of this time. Those that do not are aborted.
+        The transactions in progress may end within a share of this time. Those that do not are cancelled: they are
+        aborted unless their commit was requested already.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000

@@ -38,7 +38,7 @@ from penstock.shared.common.log import configure
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.changelog.format import BatchInput
-from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
 from penstock.shared.streams.runtime.changelog_topic import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
@@ -182,8 +182,8 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     except GroupHasMembers as e:
         return TaskResult(partition, fenced=str(e))
     # 2. A live instance fenced this task, if the group has members now. Otherwise another attempt of the task has the
-    #    partition, or the transaction timed out: then Spark may attempt the task again.
-    except ProducerFenced as e:
+    #    partition, the transaction timed out or the changelog was created again: then Spark may attempt the task again.
+    except (ProducerFenced, LogReplaced) as e:
         try:
             await require_no_members(options.kafka, group)
         except GroupHasMembers as members:

@@ -304,6 +304,8 @@ class StreamWorker(RebalanceListener):
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
                     await owned.close()
+            kept = assigned | self._owned.keys()
+            self._failures = {partition: count for partition, count in self._failures.items() if partition in kept}
             for partition in assigned:
                 if (
                     is_next

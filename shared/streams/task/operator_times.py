@@ -19,14 +19,10 @@ from penstock.shared.streams.topology import SinkNode, SourceNode, Topology
 
 
 class Above(NamedTuple):
-    """The inputs of a node: operators, repartition topics, and whether a source's records pass no operator above it.
-
-    Repartition topics are no sources here.
-    """
+    """The operators and the repartition topics above a node."""
 
     operators: tuple[TimedProcessor, ...]
     topics: tuple[str, ...]
-    is_direct: bool
 
 
 class OperatorTimes:
@@ -41,6 +37,9 @@ class OperatorTimes:
         }
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
         self._fed = {sink.topic: _sources_and_operators_above(topology, processors, sink.name) for sink in internal}
+        self._has_direct_source = {
+            sink.topic for sink in internal if _has_direct_source(topology, processors, sink.name)
+        }
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
@@ -87,7 +86,7 @@ class OperatorTimes:
         for topic, above in self._fed.items():
             limit = self._earliest_time_above(above)
             # The next record that passes no operator may have the task's time.
-            if limit is not None and above.is_direct and stream_time_ms != NO_TIME:
+            if limit is not None and topic in self._has_direct_source and stream_time_ms != NO_TIME:
                 limit = min(limit, stream_time_ms)
             if limit is not None:
                 found[topic] = limit
@@ -112,20 +111,23 @@ def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Pr
     sources = [node for node in nodes if isinstance(node, SourceNode)]
     operators = _select_timed_processors(processors[node.name] for node in nodes if node.name in processors)
     topics = tuple(source.topic for source in sources if source.is_internal)
-    return Above(operators, topics, _is_direct(topology, processors, name))
+    return Above(operators, topics)
 
 
-def _is_direct(topology: Topology, processors: Mapping[str, Processor], name: str) -> bool:
-    """Return whether records of a source reach a node without passing an operator."""
-    node = topology.nodes[name]
-    if isinstance(node, SourceNode):
-        return not node.is_internal
-    parents = [parent for parent, children in topology.children.items() if name in children]
-    return any(
-        _is_direct(topology, processors, parent)
-        for parent in parents
-        if not isinstance(processors.get(parent), TimedProcessor)
-    )
+def _has_direct_source(topology: Topology, processors: Mapping[str, Processor], name: str) -> bool:
+    """Return whether records of a source topic reach a node without passing an operator."""
+    seen = {name}
+    todo = [name]
+    while todo:
+        below = todo.pop()
+        node = topology.nodes[below]
+        if isinstance(node, SourceNode) and not node.is_internal:
+            return True
+        for parent, children in topology.children.items():
+            if below in children and parent not in seen and not isinstance(processors.get(parent), TimedProcessor):
+                seen.add(parent)
+                todo.append(parent)
+    return False
 
 
 def _select_timed_processors(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:

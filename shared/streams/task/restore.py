@@ -59,7 +59,7 @@ def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
             try:
                 _replay_changes(store, schema, own, written)
                 continue
-            except (CorruptRecord, ValueError):
+            except (CorruptRecord, *JSON_ERRORS):
                 # Nothing has changed. Applied one by one, the invalid entry is found.
                 pass
         apply_one_by_one(partial(restore_change, task))(own)
@@ -104,7 +104,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
             columns = _widen_restored_states(task, written, _restored_states_codec(written).unpack(change.state))
-            restore_window(task, change.store, change.key, change.start, change.end, columns)
+            restore_window(task, change.store, key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
             task.stores[change.store].unload(key, change.start)
@@ -112,7 +112,9 @@ def restore_change(task: StreamTask, change: Change) -> None:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 
 
-def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
+def restore_window(
+    task: StreamTask, store: str, key: str | bytes, start: int, end: int, columns: Sequence[Any]
+) -> None:
     """Restore one live window of a task from column values; they are None for an aggregation without a state."""
     states = []
     at = 0
@@ -120,7 +122,7 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
         own = columns[at : at + len(aggregation.state_columns)]
         states.append(aggregation.initial() if None in own else aggregation.from_columns(own))
         at += len(own)
-    task.stores[store].load(_decode_restored_key(task, store, key), start, end, states)
+    task.stores[store].load(key, start, end, states)
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
@@ -139,11 +141,12 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
             return
         keys, starts, ends, is_live, *states = (column.to_pylist() for column in batch.columns)
         rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
-        for key, start, end, live, values in zip(keys, starts, ends, is_live, rows, strict=True):
+        for raw, start, end, live, values in zip(keys, starts, ends, is_live, rows, strict=True):
+            key = _decode_restored_key(task, written.name, raw)
             if live:
                 restore_window(task, written.name, key, start, end, _widen_restored_states(task, written, values))
             else:
-                store.unload(_decode_restored_key(task, written.name, key), start)
+                store.unload(key, start)
     except JSON_ERRORS as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
 

@@ -45,13 +45,15 @@ def test_progress_of_one_partition_does_not_hide_a_stuck_one() -> None:
 
 
 def test_a_transaction_that_is_not_committed_is_stuck() -> None:
-    """Finished records whose transaction is not committed are named as such, and count as lag."""
+    """Finished records whose transaction is not committed are named as such, and count as lag, also when partitions are
+    revoked."""
     watch = ProgressWatch(stuck_after_ms=100)
-    watch.observe(0, {A: 0}, {A: 5}, 5)
-    watch.observe(90, {A: 0}, {A: 5}, 5)
+    watch.observe_uncommitted(0, 5, 7)
+    watch.observe(90, {A: 0}, {A: 5})
+    watch.observe_uncommitted(90, 5, 7)
     assert watch.trouble(101) == "5 finished records are not committed, and none was finished for 101 ms"
     assert watch.lag == 5
-    watch.observe(110, {A: 0}, {A: 5}, 0)
+    watch.observe_uncommitted(110, 0, 7)
     assert watch.trouble(999) == ""
 
 

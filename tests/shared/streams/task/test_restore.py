@@ -141,11 +141,12 @@ def test_columns_restore_the_same_as_single_changes(
     assert in_columns == singly
 
 
-def test_the_entry_that_cannot_be_read_is_found_among_others() -> None:
+@pytest.mark.parametrize("invalid", [b"{", b"[" * 100_000], ids=["no JSON", "deeply nested"])
+def test_the_entry_that_cannot_be_read_is_found_among_others(invalid: bytes) -> None:
     """Its offset is named, not that of the first one of its batch."""
     task = new_task()
     (schema,) = task.topology.schemas()
-    entries = [(b"k%d" % i, pack(task, i, b"{" if i == 3 else b"1")) for i in range(5)]
+    entries = [(b"k%d" % i, pack(task, i, invalid if i == 3 else b"1")) for i in range(5)]
     values = [fmt.encode_live(0, 1, 1, 0, 5, state) for _, state in entries]
     progress = Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)
     reader = ChangelogReader(partial(restore_changes, task), epoch=1)
