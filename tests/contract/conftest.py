@@ -78,11 +78,9 @@ class Wire:
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
     """Wait until the check is true."""
-    for _ in range(1_000):
-        if await check():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not become true")
+    async with asyncio.timeout(PATIENCE_S):
+        while not await check():  # noqa: ASYNC110 - a broker is polled
+            await asyncio.sleep(0.01)
 
 
 def error_of(response: Message) -> int:
@@ -180,11 +178,12 @@ async def created(wire: Wire, name: str, partitions: int = 1, **configs: str) ->
     topic = Message(name=name, num_partitions=partitions, replication_factor=1, configs=rows)
     response = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=10_000)
     assert response.topics[0].error_code == 0, response
-    for _ in range(500):
-        topics = [Message(name=name, partitions=[Message(partition=p, timestamp=-1) for p in range(partitions)])]
-        if error_of(await wire.request(Api.LIST_OFFSETS, topics=topics)) == 0:
-            return
-    raise AssertionError(f"{name}: no leaders")
+    topics = [Message(name=name, partitions=[Message(partition=p, timestamp=-1) for p in range(partitions)])]
+
+    async def has_leaders() -> bool:
+        return error_of(await wire.request(Api.LIST_OFFSETS, topics=topics)) == 0
+
+    await until(has_leaders)
 
 
 @pytest.fixture
