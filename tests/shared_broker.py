@@ -18,7 +18,7 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 
 PROPERTIES = {
     "group.min.session.timeout.ms": "100",
-    "log.cleaner.backoff.ms": "200",
+    "log.cleaner.backoff.ms": "1000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
 SETTINGS = EmbeddedKafkaSettings(properties=PROPERTIES, jvm_options=QUICK_START)
