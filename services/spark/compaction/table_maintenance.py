@@ -40,6 +40,8 @@ OPTIMIZE = "OPTIMIZE"
 """The kind of our OPTIMIZE in a commit's metadata, and the operation of another engine's."""
 FILE_BYTES = 128 * 1024 * 1024
 """The most bytes of files that OPTIMIZE merges into one, because the driver holds a merged file's rows in memory."""
+TOMBSTONE_RETENTION_HOURS = 7 * 24
+"""Delta's default `delta.deletedFileRetentionDuration`: how long checkpoints keep the entries of removed files."""
 EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
 
 
@@ -252,13 +254,18 @@ def delete_expired_rows(table: DeltaTable, column: str, before_ms: int) -> int:
 def vacuum(table: DeltaTable, retention_hours: int) -> None:
     """Remove the files that no version younger than the retention needs.
 
-    Raises CompactionConflict or LakeUnavailable.
+    The files that no commit names, which a failed compaction leaves, are removed as well once they are older than the
+    retention. If the retention is longer than TOMBSTONE_RETENTION_HOURS, only the files are removed whose removal is in
+    the table's log or its last checkpoint. Raises CompactionConflict or LakeUnavailable.
     """
     # Without `enforce_retention_duration`, deltalake accepts less than the table's own retention, by default a week.
     # The settings have a minimum of their own.
     options: dict[str, Any] = {
         "dry_run": False,
         "enforce_retention_duration": False,
+        # A full VACUUM removes every file that the log does not name and that was last modified before the retention.
+        # Checkpoints forget the files that were removed a week ago, though a longer retention still needs them.
+        "full": retention_hours <= TOMBSTONE_RETENTION_HOURS,
         "commit_properties": _position_metadata(table),
     }
     _translate_delta_errors(table, lambda: table.vacuum(retention_hours, **options))

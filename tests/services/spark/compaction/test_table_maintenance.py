@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
 
 from penstock.services.spark.compaction import delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import CompactionJob, CompactionPlan, CompactionReport
@@ -23,6 +26,7 @@ from penstock.services.spark.compaction.table_maintenance import (
     is_optimize_due,
     is_vacuum_due,
     optimize,
+    vacuum,
 )
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import AuthorizationFailed
@@ -218,3 +222,50 @@ def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
     with pytest.raises(CompactionConflict):
         optimize(table, "closed")
     assert sorted(row["n"] for row in DeltaTable(uri).to_pyarrow_table().to_pylist()) == [0, 1, 2, 3]
+
+
+# --- VACUUM ---
+
+
+def aged(path: Path, days: float) -> Path:
+    at = time.time() - days * 86_400
+    os.utime(path, (at, at))
+    return path
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize(
+    ("removed_days", "hours", "is_left"),
+    [(8, 168, False), (8, 24, False), (0.5, 24, True), (8, 1_000, True)],
+)
+def test_vacuum_removes_files_by_the_time_of_their_removal(
+    tmp_path: Path, checkpoint: bool, removed_days: float, hours: int, is_left: bool
+) -> None:
+    """A file that a version within the retention needs stays, however old it is, and also after a checkpoint."""
+    uri = str(tmp_path / "closed")
+    append(uri, 1)
+    (old,) = (aged(Path(path), 60) for path in DeltaTable(uri).file_uris())
+    append(uri, 2)
+    removed_ms = int((time.time() - removed_days * 86_400) * 1_000)
+    remove = RemoveAction(old.name, False, removed_ms, old.stat().st_size, {})
+    delta_writer.commit(DeltaTable(uri), [], [remove], {"kind": "compaction", **POSITIONS})
+    if checkpoint:
+        DeltaTable(uri).create_checkpoint()
+    vacuum(DeltaTable(uri), hours)
+    assert old.exists() is is_left
+    assert table_positions(DeltaTable(uri)) == POSITIONS
+    assert sorted(sum(hours_of(uri).values(), [])) == [2]
+
+
+def test_vacuum_removes_old_files_that_no_commit_names(tmp_path: Path) -> None:
+    """A failed compaction left them. Younger ones may belong to a compaction that still runs."""
+    uri = str(tmp_path / "closed")
+    append(uri, 1)
+    (rows,) = (pq.read_table(path).to_batches() for path in DeltaTable(uri).file_uris())
+    files = delta_writer.Files(uri, {}, ["window_start"])
+    failed, running = (Path(uri) / files.write(rows).path for _ in range(2))
+    aged(failed, 2)
+    aged(running, 0.5)
+    vacuum(DeltaTable(uri), 24)
+    assert (failed.exists(), running.exists()) == (False, True)
+    assert len(hours_of(uri)) == 1
