@@ -42,7 +42,7 @@ class Keys(TypedDict):
 
 
 class StoreQueryParams(Keys):
-    """Selects rows of a store by key, and windows that overlap the time from `from_ms` to `to_ms` (both inclusive).
+    """Selects rows of a store by key, and windows that end at `from_ms` or later and begin at `to_ms` or earlier.
 
     Times are in ms since the epoch; None is no bound. A response has at most `rows_max` rows. `continuation` is that of
     the previous response, or None to begin with the first row.

@@ -43,8 +43,8 @@ SLICE_ROWS = 2_000
 class StoreQuery(NamedTuple):
     """Selects the rows of one key, or of the keys from `key_from` to `key_to`, by key and by time.
 
-    A window is selected if it overlaps the time from `from_ms` to `to_ms`, in ms since the epoch. Bounds are inclusive;
-    None means no bound. `after` skips all rows up to and including that position.
+    A window is selected if it ends at `from_ms` or later and begins at `to_ms` or earlier, in ms since the epoch. None
+    means no bound. `after` skips all rows up to and including that position.
     """
 
     key: str | bytes | None = None
@@ -253,13 +253,10 @@ def query_position(row: Mapping[str, Any]) -> RowPosition:
 
 
 def _overlaps_queried_time(row: StateStoreRow, schema: StoreSchema, query: StoreQuery) -> bool:
-    if not schema.is_table:
-        last = row.end - 1 if schema.kind in ("tumbling", "hopping") else row.end
-        if (query.from_ms is not None and last < query.from_ms) or (
-            query.to_ms is not None and row.start > query.to_ms
-        ):
-            return False
-    return True
+    if schema.is_table:
+        return True
+    # Queries of the lake (`window_queries`) have the same rule, for all kinds of windows.
+    return (query.from_ms is None or row.end >= query.from_ms) and (query.to_ms is None or row.start <= query.to_ms)
 
 
 def _query_key(key: str | bytes, key_type: KeyType) -> str | bytes:

@@ -99,12 +99,12 @@ def test_by_key_and_range_of_keys() -> None:
     assert rows(driver, key="ann", key_from="b") == []
 
 
-@pytest.mark.parametrize(("kind", "last"), [("session", 3), ("tumbling", 9)])
-def test_by_time(kind: str, last: int) -> None:
-    """A time range selects the windows that overlap it, from their first to their last millisecond."""
+@pytest.mark.parametrize(("kind", "end"), [("session", 3), ("tumbling", 10)])
+def test_by_time(kind: str, end: int) -> None:
+    """A time range selects the windows that end at its first millisecond or later, and begin at its last or earlier."""
     driver = driver_of(kind)
-    assert {row[0] for row in rows(driver, from_ms=last, to_ms=last)} >= {"ann"}
-    assert {row[0] for row in rows(driver, from_ms=last + 1, to_ms=19)} == ({"bob"} if kind == "session" else set())
+    assert {row[0] for row in rows(driver, from_ms=end, to_ms=end)} >= {"ann"}
+    assert {row[0] for row in rows(driver, from_ms=end + 1, to_ms=19)} == ({"bob"} if kind == "session" else set())
     assert {row[0] for row in rows(driver, from_ms=28)} == ({"bob"} if kind == "session" else {"bob", "cat"})
     assert rows(driver, to_ms=-1) == []
 
