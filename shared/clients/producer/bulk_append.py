@@ -62,8 +62,12 @@ class Bulk:
         """Append records to open batches, up to the first record that needs more: a new batch, headers, a partition, or
         metadata.
 
-        Returns that record, or None if all were appended.
+        Returns that record, or None if all were appended. After an error that ends the bulk (see `failed`), nothing is
+        appended, and the next record is returned.
         """
+        # A topic that is not in `topics` needs more, so the first record is returned.
+        if self._ended is not None:
+            topics = {}
         run = self._locations.begin()
         try:
             return self._append_records(topics, run)

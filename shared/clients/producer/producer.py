@@ -341,8 +341,8 @@ class Producer:
         """Enqueue many records in order. The order is kept within each partition.
 
         An error that `send` would raise for a record becomes the result of that record, and makes a transaction
-        abortable. If the buffer stays full for `max_block_ms`, all later records that do not fit into an open batch end
-        in BufferExhausted at once. The call waits only once for a topic's unknown partitions.
+        abortable. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The
+        call waits only once for a topic's unknown partitions.
 
         Raises IllegalState if the producer is closed or has no open transaction. Raises the error of a transaction that
         can only be aborted. Raises TypeError at an object that is not a ProducerRecord. If this call raises or is

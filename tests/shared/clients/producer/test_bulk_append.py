@@ -125,6 +125,24 @@ async def test_what_ended_one_record_ends_the_next_without_another_wait() -> Non
         assert (bulk.rejected(other) is error) is rest
 
 
+async def test_after_an_error_that_ends_the_bulk_no_record_is_appended() -> None:
+    """Later records are not appended, also if they fit into an open batch. Otherwise the records that a caller gets
+    back to send again would be overtaken."""
+    for error in (BufferExhausted("full"), TransactionAborted("abort first")):
+        bulk = Bulk(records(b"a", b"b", b"c"), 77)
+        assert bulk.fill({}) is bulk.records[0]
+        for record in bulk.records[:2]:
+            bulk.failed(record, error)
+            assert bulk.fill({"t": topic()}) is bulk.records[len(bulk)]
+        columns = ColumnBulk(RecordColumns("t", [None] * 3, [b"a", b"b", b"c"]), 77)
+        columns.one_by_one(3)
+        for nth in range(3):
+            record = columns.fill({} if nth == 0 else {"t": topic()})
+            assert record is not None
+            assert (record.value, len(columns)) == (columns.records[nth].value, nth)
+            columns.failed(record, error)
+
+
 def test_an_unknown_partition_is_waited_for_once() -> None:
     """Later records of the partition fail with the same error, and other unknown partitions of the topic get no further
     wait."""
