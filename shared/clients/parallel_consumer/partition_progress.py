@@ -124,9 +124,11 @@ class PartitionProgress:
         """Note that no record below this offset will be delivered: a reset found the offset, or only markers are before
         it.
 
-        Returns True, once, if the partition had no committed offset.
+        Returns True, once, if the partition had no committed offset. Does nothing while the partition is draining.
         """
-        if self.head is None and not self.draining:
+        if self.draining:
+            return False
+        if self.head is None:
             self.position = max(position, self.position or 0)
         was_new = self.is_new
         self.is_new = False

@@ -31,6 +31,17 @@ def test_the_first_commit_is_due_once() -> None:
         assert progress.committable() == OffsetAndMetadata(4)
 
 
+def test_no_commit_is_due_while_a_partition_is_draining() -> None:
+    """A position that is not taken makes nothing committable, so that no commit is due for it."""
+    progress = PartitionProgress(None, ())
+    progress.draining = True
+    assert progress.pass_over(5) is False
+    assert progress.committable() is None
+    progress.draining = False
+    assert progress.pass_over(5) is True
+    assert progress.committable() == OffsetAndMetadata(5)
+
+
 def test_a_position_never_goes_back_without_records() -> None:
     """A position below the current one is ignored."""
     progress = PartitionProgress(OffsetAndMetadata(7), ())
