@@ -638,8 +638,7 @@ class Producer:
         except asyncio.CancelledError:
             # `send_many` cancels the records before as well. A commit would leave them all out.
             cancelled = SendCancelled(f"topic {topic}: the send was cancelled")
-            part.fail(cancelled)
-            self._metrics.failed(topic, 1)
+            self._metrics.failed(topic, part.fail(cancelled))
             self._fail_transaction(cancelled)
             raise
         except Exception as e:
