@@ -61,6 +61,7 @@ from penstock.shared.common.errors import (
     CommitFailed,
     ConfigError,
     IllegalState,
+    InvalidTopic,
     KafkaTimeout,
     NoOffsetForPartition,
     OffsetOutOfRange,
@@ -301,12 +302,15 @@ class Consumer(Generic[K, V]):
         """Read topics by name, or all topics whose whole name matches a pattern. The group's members share the
         partitions.
 
-        Raises InvalidTopic for an invalid topic name, ValueError for an empty list.
+        Raises InvalidTopic for an invalid topic name or an empty list.
         """
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics or a compiled pattern, not one name")
         if not isinstance(topics, re.Pattern):
-            for topic in (topics := list(topics)):
+            topics = list(topics)
+            if not topics:
+                raise InvalidTopic("subscribe needs at least one topic")
+            for topic in topics:
                 check_topic_name(topic)
         if self._state == "new":
             self._wanted = (topics, listener)

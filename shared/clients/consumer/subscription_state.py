@@ -59,14 +59,12 @@ class SubscriptionState:
     def subscribe(self, topics: Sequence[str] | re.Pattern[str]) -> None:
         """Subscribe to these topics, or to all whose whole name matches a pattern.
 
-        Raises IllegalState if another kind of subscription is in use, ValueError without a topic.
+        Raises IllegalState if another kind of subscription is in use.
         """
         if isinstance(topics, re.Pattern):
             self._change_mode("pattern")
             self._pattern = topics
             return
-        if not topics:
-            raise ValueError("subscribe needs a topic")
         self._change_mode("topics")
         self.topics = frozenset(topics)
 

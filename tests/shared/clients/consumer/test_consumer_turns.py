@@ -127,9 +127,9 @@ async def test_an_iteration_may_continue_in_another_task(cluster: FakeCluster) -
         assert offsets == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("topics", [["a b"], [""], ["t", "x" * 300], [7]], ids=str)
+@pytest.mark.parametrize("topics", [[], ["a b"], [""], ["t", "x" * 300], [7]], ids=str)
 async def test_an_invalid_topic_name_is_rejected_at_once(cluster: FakeCluster, topics: list[str]) -> None:
-    """An invalid topic name is rejected at once, before and after the start."""
+    """An invalid topic name, or none at all, is rejected at once, before and after the start."""
     async with opened(cluster) as consumer:
         with pytest.raises(InvalidTopic):
             consumer.subscribe(topics)
