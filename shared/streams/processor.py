@@ -112,7 +112,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         interval stay the same. Names are separate for each node.
 
         Raises ConfigError for an invalid argument, or if another live schedule of the node has the name. Raises
-        IllegalState outside of a callback.
+        IllegalState outside of a callback, and in `close`.
         """
         ...
 

@@ -45,6 +45,7 @@ INTERVAL_MS_MIN = 1
 SWEEP_MIN = 64
 """Cancelled schedules are removed from a queue of this size, or of twice the size after the last removal."""
 
+CLOSED = "schedule() may not be called in a processor's close() or later: the punctuator would never be called"
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 
 

@@ -48,6 +48,7 @@ from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.operators.tables import TableLookup
 from penstock.shared.streams.processor import NO_TIME
 from penstock.shared.streams.punctuation import (
+    CLOSED,
     NOT_INITIALIZED,
     PunctuationType,
     Punctuator,
@@ -198,7 +199,11 @@ class StreamTask:
             )
 
     def close(self) -> None:
-        """Call `close` of all processors. Raises ProcessingFailed that names those that raised."""
+        """Call `close` of all processors. Raises ProcessingFailed that names those that raised.
+
+        From now on the task neither schedules nor commits.
+        """
+        self.not_running_reason = CLOSED
         self._processor_nodes.close(self.partition)
 
     # --- processing ---
@@ -411,7 +416,7 @@ class StreamTask:
     ) -> Schedule:
         """As `ProcessorContext.schedule`. Without `node` the schedule belongs to no node, but to the task's owner.
 
-        Raises IllegalState before `initialize`.
+        Raises IllegalState before `initialize` and from `close` on.
         """
         if self.not_running_reason is not None:
             raise IllegalState(self.not_running_reason)

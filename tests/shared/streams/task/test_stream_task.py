@@ -657,6 +657,22 @@ def test_init_and_close_are_called_once() -> None:
     assert calls == ["init", "close"]
 
 
+def test_a_processor_cannot_schedule_when_it_is_closed() -> None:
+    """The punctuator would never be called."""
+
+    class Late(Processor):
+        """Schedules too late."""
+
+        def close(self) -> None:
+            self.context.schedule(1, PunctuationType.STREAM_TIME, print)
+
+    builder, stream = plain()
+    stream.process(Late)
+    task = task_of(builder.build())
+    with pytest.raises(ProcessingFailed, match=r"IllegalState: .*close"):
+        task.close()
+
+
 def test_a_processor_without_process() -> None:
     """A processor that does not implement `process` fails with its own name."""
     builder, stream = plain()
