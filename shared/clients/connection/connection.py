@@ -351,7 +351,10 @@ class Connection:
                     if (known := self.partitions(topic)) is not None:
                         return known
                     if topic in self.cluster.unauthorized_topics:
-                        raise translate(kafka.TopicAuthorizationFailedError(), f"topic {topic}")
+                        error = translate(kafka.TopicAuthorizationFailedError(), f"topic {topic}")
+                        # It concerns this topic alone: a producer can go on with others.
+                        error.abortable = True
+                        raise error
                     attempts += 1
                     await asyncio.sleep(backoff.wait_ms(attempts) / 1000)
         except TimeoutError:

@@ -252,6 +252,27 @@ async def test_coordinator_errors_that_end_the_producer(api: Api, code: ErrorCod
             await producer.begin_transaction()
 
 
+async def test_a_topic_whose_metadata_is_forbidden() -> None:
+    """`send` raises an abortable error. The transaction is aborted, and the next one succeeds."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.partitions_for("t")
+        host, port = cluster.bootstrap_servers.split(":")
+        response = Message(
+            brokers=[Message(node_id=cluster.nodes[0], host=host, port=int(port))],
+            controller_id=cluster.nodes[0],
+            topics=[Message(name="secret", error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)],
+        )
+        control = cluster.control(Api.METADATA, lambda _: Respond(response))
+        with pytest.raises(AuthorizationFailed, match="topic secret") as caught:
+            async with producer.transaction():
+                await producer.send("secret", b"v")
+        control.remove()
+        assert caught.value.abortable
+        await transact(producer, offsets=False)
+        assert values(cluster) == [b"v"]
+
+
 async def test_the_error_names_the_rejected_partition() -> None:
     """The error names the rejected partition, also if it is the last in the response."""
     async with producing(partitions=2, transactional_id="x") as (cluster, producer):
