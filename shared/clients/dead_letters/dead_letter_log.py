@@ -82,8 +82,8 @@ def replay_producer_settings() -> ProducerSettings:
 class DeadLetterLog:
     """One dead-letter topic, from its beginning to the end that it has when it is opened; an async context manager.
 
-    `async with` raises UnknownTopicOrPartition if the topic does not exist, and DataError if the commit metadata of its
-    replay group is damaged.
+    `async with` raises UnknownTopicOrPartition if the topic does not exist. If the commit metadata of its replay group
+    is damaged, the dead letters after the committed offset count as not replayed.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
@@ -110,7 +110,7 @@ class DeadLetterLog:
             self._consumer.assign(partitions)
             self._ends = await self._consumer.end_offsets(partitions)
             self.committed = {p: await self._consumer.committed(p) for p in partitions}
-            self._finished = {p: decode_finished(c) for p, c in self.committed.items() if c}
+            self._finished = {p: _decode_or_none(c) for p, c in self.committed.items() if c}
             await self._consumer.seek_to_beginning(*partitions)
         except BaseException:
             await self._consumer.close()
@@ -159,11 +159,18 @@ class DeadLetterLog:
         sent again only with `include_replayed`. A record goes to its original partition in its source topic, if that
         still exists; otherwise, and in another topic `to`, its key decides. After an error of a record no further batch
         is read. Raises IllegalState once LEFT_OUT_MAX records of a partition are left out, or more than a commit's
-        metadata can hold.
+        metadata can hold. Without `include_replayed`, raises DataError if the commit metadata of the replay group is
+        damaged: it is then unknown what was replayed.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
-            scheduler.assign(partition, None if include_replayed else committed)
+            try:
+                scheduler.assign(partition, None if include_replayed else committed)
+            except DataError as e:
+                raise DataError(
+                    f"{partition}: {e}. It is not known which later dead letters were replayed: replay all again with "
+                    "include_replayed"
+                ) from None
         result = ReplayResult()
         try:
             async for columns in self.batches():
@@ -175,11 +182,17 @@ class DeadLetterLog:
                     chosen := self._choose_dead_letters(scheduler, wanted, limit - result.sent, result)
                 ):
                     await self._send_dead_letters(producer, scheduler, chosen, result, to)
-                if scheduler.paused().get(columns.topic_partition):
-                    raise IllegalState(
-                        f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
-                        "replay the earlier ones first"
-                    )
+                match scheduler.paused().get(columns.topic_partition):
+                    case "metadata":
+                        raise IllegalState(
+                            f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
+                            "replay the earlier ones first"
+                        )
+                    case "buffer":
+                        raise IllegalState(
+                            f"{columns.topic_partition}: {LEFT_OUT_MAX} records or more are left out, including those "
+                            "that are no dead letters; replay or delete the earlier ones first"
+                        )
                 if result.sent >= limit or result.failed:
                     break
         finally:
@@ -241,6 +254,14 @@ class DeadLetterLog:
                 result.failed += 1
                 if len(result.errors) < ERRORS_MAX:
                     result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
+
+
+def _decode_or_none(committed: OffsetAndMetadata) -> Ranges:
+    """Return the finished ranges in a commit's metadata, none if it is damaged."""
+    try:
+        return decode_finished(committed)
+    except DataError:
+        return ()
 
 
 def dead_letter_filter(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
