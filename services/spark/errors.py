@@ -13,7 +13,7 @@ import msgspec
 from py4j.protocol import Py4JNetworkError
 
 from penstock.shared.common import errors
-from penstock.shared.common.errors import ChangelogHole, ConfigError, FatalError, OffsetOutOfRange, PenstockError
+from penstock.shared.common.errors import ChangelogHole, ConfigError, FatalError, PenstockError
 
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
 _OVERFLOW = "long overflow"
@@ -38,12 +38,8 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: PenstockError) -> TaskFailure:
-        """Return the failure of a Spark task for the error that it raised.
-
-        OffsetOutOfRange becomes ChangelogHole: records were deleted while the task read them.
-        """
-        kind = ChangelogHole if isinstance(error, OffsetOutOfRange) else type(error)
-        return cls(tuple(one.__name__ for one in kind.__mro__), str(error))
+        """Return the failure of a Spark task for the error that it raised."""
+        return cls(tuple(one.__name__ for one in type(error).__mro__), str(error))
 
     def to_error(self, prefix: str = "") -> PenstockError:
         """Return the task's error.

@@ -33,7 +33,15 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.arrow_arrays import packed
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
+from penstock.shared.common.errors import (
+    ConfigError,
+    KafkaTimeout,
+    OffsetOutOfRange,
+    PenstockError,
+    ProducerFenced,
+    RetriableError,
+    SourceOffsetsMissing,
+)
 from penstock.shared.common.log import configure
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
@@ -189,7 +197,11 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
         except GroupHasMembers as members:
             return TaskResult(partition, fenced=f"{members} ({e})")
         raise
-    # 3. Any other error: Spark attempts the task again only if that can help.
+    # 3. Records of a source were deleted. For those of the changelog, the restore raises ChangelogHole.
+    except OffsetOutOfRange as e:
+        missing = SourceOffsetsMissing(f"source records were deleted while they were read: {e}")
+        return TaskResult(partition, failure=TaskFailure.of(missing))
+    # 4. Any other error: Spark attempts the task again only if that can help.
     except PenstockError as e:
         if isinstance(e, RetriableError):
             raise

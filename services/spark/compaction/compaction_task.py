@@ -38,7 +38,14 @@ from penstock.services.spark.table_columns import (
 )
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.arrow_arrays import binary_array
-from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, PenstockError, RetriableError
+from penstock.shared.common.errors import (
+    ChangelogHole,
+    CorruptRecord,
+    KafkaTimeout,
+    OffsetOutOfRange,
+    PenstockError,
+    RetriableError,
+)
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -165,14 +172,17 @@ def compact_changelog_ranges(options: CompactionTaskOptions) -> Callable[[bytes]
 async def compact_ranges(options: CompactionTaskOptions, ranges: Sequence[ChangelogRange]) -> CompactionTaskResult:
     """Read ranges and write their files.
 
-    Raises KafkaTimeout, OffsetOutOfRange, CorruptRecord, SchemaMismatch or LakeUnavailable.
+    Raises KafkaTimeout, ChangelogHole, CorruptRecord, SchemaMismatch or LakeUnavailable.
     """
     results = []
     appended = defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
         # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
         async with changelog_consumer(options.kafka) as consumer:
-            compaction = await read_range(consumer, options, of)
+            try:
+                compaction = await read_range(consumer, options, of)
+            except OffsetOutOfRange as e:
+                raise ChangelogHole(f"changelog records were deleted while they were read: {e}") from e
         # Files of `state` belong to one partition each. Rows of `closed` and `late` wait for the task's other ranges:
         # one file for all of them keeps the tables' files few.
         rows = compaction.rows(options)
@@ -419,8 +429,8 @@ async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: Cha
     """Read a range from `first` to `end`.
 
     If the range contains no complete commit, reading continues in steps of the range's length, at most to `latest`.
-    Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record
-    was deleted.
+    Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if records of the range
+    were deleted before they were read.
     """
     compaction = PartitionCompaction(options.topic, of)
     at = TopicPartition(options.topic, of.partition)

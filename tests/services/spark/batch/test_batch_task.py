@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
+from penstock.services.spark.batch import batch_task
 from penstock.services.spark.batch.batch_task import FileInput, first_row_to_read, record_columns
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, OffsetOutOfRange, SourceOffsetsMissing
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.task.stream_task import StreamTask
 
 SOURCE = FileInput("aa", "in", {"in": {0: 5}}, {"in": "id"}, ())
+
+
+async def test_source_records_are_deleted_while_a_task_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails with SourceOffsetsMissing, since no record of the changelog is missing."""
+
+    async def deleted(*_: object) -> None:
+        raise OffsetOutOfRange("in-3: offset 5")
+
+    monkeypatch.setattr(batch_task, "require_no_members", deleted)
+    options: Any = SimpleNamespace(kafka=KafkaSettings(), streams=SimpleNamespace(application_id="app"))
+    result = await batch_task._run_partition_batch(options, 3, deleted)
+    assert result.failure is not None
+    error = result.failure.to_error("partition 3: ")
+    assert type(error) is SourceOffsetsMissing
+    assert "in-3: offset 5" in str(error)
 
 
 def task() -> StreamTask:

@@ -25,8 +25,8 @@ from penstock.services.spark.compaction.compaction_task import (
 from penstock.services.spark.table_columns import TIMESTAMP_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch
-from penstock.shared.common.records import RecordColumns
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, SchemaMismatch
+from penstock.shared.common.records import RecordColumns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.changelog import format as log
@@ -422,6 +422,15 @@ async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
         with pytest.raises(KafkaTimeout, match=r"log-0.*3 of 9"):
             await read(kafka, 9, 9, 300)
+
+
+async def test_changelog_records_that_were_deleted(tmp_path: Any) -> None:
+    """A task whose range was deleted meanwhile fails with ChangelogHole."""
+    async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
+        async with Admin(kafka) as admin:
+            await admin.delete_records({TopicPartition("log", 0): 2})
+        with pytest.raises(ChangelogHole, match="log-0"):
+            await compact_ranges(options(str(tmp_path), kafka, 10_000), [ChangelogRange(0, 0, 4, 4, 0, None, None, {})])
 
 
 async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
