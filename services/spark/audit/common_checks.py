@@ -106,10 +106,11 @@ def stream_windows(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
 
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
-    """Check the coordinates of late records and dead letters of any kind of window.
+    """Check that late records and dead letters refer to records of the source, with any kind of window.
 
-    Returns late records and dead letters without a covered source record. Also returns late records whose key or
-    timestamp differs from the source record's, and those that cannot have missed the windows that they list.
+    Returns late records and dead letters that refer to none of the source records that the tables cover. Also returns
+    late records whose key or timestamp differs from the source record's, and those that list no window or one that they
+    cannot have missed.
     """
     known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))
@@ -117,7 +118,7 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
     both = inputs.late.withColumn("kind", F.lit("late")).unionByName(dead, allowMissingColumns=True)
     both = both.join(known, COORDINATES, "left").withColumn("at", F.col("timestamp_ms"))
     own = F.array_except("missed", late_window_starts(inputs.store))
-    another = (F.col("key") != F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
+    another = ~F.col("key").eqNullSafe(F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
     reason = (
         F.when(F.col("_known").isNull(), "is not a covered source record")
         .when(F.col("kind") == "dead letter", None)

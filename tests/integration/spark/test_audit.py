@@ -14,12 +14,14 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.services.exit_status import ExitStatus
 from penstock.services.spark.audit.audit import run_audit
-from penstock.services.spark.audit.audit_inputs import NotAuditable
+from penstock.services.spark.audit.audit_inputs import Inputs, NotAuditable
+from penstock.services.spark.audit.common_checks import unknown_coordinates
 from penstock.services.spark.audit.report import AuditReport, print_report, report_as_json
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, audit_exit_status
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
@@ -232,6 +234,21 @@ def test_each_forgery_is_found_and_named(lake: Lake, kind: str) -> None:
             own = own - {"unbalanced"} | ({"windows"} if "unbalanced" in own else set())
         wanted[partition] = own | ({"windows"} if one in (late_lost, late_moved) and kind != "session" else set())
     assert found == wanted
+
+
+def test_key_of_a_late_record_is_that_of_its_source_record(spark: Any) -> None:
+    """A late record with a key differs from a source record without one, and from one with another key."""
+    columns = "partition int, offset bigint, timestamp_ms bigint, key binary"
+    source = [(0, 0, 5, b"a"), (0, 1, 5, None), (0, 2, 5, b"b")]
+    inputs = Inputs(
+        records=spark.createDataFrame(source, columns),
+        late=spark.createDataFrame([(0, i, 5, b"a", [5]) for i in range(3)], f"{columns}, missed array<bigint>"),
+        dead=spark.createDataFrame([], "partition int, offset bigint"),
+        stream=spark.createDataFrame([], columns),
+        store=StoreSchema("s", "session", "string", GAP, GRACE, "on_close", "in", None, None, None, ()),
+    )
+    found = [row.detail for row in unknown_coordinates(inputs).orderBy("detail").collect()]
+    assert found == [f"late: offset {i} has another key or time in the source" for i in (1, 2)]
 
 
 def test_what_spark_cannot_know_is_not_compared(lake: Lake) -> None:
