@@ -45,7 +45,7 @@ class IdempotencyKey(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """The response to the first request with this key."""
+    """The response to the request that was stored with a key."""
 
     status: int
     body: bytes

@@ -20,7 +20,7 @@ async def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
 
 
 async def describe_partition(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
-    """Return the description of one partition for REST Proxy.
+    """Return the admin client's description of one partition.
 
     Raises Problem (404) for an unknown partition, and UnknownTopicOrPartition for an unknown topic.
     """

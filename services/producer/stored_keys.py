@@ -96,9 +96,10 @@ class StoredKeys:
         return len(self._entries)
 
     def get(self, key: IdempotencyKey, now_ms: int) -> StoredResponse | None:
-        """Return the response to the key's first request; None if the key is unknown or expired.
+        """Return the stored response of the key's request; None if the key is unknown or expired.
 
-        Raises KeyReused if the key belongs to another request.
+        Raises KeyReused if that request had another fingerprint, and DataError if the stored response cannot be
+        decoded.
         """
         self._expire_keys(now_ms)
         entry = self._entries.get(key.digest)
@@ -174,9 +175,10 @@ def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
 def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
     """Encode the rows of `offsets` in a stored response.
 
-    The format is the name of the rows' position (`line` or `index`), then the columns of positions, partitions and
-    offsets. Each of the four parts follows its length. The columns are compressed. A position is stored as the
-    difference from the previous row's, an offset as the difference from the previous one of its partition.
+    The format has four parts: the name of the rows' position (`line` or `index`), and the columns of positions,
+    partitions and offsets. The length of each part, the name included, precedes it. The columns are compressed. A
+    position is stored as the difference from the previous row's, an offset as the difference from the previous one of
+    its partition.
     """
     (unit,) = rows[0].keys() - {"partition", "offset"}  # `line` or `index`
     positions = array("q")

@@ -79,8 +79,9 @@ class ChildProcess:
         2. With `on_line` alone, it is piped. `on_line` is called with each line of standard error, as it arrives.
         3. With neither, the child shares this process's output.
 
-        `orphan_limit_ms` is how long the child may take to end after this process has ended. The child inherits
-        `pass_fds`. Raises ConfigError if the command cannot be started or the log cannot be written.
+        `orphan_limit_ms` is how long the child may take to end after this process has ended. After that its guard
+        (`child_guard`) kills it. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or
+        the log cannot be written.
         """
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name

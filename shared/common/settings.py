@@ -205,7 +205,10 @@ class LogSettings(Section):
 
 
 class CommandSettings(BaseSettings):
-    """Base of every command's settings. A command declares the settings that it uses."""
+    """Base of the settings of commands. A command has a subclass with fields for the settings that it uses.
+
+    Some commands have no subclass, for example `connect`, which reads properties files.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,

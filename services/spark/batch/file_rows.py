@@ -147,7 +147,10 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
     """Return rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its key.
 
     A partition is ordered by time, and rows of the same time by their path and their position in the file. Rows without
-    a key are in partition 0. Raises ConfigError if the settings do not fit the files.
+    a key are in partition 0.
+
+    Raises ConfigError if the files lack a configured column, if `timestamp_column` cannot be a time, or if the files
+    cannot be read as one table.
     """
     found = file_rows(spark, settings)
     metadata = F.col(METADATA)

@@ -218,8 +218,11 @@ class CompactionJob:
         Reading starts at the covered offset of this progress row:
 
         1. If no table lags: the newest row.
-        2. Otherwise: the newest row whose covered offset is at most the lowest position of the lagging tables plus 1,
-           since a position is the last offset that a table has.
+        2. Otherwise: the newest row whose covered offset is at most the lowest position of the lagging tables plus 1.
+           A position is the last changelog offset up to which a table is complete. So the next offset is the first that
+           the table may lack.
+
+        A table lags if its position is lower than the table's last offset in the newest progress row.
 
         Raises ChangelogHole if that offset is deleted or beyond the changelog's end.
         """

@@ -189,10 +189,11 @@ class ProducerBatch:
         return int(self._builder.size()) if self._builder is not None else self._size
 
     def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
-        """Append the records `rows[first:]` of the columns (EncodableColumns), as many as fit.
+        """Append records of the columns (EncodableColumns), as many as fit.
 
-        Returns the index in `rows` of the first record that was not appended. A batch built from single records takes
-        no columns.
+        `rows` has the records' indices in the columns. Only `rows[first:]` are appended. Returns the position in `rows`
+        of the first record that was not appended, or the length of `rows`. A batch built from single records takes no
+        columns.
         """
         if not self.takes_columns:
             return first

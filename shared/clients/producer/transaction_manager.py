@@ -151,8 +151,12 @@ class SequenceLedger:
             known.gap = True
 
     def may_assign(self, tp: TopicPartition) -> bool:
-        """Whether the partition's next batch may get a number. Returns False without a producer id, while `settle` is
-        due for the partition, and while its first batch under a new producer id or epoch is not acknowledged."""
+        """Whether the partition's next batch may get a number. There are three cases in which it may not:
+
+        1. There is no producer id.
+        2. A numbered batch of the partition was given up, or a gap was shown, and `settle` has not resolved that yet.
+        3. The partition's first batch under a new producer id or epoch is not acknowledged.
+        """
         if not self.ready or tp in self._troubled:
             return False
         known = self._partitions.get(tp)

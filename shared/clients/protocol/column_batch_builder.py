@@ -66,12 +66,13 @@ def encode_records(
     first: Any,
     stop: Any,
 ) -> Any:
-    """Append the records `rows[first:stop]` of the columns to those in `out`, as many as fit.
+    """Append records of the columns to those in `out`, as many as fit.
 
-    Returns the index in `rows` of the first record that was not appended. A record fits if the batch with it is smaller
-    than `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call
-    to call. The header bytes of a record begin with the number of headers. A record has no headers if its
-    `header_lengths` is 0 or less, or if that column is empty.
+    `rows` has the records' indices in the columns. Only `rows[first:stop]` are appended. Returns the position in `rows`
+    of the first record that was not appended, or `stop`. A record fits if the batch with it is smaller than
+    `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call to
+    call. The header bytes of a record begin with the number of headers. A record has no headers if its `header_lengths`
+    is 0 or less, or if that column is empty.
     """
     position = state[POSITION]
     count = state[COUNT]
@@ -189,9 +190,10 @@ class ColumnBatchBuilder:
         return int(self._state[POSITION])
 
     def extend(self, columns: EncodableColumns, rows: Int64Array, first: int, stop: int) -> int:
-        """Add the records `rows[first:stop]` of the columns.
+        """Add records of the columns to the batch, as many as fit.
 
-        Returns the index of the first record that does not fit, or `stop`.
+        `rows` has the records' indices in the columns. Only `rows[first:stop]` are added. Returns the position in
+        `rows` of the first record that does not fit, or `stop`.
         """
         return int(encode_records(self._buffer, self._state, self._batch_size, *columns, rows, first, stop))
 

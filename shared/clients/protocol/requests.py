@@ -101,7 +101,7 @@ class WireRequest:
 
 
 class ApiVersion:
-    """One version of one of Kafka's APIs. Call it with the fields in order to make the request."""
+    """One version of one of Kafka's APIs. Call it with the request's fields, in their order. It returns the request."""
 
     def __init__(
         self,

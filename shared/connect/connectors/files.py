@@ -154,8 +154,11 @@ class FilesSinkTask(SinkTask):
         self._written[tp] = last + 1
 
     async def _encode_valid_records(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
-        """Return the bytes of a file with the valid records, or None if no record is valid. Each invalid record is
-        reported once."""
+        """Return the bytes of a file with the valid records, or None if no record is valid.
+
+        Each invalid record is reported once. Raises ConnectError for an invalid record if the task has no reporter, or
+        if the error is not tolerated.
+        """
         rejected = self._rejected.setdefault(tp, set())
         while fit := [record for record in records if record.original[2] not in rejected]:
             try:

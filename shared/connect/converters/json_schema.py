@@ -329,8 +329,10 @@ def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
 
 
 def from_json(schema: Schema | None, json: Any) -> Any:
-    """Return the value of JSON that a JSON Schema describes. Raises DataError if the value does not match its
-    schema."""
+    """Return the value for JSON in the form of Confluent's JSON Schema converter. `schema` is Connect's.
+
+    Raises DataError if the JSON does not match `schema`.
+    """
     return _convert_maps_in_value(schema, json, value_from_json, _entries_to_map)
 
 

@@ -517,8 +517,10 @@ class DistributedHerder(BaseHerder):
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Request all workers to restart what the request selects of a connector and its tasks. Returns the status, in
-        which these are RESTARTING."""
+        """Request all workers to restart what the request selects of a connector and its tasks.
+
+        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound.
+        """
 
         async def put_restart_request() -> Json:
             name = request.connector

@@ -177,7 +177,10 @@ class StandaloneHerder(BaseHerder):
         await self._execute_command(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Restart a connector and its tasks as requested. Returns the status, in which these are RESTARTING."""
+        """Restart what the request selects of a connector and its tasks. Raises ConnectorNotFound.
+
+        Returns the connector's status, in which the selected ones are RESTARTING.
+        """
 
         async def restart_connector_and_tasks() -> Json:
             name = request.connector

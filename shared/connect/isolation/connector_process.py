@@ -45,7 +45,8 @@ class ConnectorProcess:
         """`first` is the first message to the process. `on_end` is called with the error if the process cannot be
         started, or exits before `close`.
 
-        `orphan_limit_ms` is how long the process may take to end after this worker has ended.
+        `orphan_limit_ms` is how long the process may take to end after this worker has ended. After that its guard
+        (`child_guard`) kills it.
         """
         self._connector = connector
         self._orphan_limit_ms = orphan_limit_ms

@@ -89,7 +89,11 @@ class Plugins:
         return cls([*_builtin_plugins(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
-        """Add a plugin. If several plugins of one kind have the same name, the name refers to the first one."""
+        """Add a plugin under all of its names.
+
+        If a plugin of the same kind already has one of the names, that name still refers to the earlier plugin. The new
+        plugin is listed, and has its other names.
+        """
         for kind in kinds_of(plugin):
             # Without the constructor, which may have side effects.
             version = str(cast(Any, plugin).version(object.__new__(plugin)))

@@ -132,8 +132,10 @@ class SinkTaskState:
         return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
-        """Apply the response to a commit. Returns the duration of the commit in ms, or None if a newer commit has
-        begun since."""
+        """Apply the response to a commit. Returns the duration of the commit in ms.
+
+        If a newer commit has begun since, it ignores the response and returns None.
+        """
         # A late response to an earlier commit. Its offsets may be behind those of the newest one.
         if seqno != self.commit_seqno:
             return None

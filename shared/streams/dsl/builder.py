@@ -456,8 +456,11 @@ class Stream(Generic[K, V]):
         all records of a key come to one task. The topic is `<application>-<name>-repartition`, also if other nodes are
         between `key_by` and the grouping or join. So with a `name` the topic stays the same when other nodes change.
         Without a `name` the topic is named after the node directly before the topic. The default name of a node
-        contains its position in the topology. Two streams derived from one named `key_by` cannot each have a topic:
-        `repartition`, a grouping or a join of the second stream raises ConfigError.
+        contains its position in the topology.
+
+        All groupings and joins of one stream use the same topic. Two streams derived from one `key_by` need a topic
+        each. Without a `name` each gets its own. With a `name` both would get the same topic, so `repartition`, a
+        grouping or a join of the second stream raises ConfigError.
 
         A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of
         a left join.

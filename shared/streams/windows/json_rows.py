@@ -107,7 +107,11 @@ def json_texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
 
 
 def json_key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
-    """Encode record keys as JSON, and return whether the quotes were left out. `keys_of` decodes the raw keys."""
+    """Return record keys as JSON, and whether all of them lack their quotes. `keys_of` decodes raw keys.
+
+    If the keys are strings and none of them needs an escape, they are returned as they are, without quotes. Otherwise
+    each key is complete JSON.
+    """
     named = keys_of(keys[:1])
     if named and isinstance(named[0], str) and are_bare(keys):
         return keys, True
