@@ -55,9 +55,9 @@ class _Observed(CompactionJob):
 
     rewrite_rows, rewrite_s = 0, 0.0
 
-    def _rewrite_crowded_partitions(self, plan: CompactionPlan) -> int:
+    def _rewrite_due_partitions(self, plan: CompactionPlan) -> int:
         started = time.monotonic()
-        done = super()._rewrite_crowded_partitions(plan)
+        done = super()._rewrite_due_partitions(plan)
         self.rewrite_s = time.monotonic() - started
         return done
 
