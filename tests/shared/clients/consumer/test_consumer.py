@@ -334,7 +334,7 @@ async def test_close_keeps_its_time(cluster: FakeCluster, api: Api, fault: Actio
 
 async def test_sync_raises_in_poll(cluster: FakeCluster) -> None:
     """With the strategy `sync`, `poll` raises the error of its commit. The positions are kept."""
-    async with opened(cluster, commit_strategy="sync", commit_timeout_ms=50) as consumer:
+    async with opened(cluster, commit_strategy="sync", commit_timeout_ms=300) as consumer:
         consumer.assign([A])
         fault = cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
         await read(consumer, 3)
