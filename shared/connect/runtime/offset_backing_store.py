@@ -20,7 +20,7 @@ import msgspec
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.connect.record import Offset, Partition
-from penstock.shared.connect.runtime.submitted_records import PartitionOffset
+from penstock.shared.connect.runtime.submitted_records import PartitionOffset, source_partition_key
 
 OFFSET_BYTES_MAX = 900_000
 """A larger partition or offset would not fit into a record of the offset topic."""
@@ -76,11 +76,12 @@ class StoredOffsetReader:
 
 
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """Return the key of a source partition in an OffsetBackingStore. The order of its fields does not matter.
+    """Return the key of a source partition in an OffsetBackingStore. The order of its names does not matter.
 
-    Raises DataError if the partition is not JSON, or too large.
+    Raises ConnectError if the partition has no JSON form, and DataError if it is too large.
     """
-    return _encode_offset_json([connector, _sort_partition_fields(partition)], f"{connector}: source partition")
+    key = b"[" + msgspec.json.encode(connector) + b"," + source_partition_key(partition) + b"]"
+    return _limited_in_size(key, f"{connector}: source partition")
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
@@ -88,15 +89,20 @@ def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
 
     Raises DataError if the offset cannot be written as JSON, or is too large.
     """
-    return (
-        None if offset is None else _encode_offset_json(_sort_partition_fields(offset), f"{connector}: source offset")
-    )
+    if offset is None:
+        return None
+    what = f"{connector}: source offset"
+    try:
+        value = msgspec.json.encode(dict(offset))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise DataError(f"{what} is not JSON: {e}") from None
+    return _limited_in_size(value, what)
 
 
 def encode_offsets(connector: str, offsets: Iterable[PartitionOffset]) -> dict[bytes, bytes | None]:
     """Return source offsets as keys and values of an OffsetBackingStore.
 
-    Raises DataError if a partition or offset is not JSON, or too large.
+    Raises the errors of `offset_key` and `offset_value`.
     """
     return {offset_key(connector, partition): offset_value(offset, connector) for partition, offset in offsets}
 
@@ -120,15 +126,7 @@ def parse_offset_value(value: bytes | None) -> Offset | None:
         raise DataError(f"no source offset: {e}") from None
 
 
-def _sort_partition_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: mapping[name] for name in sorted(mapping)}
-
-
-def _encode_offset_json(value: Any, what: str) -> bytes:
-    try:
-        data = msgspec.json.encode(value)
-    except (TypeError, ValueError) as e:
-        raise DataError(f"{what} is not JSON: {e}") from None
+def _limited_in_size(data: bytes, what: str) -> bytes:
     if len(data) > OFFSET_BYTES_MAX:
         raise DataError(f"{what} has {len(data)} bytes, {OFFSET_BYTES_MAX} at most")
     return data

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Offset, Partition
 
 Key = bytes
@@ -94,7 +94,7 @@ class SubmittedRecords:
         return f"<SubmittedRecords {self.pending} pending of {len(self.queues)} partitions>"
 
     def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
-        """Add a record that is about to be sent. Raises DataError if its partition is not JSON."""
+        """Add a record that is about to be sent. Raises ConnectError if its partition has no JSON form."""
         key = source_partition_key(partition)
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
@@ -134,11 +134,16 @@ class SubmittedRecords:
 
 
 def source_partition_key(partition: Partition) -> Key:
-    """Return the key of a source partition: its JSON, which also names its offset in an OffsetBackingStore.
+    """Return the key of a source partition: its JSON, which is also a part of its key in an OffsetBackingStore.
 
-    The order of the names in a partition does not matter. Raises DataError if the partition is not JSON.
+    The order of names does not matter, also in nested maps. Raises ConnectError if the partition has no JSON form.
+    A DataError would be tolerated under `errors.tolerance=all`, although no offset of the partition can be stored.
+
+    >>> source_partition_key({"table": {"b": 1, "a": 2}, 7: "x"})
+    b'{"7":"x","table":{"a":2,"b":1}}'
     """
     try:
-        return msgspec.json.encode(dict(partition), order="deterministic")
-    except (TypeError, ValueError) as e:
-        raise DataError(f"source partition {partition!r} is not JSON: {e}") from None
+        # Names such as 7 become text first, since the encoder sorts text only.
+        return msgspec.json.encode(msgspec.to_builtins(dict(partition), str_keys=True), order="deterministic")
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ConnectError(f"source partition {partition!r} has no JSON form: {e}") from None

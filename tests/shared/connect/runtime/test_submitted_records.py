@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.runtime.offset_backing_store import offset_key, parse_offset_key
 from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecords, source_partition_key
 
 A, B, C = {"file": "a"}, {"file": "b"}, {"file": "c"}
@@ -178,11 +179,22 @@ def test_partitions_with_different_json_are_different() -> None:
     assert source_partition_key({"id": [1]}) != source_partition_key({"id": [True]})
 
 
-@pytest.mark.parametrize("partition", [{"id": object()}, {"id": "\ud800"}, None])
-def test_a_partition_is_json(partition: Any) -> None:
-    """A partition that is not JSON is a DataError: its offset could not be stored."""
-    with pytest.raises(DataError, match="source partition"):
+@pytest.mark.parametrize("partition", [{1: "a"}, {"x": {"z": 2, "y": [{"b": 1, "a": 2}]}, 3: 4}])
+def test_a_partition_has_the_same_json_in_the_offset_store(partition: Any) -> None:
+    """The key in the offset store has the partition's JSON, in which numbers as names are text."""
+    reordered = dict(reversed(partition.items()))
+    assert offset_key("c", partition) == b'["c",' + source_partition_key(reordered) + b"]"
+    assert offset_key("c", {"x": {"a": 1, "b": 2}}) == offset_key("c", {"x": {"b": 2, "a": 1}})
+    assert parse_offset_key(offset_key("c", {1: "a"})) == ("c", {"1": "a"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("partition", [{"id": object()}, {"id": "\ud800"}, {(1, 2): 3}, None])
+def test_a_partition_has_a_json_form(partition: Any) -> None:
+    """A partition without a JSON form is a ConnectError, which no tolerance of record errors covers."""
+    with pytest.raises(ConnectError, match="source partition"):
         SubmittedRecords().submit(partition, {})
+    with pytest.raises(ConnectError, match="source partition"):
+        offset_key("c", partition)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=30), st.randoms())

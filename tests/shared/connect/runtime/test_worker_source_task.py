@@ -129,6 +129,17 @@ async def test_an_offset_waits_for_the_records_before_it() -> None:
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
 
 
+async def test_a_partition_without_json_fails_the_task() -> None:
+    """A source partition that has no JSON form fails the task even with `errors.tolerance=all`."""
+    async with running() as run:
+        id = await started(run, errors_tolerance="all")
+        record = replace(source_record("a", 1), source_partition={"file": object()})
+        task().batches.put_nowait([record])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "source partition" in run.listener.traces[0]
+        assert values(run) == []
+
+
 async def test_a_missing_topic_blocks_a_task_but_not_its_stop() -> None:
     """A record for a missing topic blocks the task, which reports for how long and can be paused and stopped.
 
