@@ -160,21 +160,34 @@ class FilesSinkTask(SinkTask):
         if the error is not tolerated.
         """
         rejected = self._rejected.setdefault(tp, set())
+        if self._values["format"] == "parquet":
+            for record in records:
+                if record.original[2] not in rejected:
+                    try:
+                        check_row(record)
+                    except DataError as e:
+                        await self._reject(record, e, rejected)
         while fit := [record for record in records if record.original[2] not in rejected]:
             try:
                 return await asyncio.to_thread(self._encode_file, fit)
+            except NothingInIt as e:
+                for record in fit:
+                    await self._reject(record, e, rejected)
             except DataError as e:
-                reporter = self.context.errant_record_reporter
-                if reporter is None:
-                    raise ConnectError(f"a record cannot be in a file: {e}") from e
-                unfit = fit if isinstance(e, NothingInIt) else [await asyncio.to_thread(self._first_unfit, fit)]
-                for record in unfit:
-                    rejected.add(record.original[2])
-                    await reporter.report(record, e)
+                await self._reject(*await asyncio.to_thread(self._first_unfit, fit, e), rejected)
         return None
 
-    def _first_unfit(self, records: list[SinkRecord]) -> SinkRecord:
-        """The first record that cannot be in a file: the records before it can be written together."""
+    async def _reject(self, record: SinkRecord, error: DataError, rejected: set[int]) -> None:
+        """Report an invalid record, and add its offset to those rejected. Raises ConnectError without a reporter."""
+        reporter = self.context.errant_record_reporter
+        if reporter is None:
+            raise ConnectError(f"a record cannot be in a file: {error}") from error
+        rejected.add(record.original[2])
+        await reporter.report(record, error)
+
+    def _first_unfit(self, records: list[SinkRecord], error: DataError) -> tuple[SinkRecord, DataError]:
+        """Return the first record that cannot be in a file, with its error: the records before it can be written
+        together. `error` is that of all records together."""
         fine = 0
         unfit = len(records)
         while unfit - fine > 1:
@@ -184,16 +197,15 @@ class FilesSinkTask(SinkTask):
                 fine = middle
             except NothingInIt:
                 fine = middle
-            except DataError:
+            except DataError as e:
                 unfit = middle
-        return records[unfit - 1]
+                error = e
+        return records[unfit - 1], error
 
     def _encode_file(self, records: list[SinkRecord]) -> bytes:
         if self._values["format"] == "json":
             rows = [value_to_json(record.value_schema, record.value) for record in records]
             return msgspec.json.Encoder().encode_lines(rows)
-        for record in records:
-            check_row(record)
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(records), sink, compression=self._values["parquet.codec"])
         encoded: bytes = sink.getvalue().to_pybytes()

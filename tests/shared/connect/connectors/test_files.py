@@ -115,3 +115,17 @@ async def test_invalid_records_are_reported_once(tmp_path: Path) -> None:
     assert await task.pre_commit({A: OffsetAndMetadata(12)}) == {A: OffsetAndMetadata(12)}
     with pytest.raises(ConnectError, match="in a file"):
         await (await started(tmp_path, Context(), **{"flush.size": "6"})).put(batch)
+
+
+async def test_each_invalid_record_is_reported_with_its_own_error(tmp_path: Path) -> None:
+    """The error that is reported for a record names no other record."""
+    batch = [*records(A, 0, 2), record(A, 2, {"n": "x"}), record(A, 3, {}), record(A, 4), record(A, 5, None)]
+    task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "6"})
+    await task.put(batch)
+    errors = dict(zip((offset for _, offset in reporter.reported), reporter.errors, strict=True))
+    assert errors.keys() == {2, 3, 5}
+    assert "t-0@3: the value is empty" in errors[3]
+    assert "t-0@5: the value is NoneType" in errors[5]
+    assert "@" not in errors[2]
+    (name,) = names(tmp_path)
+    assert pq.read_table(tmp_path / name).column("n").to_pylist() == [0, 1, 4]
