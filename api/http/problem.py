@@ -129,9 +129,9 @@ RETRIABLE = 50003
 """Error codes of REST Proxy. v3 has one code for unknown topics and partitions. The last two are failures of Kafka:
 permanent ones, and those after which the same request may succeed later."""
 
-_REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3"})
+_REST_PROXY = ("/topics", "/brokers", "/consumers", "/v3")
 """Path prefixes of Confluent REST Proxy's interface."""
-_CONNECT = frozenset({"connectors", "connector-plugins"})
+_CONNECT = ("/connectors", "/connector-plugins", "/admin/loggers")
 """Path prefixes of Kafka Connect's interface, which has the same error format; the code is the HTTP status."""
 
 _REST_CODES: Mapping[str, int] = {
@@ -150,15 +150,15 @@ status, or for statuses from 500 on NON_RETRIABLE or RETRIABLE."""
 def has_rest_errors(path: str) -> bool:
     """Return whether errors at a path have the error format of REST Proxy and Kafka Connect.
 
-    >>> paths = ("/v3", "/v3/none", "/consumers/g", "/connectors", "/v1/topics", "/topics-of-mine", "*")
+    >>> paths = ("/v3", "/v3/none", "/consumers/g", "/admin/loggers/root", "/v1/topics", "/topics-of-mine", "/admin")
     >>> [has_rest_errors(path) for path in paths]
     [True, True, True, True, False, False, False]
     """
-    return _first_segment(path) in _REST_PROXY | _CONNECT
+    return _is_below(path, _REST_PROXY + _CONNECT)
 
 
-def _first_segment(path: str) -> str:
-    return path.removeprefix("/").partition("/")[0]
+def _is_below(path: str, prefixes: tuple[str, ...]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)
 
 
 def rest_error_code(kind: ErrorKind, path: str) -> int:
@@ -176,7 +176,7 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
     >>> rest_error_code(kind_of(errors.BrokerNotAvailable()), "/connectors")
     503
     """
-    if _first_segment(path) in _CONNECT:
+    if _is_below(path, _CONNECT):
         return kind.status
     if kind.error_code == "UNKNOWN_TOPIC_OR_PARTITION":
         return UNKNOWN_TOPIC_OR_PARTITION if path.startswith("/v3/") else UNKNOWN_TOPIC
