@@ -30,7 +30,7 @@ from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.extras import needs
-from penstock.shared.common.json_decoding import JSON_ERRORS, NOT_UTF8, InvalidJson, decode_json, invalid_json
+from penstock.shared.common.json_decoding import JSON_ERRORS, NOT_UTF8, InvalidJson, decode_schema, invalid_json
 from penstock.shared.common.records import Headers, ProducerRecord
 from penstock.shared.common.time_text import EPOCH, TimeUnit, time_ms, utc_text
 
@@ -76,7 +76,7 @@ def load_event_schema(path: Path) -> Validate:
     Raises ConfigError if the file cannot be read or is not a JSON Schema.
     """
     try:
-        schema = decode_json(path.read_bytes())
+        schema = decode_schema(path.read_bytes())
     except OSError as e:
         raise ConfigError(f"json_schema: {path}: {e.strerror}") from None
     except InvalidJson as e:

@@ -4,6 +4,9 @@ msgspec's decoders raise several errors: of their own for malformed data, Unicod
 RecursionError for deep nesting. `decode_json` converts them. Code that decodes a value of each record calls a decoder
 of its own, which saves a function call, and catches `JSON_ERRORS`. `invalid_json` converts these to InvalidJson.
 
+msgspec rejects some valid JSON: lone surrogates, and numbers out of the range of a double. A schema may have them, for
+example in a `pattern`. `decode_schema` therefore uses Python's decoder.
+
 >>> decode_json(b'{"user": "ann"}')
 {'user': 'ann'}
 >>> decode_json('[1, "a"]', list[int])
@@ -18,8 +21,9 @@ penstock.shared.common.json_decoding.InvalidJson: nested too deeply
 
 from __future__ import annotations
 
+import json
 from decimal import InvalidOperation
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, NoReturn, TypeVar, overload
 
 import msgspec
 from typing_extensions import Buffer
@@ -38,7 +42,7 @@ _decode_any = msgspec.json.Decoder().decode
 class InvalidJson(ValueError):
     """The data cannot be decoded: it is malformed, truncated, not UTF-8, nested too deeply, or of another type.
 
-    The message is msgspec's, except for the errors that Python raises.
+    The message is the decoder's, except for text that is not UTF-8, deep nesting, and numbers out of range.
     """
 
 
@@ -74,3 +78,22 @@ def decode_json(data: Buffer | str, kind: Any = None) -> Any:
         return _decode_any(data) if kind is None else msgspec.json.decode(data, type=kind)
     except JSON_ERRORS as e:
         raise invalid_json(e) from e
+
+
+def decode_schema(data: bytes | str) -> Any:
+    """Return the value of a schema's JSON, such as a JSON Schema or an Avro schema. Raises InvalidJson.
+
+    A lone surrogate stays in its text. A float out of the range of a double is infinite.
+
+    >>> decode_schema(r'{"pattern": "\\ud800", "maximum": 1e400}')
+    {'pattern': '\\ud800', 'maximum': inf}
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        return json.loads(text, parse_constant=_reject_constant)
+    except JSON_ERRORS as e:
+        raise invalid_json(e) from e
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

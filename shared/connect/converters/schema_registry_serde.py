@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.common.json_decoding import InvalidJson, decode_json
+from penstock.shared.common.json_decoding import InvalidJson, decode_schema
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
 from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient, RegistrySchema
 from penstock.shared.connect.errors import MoreNeeded
@@ -180,6 +180,6 @@ class SchemaRegistrySerde:
 def parse_registered_schema(text: str) -> Any:
     """Parse the JSON of a schema from the schema registry. Raises DataError if it is not JSON."""
     try:
-        return decode_json(text)
+        return decode_schema(text)
     except InvalidJson as e:
         raise DataError(f"the registry's schema is not JSON: {e}") from None

@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.common.json_decoding import JSON_ERRORS, InvalidJson, JsonTypeMismatch, decode_json, invalid_json
+from penstock.shared.common.json_decoding import (
+    JSON_ERRORS,
+    InvalidJson,
+    JsonTypeMismatch,
+    decode_json,
+    decode_schema,
+    invalid_json,
+)
 
 DEEP = b"[" * 100_000
 
@@ -50,3 +57,21 @@ def test_a_prepared_decoder_has_the_same_errors() -> None:
         with pytest.raises(JSON_ERRORS) as raised:
             msgspec.json.Decoder(float_hook=Decimal).decode(data)
         assert str(invalid_json(raised.value)) == message
+
+
+def test_a_schema_may_have_any_valid_json() -> None:
+    """A schema may have lone surrogates and numbers that msgspec rejects."""
+    text = r'{"pattern": "\ud800", "maximum": 1e400, "const": 1' + "0" * 400 + "}"
+    expected = {"pattern": "\ud800", "maximum": float("inf"), "const": 10**400}
+    assert decode_schema(text) == decode_schema(text.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"", "Expecting value"), (b'"\xff"', "not UTF-8"), (DEEP, "nested too deeply"), ("NaN", "NaN is not JSON")],
+    ids=str,
+)
+def test_an_invalid_schema_is_the_same_error(data: bytes | str, message: str) -> None:
+    """JSON of a schema that is invalid is an InvalidJson too."""
+    with pytest.raises(InvalidJson, match=message):
+        decode_schema(data)

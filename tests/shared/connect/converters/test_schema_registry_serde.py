@@ -48,6 +48,11 @@ def test_a_schema_that_is_not_json_is_an_error(text: str) -> None:
         parse_registered_schema(text)
 
 
+def test_a_schema_may_have_a_lone_surrogate() -> None:
+    """A pattern of a registered schema may escape half of a surrogate pair."""
+    assert parse_registered_schema(r'{"pattern": "\ud800"}') == {"pattern": "\ud800"}
+
+
 async def test_without_auto_registration_the_schema_must_exist() -> None:
     """Without `auto.register.schemas` the schema must exist in the subject, and none is added."""
     async with schema_registry() as server:
