@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound
-from penstock.shared.common.lake.application_files import TableFiles, find_files, remove_files, remove_folder
+from penstock.shared.common.lake.application_files import (
+    TableFiles,
+    find_files,
+    remove_files,
+    remove_folder,
+    require_no_link,
+)
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, changelog_topic, instances_topic, is_repartition_topic
 from penstock.shared.streams.settings import StreamsSettings
 
@@ -60,7 +66,8 @@ class ResetPlan(NamedTuple):
 async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
     """Return what a reset would delete now.
 
-    Raises GroupNotEmpty, which names the members that still run, and LakeNotRemoved if the lake cannot be read.
+    Raises GroupNotEmpty, which names the members that still run, and LakeNotRemoved if the lake cannot be read. Raises
+    ConfigError if a folder to delete is a symbolic link.
     """
     application = settings.application_id
     try:
@@ -120,10 +127,16 @@ def repartition_topics_to_delete(
 
 
 def _local_state_folders(settings: StreamsSettings) -> tuple[str, ...]:
-    """Return the folders of the application's stores on disk: an instance's own, and those of its workers."""
+    """Return the folders of the application's stores on disk: an instance's own, and those of its workers.
+
+    Raises ConfigError for a folder that cannot be removed because it is a symbolic link.
+    """
     root = Path(settings.state_dir)
     folders = (root / settings.application_id, *root.glob(f"worker-*/{settings.application_id}"))
-    return tuple(sorted(str(folder) for folder in folders if folder.is_dir()))
+    found = [folder for folder in folders if folder.is_dir()]
+    for folder in found:
+        require_no_link(folder)  # now, since a reset that stopped at this folder would have deleted the topics
+    return tuple(sorted(map(str, found)))
 
 
 async def apply_reset(admin: Admin, plan: ResetPlan, settings: StreamsSettings) -> None:

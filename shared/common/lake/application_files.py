@@ -54,7 +54,7 @@ def find_files(
     if folder is None:
         sizes = _list_objects(root, storage_options)
         return ApplicationFiles(root, by_table(sizes.items())) if sizes else None
-    _require_no_link(folder)
+    require_no_link(folder)
     if not folder.is_dir():
         return None
     return ApplicationFiles(str(folder), by_table(_walk_files(folder)))
@@ -73,7 +73,7 @@ def remove_files(lake: str, application: str, storage_options: Mapping[str, str]
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder with its content; nothing if there is no folder. Raises ConfigError or LakeNotRemoved."""
-    _require_no_link(folder)
+    require_no_link(folder)
     try:
         shutil.rmtree(folder)
     except OSError as e:
@@ -116,7 +116,8 @@ def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -
                 ) from e
 
 
-def _require_no_link(folder: Path) -> None:
+def require_no_link(folder: Path) -> None:
+    """Raises ConfigError if the folder is a symbolic link, which `remove_folder` does not remove."""
     if folder.is_symlink():
         raise ConfigError(f"{folder} is a symbolic link: remove what it leads to, and the link")
 

@@ -99,6 +99,25 @@ async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
     assert (output["topics"], output["snapshot"], output["offsets"]) == ([], str(lake / "app"), {"app-0": 0})
 
 
+async def test_a_state_folder_that_is_a_link_stops_a_reset_before_it_deletes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reset does not delete what a link leads to. The plan names the link, so nothing is deleted."""
+    lake, state, elsewhere = tmp_path / "lake", tmp_path / "state", tmp_path / "elsewhere"
+    monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(lake))
+    monkeypatch.setenv("PENSTOCK_STREAMS__STATE_DIR", str(state))
+    elsewhere.mkdir()
+    (state / "worker-1").mkdir(parents=True)
+    (state / "worker-1" / "app").symlink_to(elsewhere)
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        await prepare(admin, lake)
+        assert await asyncio.to_thread(main, arguments(cluster, "--execute")) != 0
+        assert "worker-1/app is a symbolic link" in capsys.readouterr().err
+        assert set(OWN) <= set(await admin.list_topics())
+        assert await admin.group_offsets("app")
+    assert (folders(lake), elsewhere.is_dir()) == (["app", "other"], True)
+
+
 async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:
     """If one application's name begins with another's, each is reset without the other's topics."""
     of_app, of_eu = "app-by-user-repartition", "app-eu-by-user-repartition"
