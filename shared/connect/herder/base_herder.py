@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,6 +55,18 @@ class Stores:
     configs: ConfigStore
     statuses: StatusStore
     offsets: OffsetBackingStore
+
+
+@contextmanager
+def _connector_errors(problem: str, mask: redaction.Mask) -> Iterator[None]:
+    """Raise any error of a connector's code as a ConfigError or ConnectError, with secrets masked. Only a ConnectError
+    begins with `problem`."""
+    try:
+        yield
+    except ConfigError as e:
+        raise ConfigError(mask(str(e))) from None
+    except Exception as e:  # any error of the connector
+        raise ConnectError(f"{problem}: {mask(summary_of(e))}") from None
 
 
 class BaseHerder(ABC):
@@ -219,15 +232,8 @@ class BaseHerder(ABC):
         require_connector_class(config)
         mask = self.worker.masking(config)
         async with request_timeout("The connector takes too long to validate its configuration"):
-            try:
+            with _connector_errors(f"{config['connector.class']} cannot validate its configuration", mask):
                 infos = await self.worker.validate(config)
-            except ConfigError as e:
-                raise ConfigError(mask(str(e))) from None
-            except Exception as e:  # any error of the connector
-                summary = mask(summary_of(e))
-                raise ConnectError(
-                    f"{config['connector.class']} cannot validate its configuration: {summary}"
-                ) from None
         for row in infos.configs:
             value = row["value"]
             name = value["name"]
@@ -318,25 +324,31 @@ class BaseHerder(ABC):
 
     async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """Alter a connector's offsets. The connector checks them outside the herder's loop, within a request's
-        timeout."""
-        config, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
+        timeout.
+
+        If the connector's code raises an error, raises a ConfigError for a ConfigError, and a ConnectError for any
+        other.
+        """
+        config, resolved, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
+        mask = self.worker.masking(config)
         async with request_timeout("The connector takes too long to check the offsets"):
-            altered = await self.worker.alter_offsets(config, wanted)
+            with _connector_errors(f"{config['connector.class']} rejects the offsets", mask):
+                altered = await self.worker.alter_offsets(resolved, wanted)
 
         async def keep_offsets() -> Json:
             # Again: the connector may have been resumed while its code checked the offsets.
             await self._check_offsets_fenced(name)
-            return {"message": await self._offsets.keep(name, config, rows, wanted, altered=altered)}
+            return {"message": await self._offsets.keep(name, resolved, rows, wanted, altered=altered)}
 
         return await self._run_in_herder_loop(keep_offsets)
 
-    async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
-        """Return a stopped connector's resolved config, and the offsets that it is to have."""
+    async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[Config, dict[str, str], Wanted]:
+        """Return a stopped connector's config, its resolved config, and the offsets that it is to have."""
         config = await self._check_offsets_fenced(name)
         resolved = self.worker.resolve(config)
         self.worker.check_files(resolved)
         is_sink = views.kind_of_connector(self.plugins, resolved) == "sink"
-        return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
+        return config, resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
 
     async def _check_offsets_fenced(self, name: str) -> Config:
         """Check that a connector is stopped, and fence the tasks of an exactly-once source. Returns the connector's

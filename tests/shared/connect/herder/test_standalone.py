@@ -78,7 +78,7 @@ class MultiTaskSource(SourceConnector):
 
     async def alter_offsets(self, props: Props, offsets: object) -> bool:
         if "offsets" in props:
-            raise TimeoutError("db")
+            raise TimeoutError(props["offsets"])
         return True
 
 
@@ -280,6 +280,10 @@ async def test_a_validation_contains_no_secret(monkeypatch: pytest.MonkeyPatch) 
         assert row["errors"][0] == f"Invalid value {secret} for configuration tasks.max: Not a number of type INT"
         with pytest.raises(ConnectError, match=r"Divided.*KeyError.*env:PENSTOCK"):
             await herder.put_connector("c", config(confused=secret), replace=False)
+        await herder.put_connector("o", {**config(offsets=secret), "name": "o"}, replace=False)
+        await herder.set_target_state("o", TargetState.STOPPED)
+        with pytest.raises(ConnectError, match=r"TimeoutError: .*env:PENSTOCK"):
+            await herder.alter_offsets("o", None)
         await herder.put_connector("c", config(password="pl41n"), replace=False)
         assert herder.connector_info("c")["config"]["password"] == "[hidden]"
         await herder.put_connector("c", herder.shown_config("c") | {"word": "x"}, replace=True)
@@ -293,7 +297,7 @@ async def test_a_timeout_of_the_connectors_own_keeps_its_message() -> None:
             await herder.put_connector("c", config(unreachable="1"), replace=False)
         await herder.put_connector("c", config(offsets="unreachable"), replace=False)
         await herder.set_target_state("c", TargetState.STOPPED)
-        with pytest.raises(TimeoutError, match="db"):
+        with pytest.raises(ConnectError, match="rejects the offsets: TimeoutError: unreachable"):
             await herder.alter_offsets("c", [({"file": "a"}, {"at": 3})])
 
 
