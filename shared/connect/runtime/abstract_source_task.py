@@ -145,8 +145,10 @@ class AbstractWorkerSourceTask(WorkerTask):
         """Called when the producer did not take the record. The record is sent again later, unless the task ends."""
 
     async def _record_dispatched(self, record: SourceRecord) -> None:
-        """Called after the producer took the record. An error fails the task, since the record is not to be sent
-        again."""
+        """Called after the producer took the record. Does nothing by default.
+
+        Any error fails the task, even a retriable one: a retry would send the record again.
+        """
 
     @abstractmethod
     async def _batch_sent(self) -> None:
@@ -479,13 +481,16 @@ class AbstractWorkerSourceTask(WorkerTask):
     def _tolerates_send_errors(self) -> bool:
         return self.parts.conversion.operator.settings.tolerate
 
-    async def _log_commit_error(self, call: Awaitable[None]) -> None:
-        """Await a call of the connector's `commit_record` or `commit`, and only log its error: the records are in
-        Kafka."""
+    async def _log_commit_error(self, method: str, call: Awaitable[None]) -> None:
+        """Await a call of the connector's `commit_record` or `commit`, and only log its error, since the outcome of the
+        records is final."""
         try:
             await call
         except Exception as e:  # any error of the connector
-            log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+            log.error(
+                "a commit method of the connector's task failed",
+                task=str(self.id), method=method, error=self.mask(summary_of(e)),
+            )  # fmt: skip
 
     def _raise_send_error(self) -> None:
         if self.send_error is not None:

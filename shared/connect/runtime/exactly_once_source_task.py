@@ -170,8 +170,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self._records = []
         # Only after the commit: a task may release the records in its system here.
         for record, metadata in acknowledged:
-            await self._log_commit_error(self._call_task(self.task.commit_record, record, metadata))
-        await self._log_commit_error(self._call_task(self.task.commit))
+            await self._log_commit_error("commit_record", self._call_task(self.task.commit_record, record, metadata))
+        await self._log_commit_error("commit", self._call_task(self.task.commit))
 
     async def _abort_transaction(self) -> None:
         """Abort the transaction: none of its records is written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from penstock.shared.common.errors import KafkaTimeout, RetriableError
 from penstock.shared.common.settings import KafkaSettings
@@ -97,24 +98,27 @@ async def test_the_task_defines_transaction_boundaries() -> None:
 async def test_an_error_after_a_commit_does_not_send_the_record_again(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of the task's `commit_record` or `commit` is only logged: the records are in Kafka."""
+    """An error of the task's `commit_record` or `commit` is only logged, with the method: the records are in Kafka."""
 
     async def fail(*_args: object) -> None:
         raise RetriableError("the source is away")
 
-    async with running(**ENABLED) as run:
-        id = await started(run, transaction_boundary="connector")
-        with monkeypatch.context() as patch:
-            patch.setattr(task(), method, fail)
-            records = [source_record("a", 1), source_record("b", 2)]
-            task().context.transaction_context.commit_transaction(records[0])
-            task().batches.put_nowait(records)
-            await run.until(lambda: b"b" in [record.value for record in run.cluster.records("t", committed=False)])
-        task().context.transaction_context.commit_transaction()
-        task().batches.put_nowait([source_record("c", 3)])
-        await run.until(lambda: b"c" in values(run))
-        assert values(run) == [b"a", b"b", b"c"]
-        assert "failure" not in run.listener.of(id)
+    with structlog.testing.capture_logs() as logged:
+        async with running(**ENABLED) as run:
+            id = await started(run, transaction_boundary="connector")
+            with monkeypatch.context() as patch:
+                patch.setattr(task(), method, fail)
+                records = [source_record("a", 1), source_record("b", 2)]
+                task().context.transaction_context.commit_transaction(records[0])
+                task().batches.put_nowait(records)
+                await run.until(lambda: b"b" in [record.value for record in run.cluster.records("t", committed=False)])
+            task().context.transaction_context.commit_transaction()
+            task().batches.put_nowait([source_record("c", 3)])
+            await run.until(lambda: b"c" in values(run))
+            assert values(run) == [b"a", b"b", b"c"]
+            assert "failure" not in run.listener.of(id)
+    failed = [line for line in logged if line["event"] == "a commit method of the connector's task failed"]
+    assert {(line["method"], line["error"]) for line in failed} == {(method, "RetriableError: the source is away")}
 
 
 async def test_offsets_that_cannot_be_sent_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
