@@ -48,7 +48,8 @@ def field_path(text: str, version: str) -> tuple[str, ...]:
             quoted = QUOTED_NAME.match(text, at)
             if quoted is None:
                 raise ConfigError(
-                    f"Incomplete backtick pair in path {text!r}: escape the backtick at {at} by a backslash"
+                    f"Incomplete backtick pair in path {text!r}: end the name at {at} by a backtick that has no "
+                    "backslash before it; enclose a name that itself begins with a backtick in another pair"
                 )
             names.append(ESCAPED_BACKTICK.sub("`", quoted[1]))
             at = quoted.end()

@@ -71,6 +71,11 @@ def test_an_open_backtick_is_a_config_error(path: str) -> None:
         field_path(path, "V2")
 
 
+def test_a_name_that_begins_with_a_backtick() -> None:
+    """The advice of the error works: another pair of backticks encloses such a name."""
+    assert field_path("a.``b`.`c`", "V2") == ("a", "`b", "c")
+
+
 def test_null_becomes_the_default() -> None:
     """A null becomes the schema's default unless `replace.null.with.default` is false."""
     schema = Schema.struct(None, Field("a", DEFAULTED))
