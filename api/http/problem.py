@@ -90,6 +90,10 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
     errors.GroupNotFound: ErrorKind(NOT_FOUND, "GROUP_ID_NOT_FOUND", "No such group"),
     errors.OffsetOutOfRange: ErrorKind(BAD_REQUEST, "OFFSET_OUT_OF_RANGE", "Offset outside of the partition"),
     errors.NoOffsetForPartition: ErrorKind(NOT_FOUND, "NO_OFFSET", "No committed offset"),
+    errors.LakeUnavailable: ErrorKind(SERVICE_UNAVAILABLE, "LAKE_UNAVAILABLE", "The lake cannot be read now", 5),
+    errors.NotASnapshot: ErrorKind(
+        INTERNAL_SERVER_ERROR, "NOT_A_SNAPSHOT", "A table of the lake cannot be read as a snapshot"
+    ),
 }
 
 

@@ -82,7 +82,8 @@ def fields_of_table(table: DeltaTable) -> dict[str, Any]:
 
 def require_columns(table: DeltaTable, wanted: Sequence[str]) -> None:
     """Raise NotASnapshot unless the table has these columns."""
-    if missing := [name for name in wanted if name not in fields_of_table(table)]:
+    fields = fields_of_table(table)
+    if missing := [name for name in wanted if name not in fields]:
         raise NotASnapshot(f"{table.table_uri} is not a snapshot: it has no column {', '.join(missing)}")
 
 

@@ -34,6 +34,23 @@ def test_every_error_has_an_answer(leaf: type[errors.PenstockError]) -> None:
         assert kind.retry_after_s is not None
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        (errors.NotASnapshot("it has no column live"), 500, "NOT_A_SNAPSHOT", None),
+        (errors.LakeUnavailable("the storage does not answer"), 503, "LAKE_UNAVAILABLE", "5"),
+    ],
+)
+async def test_an_error_of_the_lake_is_not_one_of_kafka(
+    error: errors.PenstockError, status: int, code: str, retry_after: str | None
+) -> None:
+    """The title of an error of the lake names the lake."""
+    response = await send_request(error)
+    assert (response.status_code, response.headers.get("Retry-After")) == (status, retry_after)
+    assert (response.json()["error_code"], response.json()["detail"]) == (code, str(error))
+    assert "lake" in response.json()["title"]
+
+
 def test_codes_are_unique() -> None:
     """The error codes are unique."""
     codes = [kind.error_code for kind in KINDS.values()]
