@@ -1,4 +1,7 @@
-"""The clock. Only code that awaits or does I/O reads it; all other code takes `now_ms` as an argument."""
+"""The clock. Only code that awaits or does I/O reads it; all other code takes `now_ms` as an argument.
+
+Connect's transform TimestampConverter is the one exception, because a transform is called with a record alone.
+"""
 
 from __future__ import annotations
 

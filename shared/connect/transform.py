@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.version import CONNECT_VERSION
@@ -16,8 +15,6 @@ class Transformation(ABC):
     """Returns one record for each record, or None to drop it. Never waits. Raises DataError for an invalid record."""
 
     kafka_class: ClassVar[str | None] = None
-    clock: ClassVar[Clock] = SYSTEM_CLOCK
-    """The clock of transforms whose result depends on the present."""
 
     def version(self) -> str:
         """Return the transform's version: by default, that of Connect."""

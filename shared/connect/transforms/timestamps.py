@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.time_text import EPOCH
 from penstock.shared.connect.config_def import HIGH, LOW, MEDIUM, NO_DEFAULT, ConfigDef, Type, one_of
@@ -50,6 +51,9 @@ NANOS_PER_MS = 10**6
 
 class _TimestampConverter(OnPart):
     """Converts a time in one field, or the whole key or value."""
+
+    clock: ClassVar[Clock] = SYSTEM_CLOCK
+    """The clock by which years of two digits have their century."""
 
     @classmethod
     def config(cls) -> ConfigDef:
