@@ -25,7 +25,7 @@ from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerS
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore, encode_offsets
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.status_listener import StatusListener
-from penstock.shared.connect.runtime.submitted_records import Key, PartitionOffset, source_partition_key
+from penstock.shared.connect.runtime.submitted_records import PartitionOffset, source_partition_key
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 from penstock.shared.connect.runtime.transaction_boundaries import Ending, TransactionBoundary
 
@@ -103,8 +103,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self._records.append((record, None))
         return len(self._records) - 1
 
-    def _last_source_offsets(self) -> dict[Key, PartitionOffset]:
-        """Return the last offset of each source partition."""
+    def _last_source_offsets(self) -> dict[bytes, PartitionOffset]:
+        """Return the last offset of each source partition, by `source_partition_key`."""
         return {
             source_partition_key(record.source_partition): PartitionOffset(
                 record.source_partition, record.source_offset

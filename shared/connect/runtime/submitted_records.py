@@ -25,8 +25,6 @@ import msgspec
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Offset, Partition
 
-Key = bytes
-
 
 class PartitionOffset(NamedTuple):
     """A source partition with the offset that may be stored for it."""
@@ -37,9 +35,9 @@ class PartitionOffset(NamedTuple):
 
 @dataclass
 class Committable:
-    """The offsets that may be stored, and the number of records that are still pending."""
+    """The offsets that may be stored, by `source_partition_key`, and the number of records that are still pending."""
 
-    offsets: dict[Key, PartitionOffset] = field(default_factory=dict)
+    offsets: dict[bytes, PartitionOffset] = field(default_factory=dict)
     pending: int = 0
 
     def __repr__(self) -> str:
@@ -55,7 +53,7 @@ class SubmittedRecord:
 
     __slots__ = ("_owner", "_settled", "acked", "key", "offset", "partition")
 
-    def __init__(self, owner: SubmittedRecords, key: Key, partition: Partition, offset: Offset) -> None:
+    def __init__(self, owner: SubmittedRecords, key: bytes, partition: Partition, offset: Offset) -> None:
         self._owner = owner
         self.key = key
         self.partition = partition
@@ -87,7 +85,7 @@ class SubmittedRecords:
     """The pending records, in order, for each source partition."""
 
     def __init__(self) -> None:
-        self.queues: dict[Key, deque[SubmittedRecord]] = {}
+        self.queues: dict[bytes, deque[SubmittedRecord]] = {}
         self.pending = 0
 
     def __repr__(self) -> str:
@@ -133,7 +131,7 @@ class SubmittedRecords:
             del self.queues[record.key]
 
 
-def source_partition_key(partition: Partition) -> Key:
+def source_partition_key(partition: Partition) -> bytes:
     """Return the key of a source partition: its JSON, which is also a part of its key in an OffsetBackingStore.
 
     The order of names does not matter, also in nested maps. Raises ConnectError if the partition has no JSON form.
