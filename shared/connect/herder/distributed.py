@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -92,7 +92,6 @@ class DistributedHerder(BaseHerder):
         self._config = config
         self._commands = CommandQueue(clock, self.wake)
         self._pending = PendingChanges()
-        self._known: frozenset[str] = frozenset()
         self._leader_client = LeaderClient(
             token=config["rest.auth.token"].value, user=config["rest.auth.users"].value.partition(",")[0]
         )
@@ -327,8 +326,7 @@ class DistributedHerder(BaseHerder):
 
     def on_config_change(self, change: ConfigChange) -> None:
         """Take a change from the config store."""
-        self._pending.add(change, self.snapshot().offset, self._known)
-        self._known = frozenset(self.snapshot().configs)
+        self._pending.add(change, self.snapshot().offset)
         self.wake()
 
     async def _follow_configs(self) -> None:
@@ -736,8 +734,8 @@ class PendingChanges:
     rebalance, or None.
 
     >>> pending = PendingChanges()
-    >>> pending.add(ConnectorChanged("orders"), 7, known={"orders"})
-    >>> pending.add(ConnectorChanged("new"), 8, known={"orders"})
+    >>> pending.add(ConnectorChanged("orders", is_new=False), 7)
+    >>> pending.add(ConnectorChanged("new", is_new=True), 8)
     >>> pending.rejoin, sorted(pending.take().connectors)
     ('connector new is new', ['orders'])
     """
@@ -753,15 +751,12 @@ class PendingChanges:
     def __repr__(self) -> str:
         return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
 
-    def add(self, change: ConfigChange, offset: int, known: Collection[str]) -> None:
-        """Add a change, which the config topic's record at `offset` has made.
-
-        `known` are the connectors that existed before the change.
-        """
+    def add(self, change: ConfigChange, offset: int) -> None:
+        """Add a change, which the config topic's record at `offset` has made."""
         match change:
             # As in DistributedHerder: a changed config restarts the connector where it runs. A new or removed
             # connector, or a new set of tasks, must be assigned.
-            case ConnectorChanged(connector) if connector in known:
+            case ConnectorChanged(connector, is_new=False):
                 self._changes.connectors.add(connector)
             case ConnectorChanged(connector):
                 self._request_rejoin(f"connector {connector} is new", offset)

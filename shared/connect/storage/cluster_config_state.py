@@ -33,9 +33,10 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class ConnectorChanged:
-    """A connector's config is new or has changed."""
+    """A connector's config has changed, or its first config is there."""
 
     connector: str
+    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,10 @@ class ConfigState:
                 return self._remove_connector_config(connector)
             case ConnectorRecord(connector, config):
                 assert config is not None
+                is_new = connector not in self._configs
                 self._configs[connector] = config
                 self._targets.setdefault(connector, TargetState.STARTED)
-                return ConnectorChanged(connector)
+                return ConnectorChanged(connector, is_new)
             case TaskRecord(task, config):
                 self._deferred.setdefault(task.connector, {})[task.task] = config
             case TaskCommitRecord(connector, tasks):

@@ -202,6 +202,18 @@ async def test_the_work_of_a_leaving_worker_is_reassigned() -> None:
         await until(lambda: {part["worker_id"] for part in first.connector_status("c")["tasks"]} == {"a:1"})
 
 
+async def test_the_first_change_after_a_restart_is_applied() -> None:
+    """A worker that has just started applies a new config of a connector that it has read from the topic."""
+    async with FakeCluster() as cluster:
+        async with running_herder(cluster, "a:1") as herder:
+            await herder.put_connector("c", config(), replace=False)
+            await until(lambda: states(herder) == ["RUNNING"] * 3)
+        async with running_herder(cluster, "a:1") as herder:
+            await until(lambda: states(herder) == ["RUNNING"] * 3)
+            await herder.patch_connector("c", {"tasks.max": "1"})
+            await until(lambda: states(herder) == ["RUNNING"] * 2)
+
+
 async def test_restarts_and_levels_reach_every_worker() -> None:
     """Restart requests and logger levels reach every worker through the config topic."""
     async with (

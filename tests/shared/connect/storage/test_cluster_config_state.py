@@ -64,7 +64,7 @@ def test_tasks_count_only_with_their_commit() -> None:
     assert snapshot.tasks("c") == (task(0), task(1))
     assert snapshot.all_task_configs("c") == [{"t": "0"}, {}]
     assert snapshot.applied_configs["c"] == {"v": "1"}
-    assert changes == [ConnectorChanged("c"), None, None]
+    assert changes == [ConnectorChanged("c", is_new=True), None, None]
 
 
 def test_a_task_set_with_a_hole_makes_the_connector_inconsistent() -> None:
@@ -97,6 +97,17 @@ def test_removal_forgets_everything() -> None:
     assert (snapshot.configs, snapshot.task_configs, snapshot.task_counts) == ({}, {}, {})
 
 
+def test_only_the_first_config_is_new() -> None:
+    """A connector is new with its first config, and again after a removal."""
+    _, changes = read(*(ConnectorRecord("c", config) for config in ({}, {"v": "1"}, None, {})))
+    assert changes == [
+        ConnectorChanged("c", is_new=True),
+        ConnectorChanged("c", is_new=False),
+        ConnectorRemoved("c"),
+        ConnectorChanged("c", is_new=True),
+    ]
+
+
 def test_only_changed_target_states_are_changes() -> None:
     """A target state is a change only if it differs and its connector exists."""
     state, changes = read(
@@ -106,7 +117,7 @@ def test_only_changed_target_states_are_changes() -> None:
         TargetStateRecord("c", TargetState.STARTED),
         TargetStateRecord("c", None),
     )
-    assert changes == [None, ConnectorChanged("c"), None, TargetStateChanged("c"), None]
+    assert changes == [None, ConnectorChanged("c", is_new=True), None, TargetStateChanged("c"), None]
     assert state.snapshot().target_state("c") is TargetState.STARTED
 
 

@@ -35,7 +35,7 @@ async def test_each_change_is_read_back_when_its_call_returns() -> None:
     assert store.snapshot().connectors() == []
     tasks = (ConnectorTaskId("c", 0), ConnectorTaskId("c", 1))
     assert changes == [
-        ConnectorChanged("c"),
+        ConnectorChanged("c", is_new=True),
         TasksChanged("c", tasks),
         TargetStateChanged("c"),
         ConnectorRemoved("c"),
@@ -47,7 +47,7 @@ async def test_a_connector_can_be_created_stopped() -> None:
     store, changes = await started()
     await store.put_connector("c", {}, TargetState.STOPPED)
     assert store.snapshot().target_state("c") is TargetState.STOPPED
-    assert changes == [ConnectorChanged("c")]
+    assert changes == [ConnectorChanged("c", is_new=True)]
 
 
 async def test_requests_and_keys_are_changes() -> None:
