@@ -367,15 +367,15 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
 
 
 def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, Any]:
-    values = schema.value_schema
-    if isinstance(json, dict):
+    keys, values = schema.key_schema, schema.value_schema
+    if isinstance(json, dict) and (keys is None or keys.type is SchemaType.STRING):
         return {key: value_from_json(values, item, replace_null) for key, item in json.items()}
     if isinstance(json, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in json):
         return map_of_entries(
-            (value_from_json(schema.key_schema, key, replace_null), value_from_json(values, item, replace_null))
+            (value_from_json(keys, key, replace_null), value_from_json(values, item, replace_null))
             for key, item in json
         )
-    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
+    raise DataError("a map must be a JSON object if its keys are text, otherwise an array of pairs")
 
 
 def map_of_entries(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

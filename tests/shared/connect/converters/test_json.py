@@ -115,6 +115,9 @@ def test_values_must_be_of_their_schema() -> None:
     ):
         with pytest.raises(DataError):
             converter().from_connect_data("t", schema, value)
+    maps = b'{"schema":{"type":"map","keys":{"type":"int32"},"values":{"type":"string"}},"payload":{"1":"a"}}'
+    with pytest.raises(DataError, match="array of pairs"):
+        converter().to_connect_data("t", maps)
     for kind, payload in (("int8", "300"), ("string", "5"), ("boolean", "1"), ("bytes", '"?"'), ("int32", "null")):
         with pytest.raises(DataError):
             converter().to_connect_data("t", f'{{"schema":{{"type":"{kind}"}},"payload":{payload}}}'.encode())
