@@ -45,8 +45,8 @@ OptimizeFilesMax = Annotated[
 RetentionHours = Annotated[
     Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None,
     Field(
-        description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
-        "that takes longer fails, since its version is gone"
+        description="hours after which files that a table no longer needs are removed; unset: never. A restore or a "
+        "reader that takes longer may fail, since files of its version are gone"
     ),
 ]
 ClosedRetentionDays = Annotated[

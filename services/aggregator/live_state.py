@@ -45,9 +45,11 @@ def live_windows(
     limit: int,
     after: LivePosition | None = None,
 ) -> LiveRows:
-    """Return the open windows of all tasks whose keys match, latest end first, after the position `after`.
+    """Return at most `limit` open windows of all tasks whose keys match, latest end first, after the position `after`.
 
-    A large store is searched only in part, except for a row whose whole key is the filter's text.
+    Each call searches at most ROWS_LOOKED_AT_MAX rows of a store in each partition, in no defined order. The call for
+    the next page starts the search again: it does not continue with the other rows. `unseen` counts those. Of them,
+    only a row whose whole key is the filter's text is found.
     """
     found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0

@@ -1,4 +1,4 @@
-"""`penstock streams reset`: deletes an application's progress and state, so that it starts from the beginning.
+"""`penstock streams reset --execute`: deletes an application's state, so that it starts from the beginning.
 
 No instance may run during a reset. The group's offsets are deleted last, and a worker that finds offsets without their
 state does not start. So after an interrupted reset the application cannot run with a part of its state; repeat the

@@ -58,7 +58,11 @@ def reset_command(
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """Delete offsets, changelog, own topics and snapshot, so that the application starts from the beginning."""
+    """List an application's state. With --execute, delete it, so that the application starts from the beginning.
+
+    The state is the changelog and the other internal topics, the lake's tables, this machine's stores and the group's
+    offsets.
+    """
     settings = _load_settings("reset", config, bootstrap_servers, application_id)
     plan = asyncio.run(_plan_and_reset(settings, execute))
     if json:

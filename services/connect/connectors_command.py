@@ -174,7 +174,7 @@ def set_offsets(
 
 @offsets_app.command("reset")
 def reset_offsets(name: Name, url: Url = None) -> None:
-    """Delete the offsets of a stopped connector. It then starts from the beginning."""
+    """Delete the offsets of a stopped connector. When you resume it, it starts as a new connector does."""
     _print_response(_request_worker("DELETE", f"/connectors/{_quote_connector_name(name)}/offsets", url))
 
 

@@ -55,8 +55,9 @@ class Handler:
         """Call the handler with the records (one record, unless it is a batch handler).
 
         Returns the records to write, or the error of a failed call: the handler's exception, HandlerTimeout,
-        HandlerCancelled or HandlerExited. A cancellation by the caller is raised. `task` is the running task, by
-        default `asyncio.current_task()`.
+        HandlerCancelled or HandlerExited. `task` is the running task, by default `asyncio.current_task()`.
+
+        Raises KeyboardInterrupt, and CancelledError after a cancellation by the caller, unless the handler catches it.
         """
         is_over = False
         task = task or asyncio.current_task()

@@ -85,7 +85,11 @@ class RetryPolicy:
         return round(backoff.wait_ms(attempts, random))
 
     def is_retriable(self, error: type[BaseException]) -> bool:
-        """Return whether an exception class is retriable. The most derived class that the settings name decides."""
+        """Return whether an exception class is retriable.
+
+        Of the class and its bases, the first in the method resolution order that the settings name decides. If they
+        name none, the class is not retriable.
+        """
         for base in error.__mro__:
             if any(_names_exception_class(given, base) for given in self.not_retriable):
                 return False

@@ -123,10 +123,10 @@ class AuthorizationFailed(FatalError):
 
 
 class ProducerFenced(FatalError):
-    """This producer must not write any more.
+    """This producer must not write any more. If the error is `abortable`, it can continue after an abort.
 
     A newer producer with the same transactional id exists, or the coordinator aborted a transaction that took longer
-    than `transaction_timeout_ms`.
+    than `transaction_timeout_ms`. Streams also raises it if another owner has taken over the changelog's partition.
     """
 
 

@@ -64,7 +64,10 @@ class Connector(ABC):
     context: ConnectorContext
 
     def initialize(self, context: ConnectorContext) -> None:
-        """Take the context. The worker calls it first, before `start`."""
+        """Take the context. The worker calls it before each `start`.
+
+        A connector object that is made only to validate settings or to alter offsets gets no context.
+        """
         self.context = context
 
     def version(self) -> str:

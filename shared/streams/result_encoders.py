@@ -41,8 +41,9 @@ def encode_result_key(key: Any) -> bytes | None:
 def encode_without_error(value: Any) -> bytes | None:
     """Encode the key or value of a record that is written without a sink, such as a dead letter.
 
-    Text is encoded as UTF-8, bytes and None are unchanged. Anything else is encoded as JSON, a windowed result as one
-    flat object. If that fails, the `repr` is encoded, or the name of the type if the `repr` fails as well.
+    Text is encoded as UTF-8, bytes and None are unchanged. Anything else is encoded as JSON, in which an object of an
+    unknown type becomes the text of its `repr`. A windowed result is one flat JSON object, without this replacement. If
+    the encoding fails, the `repr` of the whole value is encoded, or the name of its type if the `repr` fails as well.
 
     >>> class Mute:
     ...     def __repr__(self) -> str:

@@ -76,8 +76,9 @@ class FileRows(NamedTuple):
     """The rows of the files, with `_metadata`.
 
     `columns` are the columns that the settings can name. `whole` is a record's value if the settings name no value
-    column. `prefix` precedes the names of `columns` in `rows`, except for those from `folders`. `found` has the types
-    that Spark infers for the columns; None if they are those in `columns`.
+    column. `prefix` precedes the names of `columns` in `rows`, except for those in `folders`. These columns come from
+    the names of partition folders (`carrier=UA`). `found` has the types that Spark infers for the columns. If `found`
+    is None, the types in `columns` apply.
     """
 
     rows: DataFrame

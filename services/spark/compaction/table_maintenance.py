@@ -1,8 +1,8 @@
 """Table maintenance after a compaction: OPTIMIZE, VACUUM and retention.
 
 Every compaction adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late` into larger
-ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that no version younger
-than the retention needs.
+ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that the table has not
+needed for the retention time.
 
 A failed step does not undo the compaction and does not stop the other steps. Its error is logged, listed in the report,
 and raised at the end. A step that loses a conflict with another job has not failed: the next compaction does its work.
@@ -252,7 +252,7 @@ def delete_expired_rows(table: DeltaTable, column: str, before_ms: int) -> int:
 
 
 def vacuum(table: DeltaTable, retention_hours: int) -> None:
-    """Remove the files that no version younger than the retention needs.
+    """Remove the files that the table has not needed for `retention_hours`.
 
     The files that no commit names, which a failed compaction leaves, are removed as well once they are older than the
     retention. If the retention is longer than TOMBSTONE_RETENTION_HOURS, only the files are removed whose removal is in

@@ -185,15 +185,16 @@ class CommitRequestManager:
         return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait until no commit is pending, for at most `timeout_ms`. Returns earlier if only a rebalance can help.
+        """Wait until no commit is pending, for at most `timeout_ms`.
 
-        Commits that are still pending after `timeout_ms` are logged. Pending commits are retried in the next
-        generation.
+        Returns earlier after an error that is not retried, such as the loss of the membership. Logs a warning only if
+        commits are still pending after `timeout_ms`. Pending offsets are kept until `retain`. It keeps those of the
+        partitions that stay with the member, to commit them in the next generation, and drops the others.
         """
         self._start_sending_commits()
         try:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
-                # The task ends early if only a rebalance can help. Waiting for longer would only delay that
+                # The task ends early after an error that is not retried. Waiting for longer would only delay the
                 # rebalance.
                 while not self.sequence.is_drained and self._task is not None and not self._task.done():
                     self._changed.clear()

@@ -71,8 +71,8 @@ def encode_records(
     `rows` has the records' indices in the columns. Only `rows[first:stop]` are appended. Returns the position in `rows`
     of the first record that was not appended, or `stop`. A record fits if the batch with it is smaller than
     `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call to
-    call. The header bytes of a record begin with the number of headers. A record has no headers if its `header_lengths`
-    is 0 or less, or if that column is empty.
+    call. The header bytes of a record begin with the number of headers. A record has no headers if its value in
+    `header_lengths` is 0 or less. No record has headers if `header_lengths` is empty.
     """
     position = state[POSITION]
     count = state[COUNT]

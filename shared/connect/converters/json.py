@@ -284,9 +284,9 @@ def schema_to_envelope(schema: Schema | None, numeric_decimals: bool = False) ->
 
 
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
-    """Return a value as JSON, as in JsonConverter's envelope. Raises DataError if it does not match its schema.
+    """Return a value as JSON, as in the payload of JsonConverter's envelope. `schema` is the value's schema.
 
-    With `numeric_decimals` decimals become JSON numbers.
+    With `numeric_decimals` decimals become JSON numbers. Raises DataError if `value` does not match `schema`.
     """
     if schema is None:
         return _schemaless_to_json(value)
@@ -337,7 +337,10 @@ def _schemaless_to_json(value: Any) -> Any:
 
 
 def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True) -> Any:
-    """Return the value in JsonConverter's envelope. Raises DataError if it does not match its schema."""
+    """Return the value for `json`, the payload of JsonConverter's envelope. `schema` is the value's schema.
+
+    Raises DataError if `json` does not match `schema`. Fields that a struct's schema lacks are dropped.
+    """
     if schema is None:
         return json
     if json is None:

@@ -493,7 +493,10 @@ class DistributedHerder(BaseHerder):
         await self._await_connector_restart(await self._execute_command(restart_assigned_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task, on the worker that runs it. Raises ConnectorNotFound. Raises NotHere on any other worker."""
+        """Restart a task, on the worker that runs it. Raises NotHere on any other worker.
+
+        Raises ConnectorNotFound if the connector or the task is unknown.
+        """
 
         async def restart_assigned_task() -> None:
             self._require_no_pending_rebalance()
@@ -517,7 +520,8 @@ class DistributedHerder(BaseHerder):
     async def restart(self, request: RestartRequest) -> Json:
         """Request all workers to restart what the request selects of a connector and its tasks.
 
-        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound.
+        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound if the
+        connector is unknown or has no status yet.
         """
 
         async def put_restart_request() -> Json:

@@ -165,7 +165,7 @@ class StandaloneHerder(BaseHerder):
         await self._await_connector_restart(await self._execute_command(restart_known_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task. Raises ConnectorNotFound."""
+        """Restart a task. Raises ConnectorNotFound if the connector or the task is unknown."""
 
         async def restart_known_task() -> None:
             if task.connector not in self.snapshot().configs:
@@ -177,9 +177,10 @@ class StandaloneHerder(BaseHerder):
         await self._execute_command(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Restart what the request selects of a connector and its tasks. Raises ConnectorNotFound.
+        """Restart what the request selects of a connector and its tasks.
 
-        Returns the connector's status, in which the selected ones are RESTARTING.
+        Returns the connector's status, in which the selected ones are RESTARTING. Raises ConnectorNotFound if the
+        connector is unknown or has no status yet.
         """
 
         async def restart_connector_and_tasks() -> Json:

@@ -457,10 +457,12 @@ class StreamWorker(RebalanceListener):
     async def _handle_failed_task(self, partition: int, error: BaseException) -> None:
         """Handle a task whose commit or restore failed.
 
-        There are three cases:
-        1. The error is not retriable, this was the last attempt, or the worker is leaving: raise the error.
-        2. ProducerFenced, because of a new owner or a transaction that took too long: the worker joins its group again
-           at the end of the turn.
+        There are three cases, in this order:
+        1. This was the last attempt, the worker is leaving, or a restore cannot help: raise the error. A restore cannot
+           help after a FatalError other than ProducerFenced, a DataError, a ConfigError, or an error that is not a
+           PenstockError.
+        2. ProducerFenced, because of a new owner or a transaction that took too long: at the end of the turn, the
+           worker closes all its tasks and joins its group again.
         3. Otherwise discard the task and restore it.
         """
         is_fenced = isinstance(error, ProducerFenced)
@@ -554,9 +556,9 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
 def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
     """Pause the consumer's partitions whose inputs are full, and resume those that have room again.
 
-    If the inputs of all tasks together hold more than `bytes_max` bytes, every partition with fetched records counts as
-    full. A partition without fetched records never does: its task may wait for its records before it processes those of
-    other topics.
+    If the inputs of all tasks together hold more than `bytes_max` bytes, every partition that has records in them
+    counts as full. A partition without records there never counts as full: its task may wait for its records before it
+    processes those of other topics.
     """
     paused = consumer.paused()
     is_over = sum(running.inputs.bytes for running in ready.values()) > bytes_max

@@ -352,7 +352,10 @@ class StreamTask:
         return self.failed
 
     def reject(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
-        """Reject a record without processing it, as if it had failed at this stage. It does not advance stream time."""
+        """Reject a record without processing it, as if `error` had been raised in the stage `stage`.
+
+        The record does not advance stream time.
+        """
         # A record before the position was rejected or processed before.
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)

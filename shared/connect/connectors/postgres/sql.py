@@ -27,7 +27,7 @@ class SqlTable:
 
 
 def quoted(name: str) -> str:
-    """Return a quoted identifier of Postgres. The parts of `schema.table` are quoted one by one.
+    """Return the quoted name of a Postgres table. The parts of `schema.table` are quoted one by one.
 
     Raises ConnectError if a part is empty, has a NUL character, or is so long that Postgres would cut it.
     """
