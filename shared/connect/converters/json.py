@@ -370,7 +370,8 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
 
 
 def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, Any]:
-    keys, values = schema.key_schema, schema.value_schema
+    keys = schema.key_schema
+    values = schema.value_schema
     if isinstance(json, dict) and (keys is None or keys.type is SchemaType.STRING):
         return {key: value_from_json(values, item, replace_null) for key, item in json.items()}
     if isinstance(json, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in json):
