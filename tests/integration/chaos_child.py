@@ -1,7 +1,6 @@
 """Runs handler runners as separate processes for the chaos test, which may kill and stop them.
 
-One process imports everything. For each line that it reads, the name of a log, it forks a member and prints the
-member's process id. A member writes events to its log, one a line: which partitions it is assigned and releases, and
+A member writes events to its log, one a line: which partitions it is assigned and releases, and
 the start and the end of each call of its handler. The times are from the monotonic clock, which all processes share.
 """
 
@@ -11,7 +10,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -109,26 +107,10 @@ async def member(settings: ConsumerServiceSettings, journal: Journal) -> None:
             await runner.stop(5_000)
 
 
-def main(servers: str, topic: str, strategy: str, folder: Path) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps members, since no code waits for them
-    for line in sys.stdin:
-        name = line.strip()
-        if pid := os.fork():
-            print(pid, flush=True)
-            continue
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        errors = os.open(folder / f"{name}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(errors, 1)
-        os.dup2(errors, 2)
-        log.configure(LogSettings(format="json"), "chaos")
-        status = 1
-        try:
-            asyncio.run(member(settings_of(servers, topic, strategy), Journal(folder / f"{name}.log")))
-            status = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+def run(name: str, servers: str, topic: str, strategy: str, folder: Path) -> None:
+    """Run a member. Its log and its errors are in the files of `folder` that begin with `name`."""
+    errors = os.open(folder / f"{name}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    log.configure(LogSettings(format="json"), "chaos")
+    asyncio.run(member(settings_of(servers, topic, strategy), Journal(folder / f"{name}.log")))

@@ -1,7 +1,5 @@
 """A stream worker in a separate process that tests can kill.
 
-The processes are forked from one that has imported everything, since an import takes a second of CPU time.
-
 With `dies_after`, a key of POINTS and a number of calls, it kills itself after that call once it has a task. On SIGTERM
 it commits and leaves the group, as a service does. On SIGUSR1 it stops itself (SIGSTOP) before its next commit. If its
 partitions have other owners when a test continues it, it is a zombie that writes.
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -36,12 +33,11 @@ from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_table import WindowTable
+from tests.integration.forkserver import FORKSERVER
 
 GAP_MS, GRACE_MS = 100, 50
 LONG_GRACE_MS, TICK_MS = 60_000, 200
 SHUTDOWN_MS = 10_000
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload([__name__])
 RECORDS_A_TURN = 50  # few, so that the worker can always be killed in a later turn
 
 

@@ -16,12 +16,13 @@ import os
 import random
 import signal
 import struct
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,10 @@ from penstock.shared.clients.parallel_consumer.commit_metadata import decode_fin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from tests.integration import chaos_child
+from tests.integration.forkserver import FORKSERVER
 from tests.shared_broker import Broker
 
-ROOT = Path(__file__).parents[2]
 PARTITIONS, KEYS = 6, 60
 RECORDS_A_SECOND = 300
 MEMBERS, MEMBERS_MAX = 3, 6
@@ -213,8 +215,9 @@ async def commits_of(connection: KafkaSettings, group: str, clocks: Clocks) -> d
 class Group:
     """The members of the group, with the counts of what was done to them."""
 
-    def __init__(self, zygote: asyncio.subprocess.Process) -> None:
-        self._zygote = zygote
+    def __init__(self, *given: Any) -> None:
+        self._given = given
+        self._processes: list[ForkServerProcess] = []
         self.members: dict[int, str] = {}
         self.names: list[str] = []
         self.happened: Counter[str] = Counter()
@@ -223,10 +226,11 @@ class Group:
     async def add(self) -> None:
         name = f"member-{len(self.names)}"
         self.names.append(name)
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.write(f"{name}\n".encode())
-        self.members[int(await self._zygote.stdout.readline())] = name
+        process = FORKSERVER.Process(target=chaos_child.run, args=(name, *self._given), daemon=True)
+        await asyncio.to_thread(process.start)
+        self._processes.append(process)
+        assert process.pid is not None
+        self.members[process.pid] = name
 
     def signal(self, pid: int, what: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -282,18 +286,12 @@ def is_alive(pid: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def group_of(servers: str, topic: str, strategy: str, folder: Path) -> AsyncIterator[Group]:
-    zygote = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "tests/integration/chaos_child.py"), servers, topic, strategy, str(folder),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    group = Group(zygote)
+    group = Group(servers, topic, strategy, folder)
     try:
         yield group
     finally:
         for pid in list(group.members):
             group.kill(pid)
-        zygote.kill()
-        await zygote.wait()
 
 
 async def cause_chaos(
