@@ -149,8 +149,9 @@ class HandlerRunner:
     async def _prepare_topics(self) -> int:
         """Connect to Kafka. With `create_dead_letter_topics`, create the missing dead-letter topics.
 
-        They have room for every record. Returns the largest `max.message.bytes` that dead-letter topics need, or 0
-        without `create_dead_letter_topics`. Raises RetriableError if no broker answers or a source topic is missing.
+        A dead-letter topic has a `max.message.bytes` with which every record of its source topic fits. Returns the
+        largest one, or 0 without `create_dead_letter_topics`. Raises RetriableError if no broker answers or a source
+        topic is missing.
         """
         try:
             async with Admin(self._settings.kafka) as admin:

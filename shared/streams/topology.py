@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -242,12 +242,14 @@ class Topology:
         above = self.above([name])
         return next(source for source in self.sources() if source.name in above)
 
-    def above(self, names: Iterable[str]) -> set[str]:
-        """Return all nodes whose records can reach one of these."""
+    def above(self, names: Iterable[str], without: Container[str] = ()) -> set[str]:
+        """Return all nodes whose records can reach one of these without passing a node of `without`."""
         found: set[str] = set()
         below = set(names)
         while below:
-            below = {parent for parent, children in self.children.items() if below & set(children)} - found
+            below = {
+                parent for parent, children in self.children.items() if parent not in without and below & set(children)
+            } - found
             found |= below
         return found
 

@@ -110,7 +110,7 @@ class DeadLetterLog:
             self._consumer.assign(partitions)
             self._ends = await self._consumer.end_offsets(partitions)
             self.committed = {p: await self._consumer.committed(p) for p in partitions}
-            self._finished = {p: _decode_or_none(c) for p, c in self.committed.items() if c}
+            self._finished = {p: _finished_ranges(c) for p, c in self.committed.items() if c}
             await self._consumer.seek_to_beginning(*partitions)
         except BaseException:
             await self._consumer.close()
@@ -256,7 +256,7 @@ class DeadLetterLog:
                     result.errors += (f"{work}: {type(outcome).__name__}: {outcome}",)
 
 
-def _decode_or_none(committed: OffsetAndMetadata) -> Ranges:
+def _finished_ranges(committed: OffsetAndMetadata) -> Ranges:
     """Return the finished ranges in a commit's metadata, none if it is damaged."""
     try:
         return decode_finished(committed)

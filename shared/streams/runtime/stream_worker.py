@@ -304,8 +304,9 @@ class StreamWorker(RebalanceListener):
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
                     await owned.close()
-            kept = assigned | self._owned.keys()
-            self._failures = {partition: count for partition, count in self._failures.items() if partition in kept}
+            # Other members own the other partitions now: the next failure there is the first in a row.
+            owned_now = assigned | self._owned.keys()
+            self._failures = {partition: count for partition, count in self._failures.items() if partition in owned_now}
             for partition in assigned:
                 if (
                     is_next

@@ -37,8 +37,11 @@ class OperatorTimes:
         }
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
         self._fed = {sink.topic: _sources_and_operators_above(topology, processors, sink.name) for sink in internal}
+        passed = {name for name, p in processors.items() if isinstance(p, TimedProcessor)}
         self._has_direct_source = {
-            sink.topic for sink in internal if _has_direct_source(topology, processors, sink.name)
+            sink.topic
+            for sink in internal
+            if any(_is_source(topology.nodes[name]) for name in topology.above([sink.name], without=passed))
         }
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
@@ -114,20 +117,9 @@ def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Pr
     return Above(operators, topics)
 
 
-def _has_direct_source(topology: Topology, processors: Mapping[str, Processor], name: str) -> bool:
-    """Return whether records of a source topic reach a node without passing an operator."""
-    seen = {name}
-    todo = [name]
-    while todo:
-        below = todo.pop()
-        node = topology.nodes[below]
-        if isinstance(node, SourceNode) and not node.is_internal:
-            return True
-        for parent, children in topology.children.items():
-            if below in children and parent not in seen and not isinstance(processors.get(parent), TimedProcessor):
-                seen.add(parent)
-                todo.append(parent)
-    return False
+def _is_source(node: object) -> bool:
+    """Return whether a node reads a topic that is not the application's own."""
+    return isinstance(node, SourceNode) and not node.is_internal
 
 
 def _select_timed_processors(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:
