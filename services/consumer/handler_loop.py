@@ -307,10 +307,11 @@ class HandlerLoop(RebalanceListener):
         self._forget_partitions(partitions)
         log.warning("lost", partitions=sorted(map(str, partitions)), cancelled=len(in_flight))
 
-    async def _drain_and_release_partitions(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> None:
+    async def _drain_and_release_partitions(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> bool:
+        """Return whether all finished records of these partitions are committed."""
         partitions &= self.scheduler.partitions
         if not partitions:
-            return
+            return True
         # 1. No further call of these partitions starts. 2. Calls in flight may finish, within the limit. 3. The rest is
         # cancelled. 4. What is finished is committed, while the member still owns the partitions.
         self._pass_over()
@@ -330,6 +331,7 @@ class HandlerLoop(RebalanceListener):
             "revoked", partitions=sorted(map(str, partitions)), drained=len(tasks) - len(left), cancelled=len(left),
             committed=committed,
         )  # fmt: skip
+        return committed
 
     async def _cancel_handlers(self, executions: Iterable[Execution]) -> None:
         tasks = {execution: self._tasks[execution] for execution in executions if execution in self._tasks}

@@ -53,9 +53,10 @@ class Recorded(HandlerLoop):
         self.journal.write("assigned", generation, *sorted(tp.partition for tp in partitions))
         await super().on_partitions_assigned(partitions)
 
-    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        await super().on_partitions_revoked(partitions)
-        self.journal.write("released", *sorted(tp.partition for tp in partitions))
+    async def _drain_and_release_partitions(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> bool:
+        committed = await super()._drain_and_release_partitions(partitions, drain_timeout_ms)
+        self.journal.write("released" if committed else "lost", *sorted(tp.partition for tp in partitions))
+        return committed
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         await super().on_partitions_lost(partitions)

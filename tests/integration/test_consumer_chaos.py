@@ -70,7 +70,7 @@ class Call:
 
 @dataclass
 class Ownership:
-    """One member's ownership of one partition; `is_released` if the member released it."""
+    """One member's ownership of one partition; `is_released` if the member released it after a successful commit."""
 
     member: str
     partition: int
