@@ -37,18 +37,18 @@ def clicks(rows: int) -> list[str]:
 
 
 def test_flights_pass_all_services_and_a_crash(tmp_path: Path) -> None:
-    """With the first 20,000 flights the audit passes, every event is accounted for, and a crash restores state from the
+    """With the first 5,000 flights the audit passes, every event is accounted for, and a crash restores state from the
     snapshot and the changelog.
     """
-    run = demo("--events", "20000", "--json", cwd=tmp_path)
+    run = demo("--events", "5000", "--json", cwd=tmp_path)
     result = summary(run)
     assert result["audit_ok"] is True
-    assert result["events_sent"] == result["events_acked"] == result["audit"]["records"] == 20_000
+    assert result["events_sent"] == result["events_acked"] == result["audit"]["records"] == 5_000
     accounted = result["audit"]["in_windows"] + result["late_records"] + result["dead_letters"]
-    assert accounted == 20_000
-    assert result["sessions_closed"] > 5_000
+    assert accounted == 5_000
+    assert result["sessions_closed"] > 1_000
     assert result["late_records"] > 0
-    cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(20_000).lines())
+    cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(5_000).lines())
     assert result["dead_letters"] == result["dead_letters_expected"] == cancelled > 0
     assert result["dead_letters_ok"] is True
     assert "flights: cancelled: no departure" in run.stderr
@@ -112,15 +112,6 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
     assert result["events_acked"] == result["audit"]["records"] == len(rows)
     assert result["compactions"] >= 2
     print(json.dumps(result))
-
-
-def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
-    """A folder that no demo has made is left alone: status 2, and one line that names it."""
-    (tmp_path / "notes.txt").touch()
-    run = demo("--data-dir", ".", cwd=tmp_path)
-    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
-    assert "is not empty and was not created by a demo" in run.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_interrupt_stops_the_demo(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     FolderInUse if another demo or its broker uses the folder.
     """
     folder = folder.absolute()
-    _require_a_demos(folder)
+    require_a_demos(folder)
     lock = FolderLock(folder, "another demo,")
     asyncio.run(lock.acquire())
     try:
@@ -41,7 +41,8 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
         lock.release()
 
 
-def _require_a_demos(folder: Path) -> None:
+def require_a_demos(folder: Path) -> None:
+    """Raise ConfigError for a folder that cannot be read, or has content that no demo created."""
     try:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except OSError as e:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
-from penstock.services.local.demo.data_folder import fresh_folder
+from penstock.services.local.demo.data_folder import fresh_folder, require_a_demos
 from penstock.services.local.demo.display import Display
 from penstock.services.local.demo.events import DemoEvents
 from penstock.services.local.demo.flights import FlightEvents
@@ -65,6 +65,7 @@ def demo(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     try:
+        require_a_demos(data_dir.absolute())  # before the events are read, which takes seconds
         source = _event_source(input, key, time, time_format, gap, grace, events)
         total = source.count()  # reads all of it: a truncated file is found before anything changes
         with fresh_folder(data_dir) as folder, Display(console, total) as display:

@@ -40,11 +40,12 @@ def test_invalid_arguments_are_named(
     (tmp_path / "ok.csv").write_bytes(b"who,at\nann,17\n")
     (tmp_path / "seconds.csv").write_bytes(b"who,at\nann,1714557600\n")
     monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
     run = CliRunner().invoke(app, ["demo", *arguments])
     assert run.exit_code == 2
     assert message in run.stderr
     assert run.stderr.count("\n") == 1
-    assert not (tmp_path / ".penstock").exists()
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_help_names_the_command() -> None:
