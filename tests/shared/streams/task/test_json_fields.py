@@ -16,6 +16,7 @@ from penstock.shared.streams.aggregations.aggregation import Max, Sum
 from penstock.shared.streams.aggregations.first_last import First
 from penstock.shared.streams.task.json_fields import JsonFields
 from penstock.shared.streams.windows.state_columns import StateColumns, ValueRejected
+from tests.property_tests import examples
 
 
 class Click(msgspec.Struct):
@@ -85,7 +86,7 @@ def by_msgspec(kind: str, value: bytes) -> Any:
     return taken.cells[:, 0].tolist(), taken.has[:, 0].tolist()
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=examples(1_500))
 @given(st.sampled_from(sorted(TYPES)), documents())
 @example("struct", b'{"ms":-0,"score":-0.0,"path":"","ok":true,"rate":1}')
 @example("struct", b'{"ms":-0,"score":-0,"path":"","ok":true,"rate":-0}')
