@@ -33,6 +33,8 @@ LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
 PROGRAM = "from visits import topology"
 """README's complete program contains this; its last line is its output."""
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Spark's configuration for few rows, for which generating code costs more than it saves."""
 EXAMPLES = ("orders.py", "producing.py", "committing.py", "punctuated_sessions.py")
 """Files of `examples/`; the last line of each is the last line of its output."""
 CONNECTORS = ("load_average.py", "value_lines.py")
@@ -241,7 +243,7 @@ def test_up_and_its_document(printed_rows: dict[str, str], bin: Path, tmp_path: 
     program, *audit = shlex.split(printed_rows["audit"])
     assert printed_rows["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")
-    (result,) = lines_of(audit, bin, tmp_path)[-1:]
+    (result,) = lines_of([*audit, "--spark.conf", json.dumps(INTERPRETED)], bin, tmp_path)[-1:]
     assert (result["records"], result["dead_letters"], result["late"], result["uncovered"]) == (4, 0, 1, 0)
     windows = lines_of(["sessions", *audit[1:]], bin, tmp_path)
     assert {window["status"] for window in windows} == {"closed", "open"}
