@@ -70,8 +70,8 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {
     "background.threads": "4",
 }
 
-QUICK_START = ("-XX:TieredStopAtLevel=1",)
-"""JVM options of a broker that runs for minutes: the second compiler would cost more time than it saves."""
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""JVM options of a broker that runs for minutes: the second compiler and G1 would cost more time than they save."""
 
 HeapMb = Annotated[int, Field(ge=128, le=65_536)]
 
