@@ -24,6 +24,7 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 KINDS = ("session", "tumbling", "hopping", "sliding")
 ROOMY, NONE = 64 * 1024 * 1024, 0
@@ -155,7 +156,7 @@ def compare(topology: Topology, plan: list[tuple[list[Any], str, int]], cache_by
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12))
 @given(plan=turns, cache_bytes_max=st.sampled_from([NONE, 2_000, ROOMY]))
 def test_windows_are_the_same_on_disk(
     kind: str, emit: str, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int
@@ -165,7 +166,7 @@ def test_windows_are_the_same_on_disk(
 
 
 @pytest.mark.parametrize("build", [joined, tallied, aggregated])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12))
 @given(plan=turns, cache_bytes_max=st.sampled_from([NONE, 2_000, ROOMY]))
 def test_joins_and_tables_are_the_same_on_disk(
     build: Any, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int
