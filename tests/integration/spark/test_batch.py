@@ -20,7 +20,7 @@ from penstock import spark as penstock_spark
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.batch.batch import BatchJob, BatchRejected, BatchReport
+from penstock.services.spark.batch.batch import BatchFenced, BatchJob, BatchRejected, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -328,44 +328,49 @@ async def test_a_record_that_cannot_be_handled_is_named(
         assert (done.read, done.dead_letters) == (20, 1)
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-async def test_a_live_start_fences_a_batch(
-    spark: Any, kafka: Broker, topic_name: str, folder: Path, guarantee: str
-) -> None:
+@asynccontextmanager
+async def taken_over(chain: Chain, folder: Path, guarantee: str) -> AsyncIterator[None]:
+    """Within the context, a live worker has taken over the partitions of a batch that waits within a record."""
+    await until(exists(folder / "mark-waits"), 120.0)
+    at_once = {"topic": chain.topic, "mark": str(folder / "none"), "seconds": "0"}
+    topology = load_topology(f"{MODULE}:slow", at_once)
+    worker = chain.worker(topology, lake=str(folder / "lake"), processing_guarantee=guarantee)
+    async with running(worker) as loop:
+        await wait_or_raise(loop, chain.wait_processed(worker))
+        yield
+
+
+async def test_a_live_start_fences_a_batch(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
     """A batch whose partitions a live instance takes over ends with status 3 and names the members of the group."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         mark = folder / "mark"
         options = {"topic": topic_name, "mark": str(mark)}
-        async with command(kafka, folder, "slow", options, stderr=asyncio.subprocess.PIPE) as process:
-            await until(exists(Path(f"{mark}-waits")), 120.0)
-            given = {"lake": str(folder / "lake"), "processing_guarantee": guarantee}
-            at_once = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
-            worker = chain.worker(load_topology(f"{MODULE}:slow", at_once), **given)
-            async with running(worker) as loop:
-                await wait_or_raise(loop, chain.wait_processed(worker))
-                mark.touch()
-                _, logged = await process.communicate()
+        async with (
+            command(kafka, folder, "slow", options, stderr=asyncio.subprocess.PIPE) as process,
+            taken_over(chain, folder, "exactly_once"),
+        ):
+            mark.touch()
+            _, logged = await process.communicate()
         assert process.returncode == 3
         assert f"the group {topic_name} has members" in logged.decode()
-        await require_right(spark, chain, folder, may_repeat=guarantee == "at_least_once")
-
-
-async def test_a_batch_is_stopped_within_a_record(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
-    """SIGTERM cancels Spark's tasks at once, with status 0. The next batch continues from the last commits."""
-    async with chain_of(kafka, topic_name) as chain:
-        await chain.send(200)
-        mark = folder / "mark"
-        options = {"topic": topic_name, "mark": str(mark), "number": "150", "seconds": "60"}
-        async with command(kafka, folder, "slow", options, "--every=500ms") as process:
-            await until(exists(Path(f"{mark}-waits")), 120.0)
-            process.terminate()
-            assert await asyncio.wait_for(process.wait(), 30) == 0
-        mark.touch()
-        settings = settings_of(chain, folder, "slow", topology_options={"mark": str(mark), "number": "150"})
-        done = await batch(spark, settings)
-        assert 0 < done.read < 200
         await require_right(spark, chain, folder)
+
+
+async def test_a_live_start_at_least_once_fences_a_batch(
+    spark: Any, kafka: Broker, topic_name: str, folder: Path
+) -> None:
+    """The live instance's guarantee makes no difference, except that a result may be in a topic more than once."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        mark = folder / "mark"
+        settings = settings_of(chain, folder, "slow", topology_options={"mark": str(mark)}, commit_records=20)
+        fenced = asyncio.create_task(batch(spark, settings))
+        async with taken_over(chain, folder, "at_least_once"):
+            mark.touch()
+            with pytest.raises(BatchFenced, match=f"the group {topic_name} has members"):
+                await fenced
+        await require_right(spark, chain, folder, may_repeat=True)
 
 
 async def test_a_batch_that_is_killed_is_continued_by_the_next(
@@ -380,12 +385,9 @@ async def test_a_batch_that_is_killed_is_continued_by_the_next(
             await until(exists(Path(f"{mark}-waits")), 120.0)
             first.kill()
         mark.touch()
-        async with command(kafka, folder, "slow", options) as second:
-            output, _ = await second.communicate()
-        assert second.returncode == 0
-        report = msgspec.json.decode(output)
-        assert report["read"] < 300
-        assert report["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
+        done = await batch(spark, settings_of(chain, folder, "slow", topology_options=options))
+        assert done.read < 300
+        assert done.to_offsets == {topic_name: {0: 150, 1: 150}}
         await require_right(spark, chain, folder)
 
 
@@ -394,12 +396,10 @@ async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: Broker, topic_
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         mark = folder / "mark"
-        options = {"topic": topic_name, "mark": str(mark), "number": "201"}
-        async with command(kafka, folder, "fatal", options) as process:
-            output, _ = await process.communicate()
-        assert process.returncode == 0
+        options = {"mark": str(mark), "number": "201"}
+        done = await batch(spark, settings_of(chain, folder, "fatal", topology_options=options, commit_records=20))
         assert mark.exists()
-        assert msgspec.json.decode(output)["read"] < 300
+        assert done.read < 300
         await require_right(spark, chain, folder)
         assert [(await chain.confirmed(p)).epoch for p in range(2)] in ([1, 2], [2, 2])
 
@@ -421,12 +421,17 @@ async def test_a_task_that_dies_at_a_commit(
         await require_right(spark, chain, folder)
 
 
-async def test_batches_every_so_often(kafka: Broker, topic_name: str, folder: Path) -> None:
-    """In one session, each batch reads the records since the previous one, until SIGTERM. A failed step does not end
-    it."""
+async def test_batches_every_so_often(spark: Any, kafka: Broker, topic_name: str, folder: Path) -> None:
+    """In one session, each batch reads the records since the previous one. A failed step does not end it.
+
+    SIGTERM cancels Spark's tasks at once, within a record, with status 0. The next batch continues from the last
+    commits.
+    """
     async with chain_of(kafka, topic_name) as chain:
+        mark = folder / "mark"
+        options = {"topic": topic_name, "mark": str(mark), "number": "350", "seconds": "60"}
         step = f"--after={MODULE}:raising"
-        async with command(kafka, folder, "sessions", {"topic": topic_name}, "--every=500ms", step) as process:
+        async with command(kafka, folder, "slow", options, "--every=500ms", step) as process:
             assert process.stdout is not None
             read = 0
             for wanted in (100, 200):
@@ -435,10 +440,14 @@ async def test_batches_every_so_often(kafka: Broker, topic_name: str, folder: Pa
                     done = msgspec.json.decode(await process.stdout.readline())
                     read += done["read"]
                     assert "no such luck" in done["compaction"]["failed"][0]
+            await chain.send(200)
+            await until(exists(Path(f"{mark}-waits")), 120.0)
             process.terminate()
-            assert await process.wait() == 0
-        assert read == 200
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+            assert await asyncio.wait_for(process.wait(), 30) == 0
+        mark.touch()
+        rest = await batch(spark, settings_of(chain, folder, "slow", topology_options=options))
+        assert 0 < rest.read < 200
+        await require_right(spark, chain, folder)
 
 
 # --- files ---
