@@ -38,8 +38,8 @@ def topology(topic: str, grace: int) -> Topology:
 
 
 async def test_output_of_a_worker_passes(kafka: Broker, spark: Any, topic_name: str, tmp_path: Path) -> None:
-    """A worker runs twice, with a compaction after each run. Then each kind of window is audited, and its late records
-    are merged.
+    """A worker runs twice, with a compaction after each run. Then windows are audited, and the late records of sessions
+    are merged. (test_audit.py and test_demo.py audit sessions.)
 
     A third run is not compacted, so its records are not covered yet.
     """
@@ -52,14 +52,12 @@ async def test_output_of_a_worker_passes(kafka: Broker, spark: Any, topic_name: 
                 await chain.wait_processed(worker)
             if number != 50:
                 await asyncio.to_thread(CompactionJob(spark, CompactSettings(**common), print).run)
-        for kind in KINDS:
+        for kind in KINDS[1:]:
             settings = AuditSettings(**common, store=kind)
             report = await asyncio.to_thread(run_audit, spark, settings, print)
             assert report.ok, report
             assert (report.records, report.unaccounted, report.uncovered) == (350, 0, 50)
             assert kind == "sliding" or report.late > 0
             assert report.windows_closed > 20
-    for kind in ("session", "tumbling", "hopping"):
-        rows = await asyncio.to_thread(lake.corrected(spark, str(tmp_path), topic_name, kind).collect)
-        records = sum(row.n for row in rows)
-        assert records == 300 if kind != "hopping" else records > 600
+    rows = await asyncio.to_thread(lake.corrected(spark, str(tmp_path), topic_name, "session").collect)
+    assert sum(row.n for row in rows) == 300

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from penstock import spark as lake
+from penstock.services.spark.lake_tables import LakeTables
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
@@ -19,6 +20,7 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.lake_tables import LakeWriter, Late, late_records, small_lake, windows
 
 GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
+MERGED = ("session", "tumbling", "hopping")
 
 
 class Value(TypedDict, total=False):
@@ -35,7 +37,8 @@ def aggregations() -> dict[str, Aggregation[Any]]:
     return {name: aggregation.bind(Value) for name, aggregation in own.items()}
 
 
-def topology(kind: str, grace: int, **own: Aggregation[Any]) -> Any:
+def topology(grace: int, *kinds: str, **own: Aggregation[Any]) -> Any:
+    """One stream in each of these kinds of windows, in stores named after the kinds."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", Value).group_by_key()
     made = {
@@ -43,8 +46,9 @@ def topology(kind: str, grace: int, **own: Aggregation[Any]) -> Any:
         "tumbling": lambda: grouped.tumbling_window(size=SIZE, grace=grace),
         "hopping": lambda: grouped.hopping_window(size=SIZE, advance=ADVANCE, grace=grace),
         "sliding": lambda: grouped.sliding_window(difference=SIZE, grace=grace),
-    }[kind]()
-    made.aggregate("s", **(own or aggregations())).on_close().to("out")
+    }
+    for kind in kinds:
+        made[kind]().aggregate(kind, **(own or aggregations())).on_close().to(f"out-{kind}")
     return builder.build()
 
 
@@ -52,16 +56,16 @@ class Stream(NamedTuple):
     """A driver after a stream, the windows of a driver with a long grace, and the late records."""
 
     driver: TopologyTestDriver
-    truth: dict[tuple[bytes, int], tuple[int, dict[str, Any]]]
+    truth: dict[tuple[str, bytes, int], tuple[int, dict[str, Any]]]
     late: list[Late]
     half: int
 
 
-def stream(kind: str, seed: int, records: int) -> Stream:
+def stream(seed: int, records: int) -> Stream:
     """A random stream, far out of order, with some values that are rejected."""
     rnd = random.Random(seed)
-    short = TopologyTestDriver(topology(kind, GRACE), errors=ErrorHandlers())
-    long = TopologyTestDriver(topology(kind, LONG), errors=ErrorHandlers())
+    short = TopologyTestDriver(topology(GRACE, *MERGED), errors=ErrorHandlers())
+    long = TopologyTestDriver(topology(LONG, *MERGED), errors=ErrorHandlers())
     short.task.keeps_late = True
     now, half = 0, 0
     for offset in range(records):
@@ -76,19 +80,17 @@ def stream(kind: str, seed: int, records: int) -> Stream:
             driver.pipe("in", key=key, value=body, timestamp=at)
         if offset == records // 2:
             half = len(short.changelog)
-    truth = {(key, start): found for (_, key, start), found in windows(long.changelog).items()}
-    return Stream(short, truth, late_records(short.changelog), half)
+    return Stream(short, windows(long.changelog), late_records(short.changelog), half)
 
 
 def tag(rnd: random.Random) -> Any:
     return rnd.choice([None, "x", "y", "", 3, 3.0, [1], {"b": 1, "a": 2}, {"a": 2, "b": 1}, "\u00e9"])
 
 
-@pytest.fixture(scope="module", params=["session", "tumbling", "hopping"])
-def streams(request: Any, tmp_path_factory: Any) -> tuple[str, Path, list[Stream]]:
-    """Streams of one kind, each a partition, in a lake of two runs and a third that crashed."""
-    kind = request.param
-    found = [stream(kind, seed, records=60) for seed in range(12)]
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: Any) -> tuple[Path, list[Stream]]:
+    """Streams, each a partition, in a lake of two runs and a third that crashed."""
+    found = [stream(seed, records=60) for seed in range(12)]
     root = tmp_path_factory.mktemp("lake")
     writer = LakeWriter(root / "app")
     writer.run({p: one.driver.changelog[: one.half] for p, one in enumerate(found)})
@@ -99,7 +101,7 @@ def streams(request: Any, tmp_path_factory: Any) -> tuple[str, Path, list[Stream
     more.commit()
     writer.run({0: more.changelog}, crash=True)
     del more.changelog[before:]
-    return kind, root, found
+    return root, found
 
 
 def identity(value: Any) -> bytes:
@@ -110,19 +112,21 @@ def ms(moment: Any) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def test_corrected_is_what_a_long_grace_has(spark: Any, streams: tuple[str, Path, list[Stream]]) -> None:
+@pytest.mark.parametrize("kind", MERGED)
+def test_corrected_is_what_a_long_grace_has(spark: Any, streams: tuple[Path, list[Stream]], kind: str) -> None:
     """`corrected` equals the windows of a run with a long grace, in bounds and results. Float sums of sessions may
     differ by rounding."""
-    kind, root, found = streams
-    rows = lake.corrected(spark, str(root), "app", "s").collect()
+    root, found = streams
+    rows = lake.corrected(spark, str(root), "app", kind).collect()
     for partition, one in enumerate(found):
-        assert one.late
+        assert any(late.store.name == kind for late in one.late)
+        truth = {(key, start): window for (store, key, start), window in one.truth.items() if store == kind}
         own = [row for row in rows if row.partition == partition]
         bounds = {(row.key.encode(), ms(row.window_start)): ms(row.window_end) for row in own}
         assert len(bounds) == len(own)
-        assert bounds == {at: end for at, (end, _) in one.truth.items()}
+        assert bounds == {at: end for at, (end, _) in truth.items()}
         for row in own:
-            _, wanted = one.truth[row.key.encode(), ms(row.window_start)]
+            _, wanted = truth[row.key.encode(), ms(row.window_start)]
             given = {name: row[name] for name in wanted}
             if kind == "session":  # joined sessions are added in another order than records came
                 for name in ("total", "mean"):
@@ -135,61 +139,61 @@ def test_corrected_is_what_a_long_grace_has(spark: Any, streams: tuple[str, Path
             assert given == wanted
 
 
-def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[str, Path, list[Stream]]) -> None:
+def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[Path, list[Stream]]) -> None:
     """Rows that a crashed compaction appended are left out. Closed and live windows are those of the engine."""
-    _, root, found = streams
-    closed, late, live = (read(spark, str(root), "app", "s") for read in (lake.closed, lake.late, lake.live))
+    root, found = streams
     names = list(aggregations())
     bounds = ["key", "window_start", "window_end"]
     coordinates = ["partition", "changelog_offset", "topic_id"]
-    assert closed.columns == [*bounds, *names, "closed_at", "state", *coordinates]
-    assert late.columns == ["key", "event_time", "missed", *names, "source_offset", "state", *coordinates]
-    assert live.columns == [*bounds, *names, "state", "partition"]
-    assert late.count() == sum(len(one.late) for one in found)
-    both = closed.select(live.columns).unionByName(live).collect()
     wanted = [windows(one.driver.changelog) for one in found]
-    assert len(both) == sum(map(len, wanted))
-    for row in both:
-        end, given = wanted[row.partition]["s", row.key.encode(), ms(row.window_start)]
-        assert (ms(row.window_end), {name: row[name] for name in given}) == (end, given)
+    tables = LakeTables(spark, f"{root}/app")
+    for kind in MERGED:
+        store = tables.store(kind)
+        closed, late, live = tables.closed(store), tables.late(store), tables.live(store)
+        assert closed.columns == [*bounds, *names, "closed_at", "state", *coordinates]
+        assert late.columns == ["key", "event_time", "missed", *names, "source_offset", "state", *coordinates]
+        assert live.columns == [*bounds, *names, "state", "partition"]
+        assert late.count() == sum(record.store.name == kind for one in found for record in one.late)
+        both = closed.select(live.columns).unionByName(live).collect()
+        assert len(both) == sum(name == kind for of in wanted for name, _, _ in of)
+        for row in both:
+            end, given = wanted[row.partition][kind, row.key.encode(), ms(row.window_start)]
+            assert (ms(row.window_end), {name: row[name] for name in given}) == (end, given)
 
 
 def test_a_closed_sliding_window_is_not_live(spark: Any, tmp_path: Path) -> None:
-    """Each sliding window is either closed or live, although the store keeps closed ones for later windows."""
-    driver = TopologyTestDriver(topology("sliding", GRACE, n=Count()))
+    """Each sliding window is either closed or live, although the store keeps closed ones for later windows. They cannot
+    be merged."""
+    driver = TopologyTestDriver(topology(GRACE, "sliding", n=Count()))
     for at in range(0, 400, 15):
         driver.pipe("in", key=b"a", value=b"{}", timestamp=at)
     LakeWriter(tmp_path / "app").run({0: driver.changelog})
     closed, live = (
-        {(ms(row.window_start), ms(row.window_end)) for row in read(spark, str(tmp_path), "app", "s").collect()}
+        {(ms(row.window_start), ms(row.window_end)) for row in read(spark, str(tmp_path), "app", "sliding").collect()}
         for read in (lake.closed, lake.live)
     )
-    close_time = driver.task.stores["s"].close_time_ms
+    close_time = driver.task.stores["sliding"].close_time_ms
     assert closed
     assert all(end < close_time for _, end in closed)
     assert live
     assert all(end >= close_time for _, end in live)
+    with pytest.raises(ConfigError, match="which sliding windows"):
+        lake.corrected(spark, str(tmp_path), "app", "sliding")
 
 
 def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
-    """Kinds, aggregations, stores and lakes."""
-    for name, kind, own in (
-        ("sliding", "sliding", {"n": Count()}),
-        ("lists", "session", {"n": Count(), "all": CollectList("tag")}),
-    ):
-        driver = TopologyTestDriver(topology(kind, GRACE, **own))
-        driver.pipe("in", key=b"a", value=b'{"tag": 1}', timestamp=5)
-        LakeWriter(tmp_path / name).run({0: driver.changelog})
-        assert lake.live(spark, str(tmp_path), name, "s").count() == 1
-        assert lake.closed(spark, str(tmp_path), name, "s").count() == 0
-    with pytest.raises(ConfigError, match="which sliding windows"):
-        lake.corrected(spark, str(tmp_path), "sliding", "s")
+    """Aggregations, stores and lakes."""
+    driver = TopologyTestDriver(topology(GRACE, "session", n=Count(), all=CollectList("tag")))
+    driver.pipe("in", key=b"a", value=b'{"tag": 1}', timestamp=5)
+    LakeWriter(tmp_path / "lists").run({0: driver.changelog})
+    assert lake.live(spark, str(tmp_path), "lists", "session").count() == 1
+    assert lake.closed(spark, str(tmp_path), "lists", "session").count() == 0
     with pytest.raises(ConfigError, match=r"all \(collect_list\).*Count, Sum"):
-        lake.corrected(spark, str(tmp_path), "lists", "s")
+        lake.corrected(spark, str(tmp_path), "lists", "session")
     with pytest.raises(ConfigError, match="no 'nosuch'"):
         lake.live(spark, str(tmp_path), "lists", "nosuch")
     with pytest.raises(ConfigError, match="no such table"):
-        lake.live(spark, str(tmp_path), "nobody", "s")
+        lake.live(spark, str(tmp_path), "nobody", "session")
 
 
 def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
@@ -197,6 +201,5 @@ def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
     small_lake(tmp_path)
     frames = [read(spark, str(tmp_path), "app", "s") for read in (lake.closed, lake.late, lake.live, lake.corrected)]
     assert [frame.columns[0] for frame in frames] == ["key_bytes"] * 4
-    assert [frame.count() for frame in frames] == [3, 0, 2, 5]
-    found = {(bytes(row.key_bytes), row.n) for row in frames[3].collect()}
-    assert found == {(b"a", 2), (b"c", 1), (b"b", 2), (b"\xff", 2)}
+    found = sorted((bytes(row.key_bytes), row.n) for row in frames[3].collect())
+    assert found == [(b"a", 2), (b"b", 2), (b"b", 2), (b"c", 1), (b"\xff", 2)]

@@ -7,12 +7,12 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.lake_tables import LakeTables
+from penstock.services.spark.merge_on_read import merged_windows
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -23,43 +23,44 @@ from tests.shared_broker import Broker
 HOUR, DAY = 3_600_000, 86_400_000
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_late_records_of_deleted_windows_make_none(
-    spark: Any, topics: Any, kafka: Broker, topic_name: str, tmp_path: Path, kind: str
+    spark: Any, topics: Any, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
-    """The late records of a deleted window do not make a window of their own. Windows that are kept are corrected."""
-    grouped = StreamsBuilder()
-    by_key = grouped.stream("in").group_by_key()
-    window = by_key.tumbling_window(HOUR) if kind == "tumbling" else by_key.session_window(HOUR)
-    window.aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(grouped.build(), max_future_ms=None)
+    """The late records of a deleted window or session do not make one of their own. Windows that are kept are
+    corrected."""
+    builder = StreamsBuilder()
+    by_key = builder.stream("in").group_by_key()
+    for name, window in (("hours", by_key.tumbling_window(HOUR)), ("sessions", by_key.session_window(HOUR))):
+        window.aggregate(name, n=Count()).on_close().to(f"out-{name}")
+    driver = TopologyTestDriver(builder.build(), max_future_ms=None)
     driver.task.keeps_late = True
     asyncio.run(topics.create(topic_name, 1))
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker)
 
-    def compact(*days: float, retention: int | None = 3) -> None:
+    def compact(*days: float, retention: int | None = 3) -> LakeTables:
         for day in days:
             driver.pipe("in", key=b"k", value=b"{}", timestamp=int(day * DAY))
         topics.send_changelog(topic_name, driver.changelog)
-        assert (
-            CompactionJob(spark, settings.model_copy(update={"closed_retention_days": retention}), print).run().failed
-            == ()
-        )
+        job = CompactionJob(spark, settings.model_copy(update={"closed_retention_days": retention}), print)
+        assert job.run().failed == ()
+        return LakeTables(spark, f"{tmp_path}/{topic_name}")
 
     def counted(rows: Any) -> dict[float, int]:
         return {row.window_start.replace(tzinfo=UTC).timestamp() * 1000 / DAY: row.n for row in rows.collect()}
 
-    compact(1, 1, 9, 1, 9.5, 9, 10, retention=None)
-    before = counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s"))
-    assert before == {1: 3, 9: 2, 9.5: 1, 10: 1}
-    compact(11)
-    assert counted(penstock_spark.closed(spark, str(tmp_path), topic_name, "s")) == {9: 1, 9.5: 1, 10: 1}
-    late = penstock_spark.late(spark, str(tmp_path), topic_name, "s").collect()
-    assert [row.event_time.day for row in late] == [10], "those of deleted windows are gone too"
-    assert counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s")) == {9: 2, 9.5: 1, 10: 1, 11: 1}
-    compact(11.5)
-    assert 1 not in counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s"))
+    tables = compact(1, 1, 9, 1, 9.5, 9, 10, retention=None)
+    for store in tables.stores:
+        assert counted(merged_windows(tables, store)) == {1: 3, 9: 2, 9.5: 1, 10: 1}
+    tables = compact(11)
+    for store in tables.stores:
+        assert counted(tables.closed(store)) == {9: 1, 9.5: 1, 10: 1}
+        late = tables.late(store).collect()
+        assert [row.event_time.day for row in late] == [10], "those of deleted windows are gone too"
+        assert counted(merged_windows(tables, store)) == {9: 2, 9.5: 1, 10: 1, 11: 1}
+    tables = compact(11.5)
+    for store in tables.stores:
+        assert 1 not in counted(merged_windows(tables, store))
 
 
 def test_the_sql_of_the_document_leaves_out_deleted_windows(
