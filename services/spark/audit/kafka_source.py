@@ -96,5 +96,14 @@ def read_topic(
     return frame.select(*columns, "headers") if headers else frame.select(*columns)
 
 
+def count_records(
+    spark: SparkSession, kafka: KafkaSettings, topic: str, start: Mapping[int, int], end: Mapping[int, int]
+) -> int:
+    """Return the number of records that `read_topic` reads. Without offsets to read, no Spark job runs."""
+    if all(start[p] >= end[p] for p in start):
+        return 0
+    return read_topic(spark, kafka, topic, start, end).count()
+
+
 def _read_properties(kafka: KafkaSettings) -> dict[str, str]:
     return java_client_properties(kafka) | {"fetch.max.wait.ms": str(FETCH_WAIT_MS)}

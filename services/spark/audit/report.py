@@ -95,7 +95,10 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
     """Return the report of an audit: count and list the differences, and add the checks that need no window."""
     inputs = read.inputs
     outcomes = {row.outcome: row["count"] for row in compared.labelled.groupBy("outcome").count().collect()}
-    kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
+    count = _index_of_count_aggregation(read)
+    held = F.lit(0) if count is None else F.coalesce(F.sum(f"m{count}"), F.lit(0))
+    windows = compared.stream.groupBy("closed").agg(F.count(F.lit(1)).alias("windows"), held.alias("records"))
+    kinds = {row.closed: row for row in windows.collect()}
     is_session = inputs.store.kind == "session"
     needs_times = RECOMPUTED if inputs.store.kind in ("session", "sliding") else RECOMPUTED - {"windows"}
     claims = {
@@ -107,14 +110,14 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
     uncovered = read.uncovered if settings.sample == 1 else 0
     report = AuditReport(
         records=sum(outcomes.values()) + uncovered,
-        in_windows=_count_records_of_windows(compared, read, outcomes.get(ACCEPTED, 0)),
+        in_windows=outcomes.get(ACCEPTED, 0) if count is None else int(sum(row.records for row in kinds.values())),
         late=outcomes.get(LATE, 0),
         dead_letters=outcomes.get(DEAD, 0),
         skipped=outcomes.get(NULL_KEY, 0),
         uncovered=uncovered,
         left_out=outcomes.get(LEFT_OUT, 0),
-        windows_closed=kinds.get(True, 0),
-        windows_open=kinds.get(False, 0),
+        windows_closed=kinds[True].windows if True in kinds else 0,
+        windows_open=kinds[False].windows if False in kinds else 0,
         spark_windows=compared.computed.count(),
         split_sessions=_count_split_sessions(compared),
         checks=_list_differences(compared.differences, claims, settings.differences_max),
@@ -126,16 +129,9 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
         sample=settings.sample,
     )
     expected = _check_expected_records(read.records, settings.expect_records)
-    conserved = [_check_conservation(report)] if _index_of_count_aggregation(read) is not None else []
+    conserved = [] if count is None else [_check_conservation(report)]
     checks = [*conserved, *([] if expected is None else [expected]), *report.checks]
     return msgspec.structs.replace(report, checks=checks)
-
-
-def _count_records_of_windows(compared: Compared, read: Read, accepted: int) -> int:
-    """Return the report's `in_windows`: the sum of the windows' counts, or `accepted` if no count can be used."""
-    if (count := _index_of_count_aggregation(read)) is None:
-        return accepted
-    return int(compared.stream.agg(F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("n")).collect()[0].n)
 
 
 def _index_of_count_aggregation(read: Read) -> int | None:

@@ -195,8 +195,9 @@ def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, head
         (tmp_path / "day=1" / "b.csv").write_text(f"who,ms,x\n{wrong}\n")
         with pytest.raises(ConfigError, match=rf"b\.csv.*'{wrong}'"):
             read()
-        assert ["bob", "2"] in [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")]
-        assert "bob" not in str(read(Mode="DROPMALFORMED"))
+    (tmp_path / "day=1" / "c.csv").write_text("who,ms,x\nbob,2,x, y\n")
+    assert [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")].count(["bob", "2"]) == 2
+    assert "bob" not in str(read(Mode="DROPMALFORMED"))
 
 
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def test_a_few_tasks_read_many_partitions(
 ) -> None:
     """There are as many tasks as cores, each partition is read in its order, and the tables have the rows of all
     partitions."""
-    simulation = simulate(64)
-    simulation.feed(900, seed=7)
+    simulation = simulate(24)
+    simulation.feed(400, seed=7)
     topics.write(simulation)
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     held = topic_offsets(broker, [simulation.name], 10_000)[simulation.name]
@@ -36,7 +36,7 @@ def test_a_few_tasks_read_many_partitions(
     assert found == {partition: values for partition, values in sources.items() if values}
     settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker)
     first = CompactionJob(spark, settings, print).run()
-    assert (first.partitions, first.closed_rows) == (64, sum(len(task.closed) for task in simulation.tasks))
+    assert (first.partitions, first.closed_rows) == (24, sum(len(task.closed) for task in simulation.tasks))
     assert is_right(tmp_path, simulation)
     closed = DeltaTable(str(tmp_path / simulation.name / "closed" / "banks")).file_uris()
     assert len(closed) == spark.sparkContext.defaultParallelism  # and not a file for each partition
