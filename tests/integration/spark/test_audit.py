@@ -118,12 +118,10 @@ def differences(report: AuditReport) -> dict[str, int]:
     return {check.name: check.differences for check in report.checks if check.differences}
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=pytest.mark.soak) if k in ("tumbling", "hopping") else k for k in KINDS]
-)
+@pytest.mark.parametrize("kind", [*(pytest.param(k, marks=pytest.mark.soak) for k in KINDS[:3]), "sliding"])
 def test_output_of_the_engine_passes(lake: Lake, kind: str) -> None:
-    """Every record is in exactly one group. Records beyond the covered offsets are counted, which is not a
-    difference."""
+    """Every record is in exactly one group. Records beyond the covered offsets are counted, which is not a difference.
+    (Other tests have partitions of the other kinds without differences.)"""
     played = [play(lake.topic, kind, partition, seed=partition) for partition in range(2)]
     lake.send(played, more=3)
     lake.write(played)

@@ -84,5 +84,4 @@ def test_the_sql_of_the_document_leaves_out_deleted_windows(
     assert [row.event_time.day for row in late] == [7], "the late record of a deleted window is still there"
     rows = connect(str(tmp_path / topic_name), "sales").sql(block(DOCS / "lake.md", "sql", "WITH covered"))
     found = [(row["window_start"].day, row["orders"]) for row in rows.to_arrow_table().to_pylist()]
-    corrected = penstock_spark.corrected(spark, str(tmp_path), topic_name, "sales").collect()
-    assert sorted(found) == sorted((row.window_start.day, row.orders) for row in corrected) == [(10, 1), (13, 1)]
+    assert sorted(found) == [(10, 1), (13, 1)]
