@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from penstock.services.spark.audit.kafka_source import java_client_properties
+from penstock.services.spark.audit.kafka_source import count_records, java_client_properties
 from penstock.shared.common.settings import KafkaSettings
 
 
@@ -35,3 +36,9 @@ def test_java_client_properties(tmp_path: Path) -> None:
     assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
     assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
     assert java_client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
+
+
+def test_without_offsets_to_read_no_job_counts_records() -> None:
+    """Then the function needs no Spark session."""
+    no_session: Any = None
+    assert count_records(no_session, KafkaSettings(), "topic", {0: 5, 1: 0}, {0: 5, 1: 0}) == 0
