@@ -102,7 +102,7 @@ def count_records(
     """Return the number of records that `read_topic` reads. Without offsets to read, no Spark job runs."""
     if all(start[p] >= end[p] for p in start):
         return 0
-    return read_topic(spark, kafka, topic, start, end).count()
+    return int(read_topic(spark, kafka, topic, start, end).count())
 
 
 def _read_properties(kafka: KafkaSettings) -> dict[str, str]:
