@@ -7,6 +7,7 @@ packages that scripts/install put into this environment: the files that a packag
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -67,30 +68,34 @@ def required(distribution_name: str, extras: Iterable[str] = ()) -> dict[str, st
 
 def link(name: str, version: str, python: Path) -> None:
     """Hard-link a distribution of this environment into another one. The shebang of its commands is changed."""
-    found = distribution(name)
-    assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
-    paths = [Path(os.path.normpath(str(file.locate()))) for file in found.files or ()]
-    _link_files(paths, Path(sys.prefix), python)
+    assert distribution(name).version == version, f"{name}: the two locks differ, or scripts/install was not run"
+    _link_files(_files(name), Path(sys.prefix), python)
+
+
+@functools.cache
+def _files(name: str) -> list[Path]:
+    """The files of a distribution of this environment, and the byte code of its modules."""
+    listed = [Path(os.path.normpath(str(file.locate()))) for file in distribution(name).files or ()]
+    compiled = [bytecode(path) for path in listed if path.suffix == ".py"]
+    return [path for path in {*listed, *compiled} if path.is_file()]
 
 
 def _link_files(paths: Iterable[Path], here: Path, python: Path) -> None:
-    """Link files of the environment `here` into that of `python`, with what Python and numba compiled of them."""
+    """Link files of the environment `here` into that of `python`. Links keep times, so byte code stays valid."""
     there = python.parent.parent
-    for path in {file for given in paths for file in (given, *_compiled(given))}:
-        if path.is_file():
-            _link(path, here, there / path.relative_to(here), python)
+    targets = {path: there / path.relative_to(here) for path in paths}
+    for folder in {target.parent for target in targets.values()}:
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, target in targets.items():
+        _link(path, here, target, python)
 
 
-def _compiled(path: Path) -> Iterable[Path]:
-    """The byte code of a module, and numba's cache of its functions. Links keep times, so both stay valid."""
-    if path.suffix != ".py":
-        return ()
-    folder = path.parent / "__pycache__"
-    return (folder / f"{path.stem}.{sys.implementation.cache_tag}.pyc", *folder.glob(f"{path.stem}.*.nb[ci]"))
+def bytecode(path: Path) -> Path:
+    """The file of a module's byte code."""
+    return path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
 
 
 def _link(path: Path, here: Path, target: Path, python: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
     if path.parent.name == "bin" and path.read_bytes().startswith(b"#!" + os.fsencode(here)):
         target.write_bytes(b"\n".join([b"#!" + os.fsencode(python), *path.read_bytes().split(b"\n")[1:]]))
         shutil.copymode(path, target)
@@ -104,7 +109,7 @@ def _link(path: Path, here: Path, target: Path, python: Path) -> None:
 class Environments:
     """Makes virtual environments with Penstock's wheel. All processes of a test run share `folder`.
 
-    The wheel is built and installed once, and its kernels are compiled once. Every environment gets these files.
+    The wheel is built, installed and compiled once. Every environment gets these files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,14 +133,13 @@ class Environments:
         """
         first = self._installed()
         python = _make_venv(folder, dependencies)
-        listing = [first, "-I", "-c", _FILES_OF_PENSTOCK]
-        names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
-        _link_files([Path(name) for name in names], first.parent.parent, python)
+        owned = [first.with_name("penstock"), *_site_packages(first).glob("penstock*/**/*")]
+        _link_files(filter(Path.is_file, owned), first.parent.parent, python)
         install_tool("uv", "pip", "check", "--quiet", "--python", python)
         return python
 
     def _installed(self) -> Path:
-        """The Python of the environment that Penstock is linked from, with all byte code and kernels."""
+        """The Python of the environment that Penstock is linked from, with all byte code and scripts/install's kernels."""
         wheel, python = self.wheel, self._folder / "venv" / "bin" / "python"
         with self._once("wheel_is_installed") as is_first:
             if is_first:
@@ -143,8 +147,6 @@ class Environments:
                 options = ("--quiet", "--no-index", "--no-cache", "--compile-bytecode")
                 install_tool("uv", "pip", "install", *options, "--python", python, wheel)
                 link_kernels(python)
-                compiling = [python, "-I", "-m", "penstock.shared.streams.compile_kernels"]
-                subprocess.run(compiling, check=True, cwd=self._folder)
         return python
 
     @contextmanager
@@ -157,20 +159,21 @@ class Environments:
             (self._folder / name).touch()
 
 
-_FILES_OF_PENSTOCK = """
-from importlib.metadata import distribution
-print(*(file.locate().resolve() for file in distribution("penstock").files), sep="\\n")
-"""
-
-
 def link_kernels(python: Path) -> None:
-    """Give the installed wheel the kernels that the checkout has compiled, with the modules that they belong to."""
-    (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
+    """Give the installed wheel the kernels that scripts/install has compiled, with the modules that they belong to."""
+    package = _site_packages(python) / "penstock"
     indexes = [path for room in ("shared", "services") for path in (ROOT / room).rglob("*.nbi")]
     modules = {path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in indexes}
     for module in filter(Path.is_file, modules):  # the cache of a module that was moved stays
-        for path in (module, *_compiled(module)):
-            _link(path, ROOT, site / "penstock" / path.relative_to(ROOT), python)
+        target = package / module.relative_to(ROOT)
+        target.with_name("__pycache__").mkdir(exist_ok=True)
+        for path in (module, bytecode(module), *module.parent.glob(f"__pycache__/{module.stem}.*.nb[ci]")):
+            _link(path, ROOT, package / path.relative_to(ROOT), python)
+
+
+def _site_packages(python: Path) -> Path:
+    (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
+    return site
 
 
 def _make_venv(folder: Path, dependencies: dict[str, str]) -> Path:
