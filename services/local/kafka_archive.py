@@ -6,7 +6,12 @@ import signal
 import tempfile
 from pathlib import Path
 
-from penstock.services.local.broker_config import KAFKA_JARS, EmbeddedKafkaSettings, broker_archive_path
+from penstock.services.local.broker_config import (
+    KAFKA_JARS,
+    QUICK_START,
+    EmbeddedKafkaSettings,
+    broker_archive_path,
+)
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
@@ -32,7 +37,7 @@ async def make_archive() -> Path | None:
     if archive.is_file():
         return archive
     with recording(archive) as options, tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
-        settings = EmbeddedKafkaSettings(jvm_options=options, stop_timeout_ms=DUMP_TIMEOUT_MS)
+        settings = EmbeddedKafkaSettings(jvm_options=(*QUICK_START, *options), stop_timeout_ms=DUMP_TIMEOUT_MS)
         async with EmbeddedKafka(Path(folder) / "kafka", settings, java=java, jars=jars) as kafka:
             child = kafka.child
             await _use_classes(kafka.bootstrap_servers)

@@ -139,7 +139,7 @@ class Environments:
         return python
 
     def _installed(self) -> Path:
-        """The Python of the environment that Penstock is linked from, with all byte code and scripts/install's kernels."""
+        """The Python of the environment that Penstock is linked from, with byte code and kernels."""
         wheel, python = self.wheel, self._folder / "venv" / "bin" / "python"
         with self._once("wheel_is_installed") as is_first:
             if is_first:

@@ -11,12 +11,14 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
 
 from penstock.services.local.broker_config import KAFKA_JARS
+from penstock.shared.common.java.class_archive import archive_options
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import (
@@ -130,6 +132,14 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, environments: Environments) -> Iterator[Path]:
+    """The Python of an environment with the base alone."""
+    folder = tmp_path_factory.mktemp("base")
+    yield environments.make(folder, required("penstock"))
+    shutil.rmtree(folder / "venv")
+
+
 def run(python: Path, folder: Path, *command: str | Path) -> str:
     """Run a Python in `folder` that imports neither the checkout nor the user's packages, and return its output."""
     variables = inherited() | {"PATH": f"{python.parent}:{SYSTEM_PATH}", "NO_PROXY": "127.0.0.1"}
@@ -140,48 +150,41 @@ def run(python: Path, folder: Path, *command: str | Path) -> str:
     return done.stdout.strip()
 
 
-def names_each_missing_extra(python: Path, folder: Path) -> None:
-    """Assert that each use of a missing extra fails with the pip command; a command fails with one line and status
-    2.
+def named_extras(python: Path, folder: Path, extras: Iterable[str]) -> dict[str, str]:
+    """The extra that is named when each of these is used without being installed. A command fails with one line and
+    status 2.
     """
     (folder / "schema.toml").write_text('[ingest.topics.a]\njson_schema = "schema.json"\n', encoding="utf-8")
     (folder / "schema.json").write_text("{}", encoding="utf-8")
-    present = distributions(python)
-    lacking = {extra for extra in LACKING if required("penstock", [extra]).keys() - present}
-    assert lacking
-    errors = json.loads(
-        run(python, folder, "-c", REQUIRE_EACH, json.dumps({extra: LACKING[extra] for extra in lacking}))
-    )
-    for extra in lacking:
-        named = FIRST_NEEDED[extra] if FIRST_NEEDED.get(extra) in lacking else extra
-        assert errors[extra].endswith(f'pip install "penstock[{named}]"'), (extra, errors[extra])
-        assert "command(" not in LACKING[extra] or (errors[extra][:2], "\n" in errors[extra]) == ("2 ", False)
+    codes = {extra: LACKING[extra] for extra in extras}
+    errors = json.loads(run(python, folder, "-c", REQUIRE_EACH, json.dumps(codes)))
+    for extra, code in codes.items():
+        assert "command(" not in code or (errors[extra][:2], "\n" in errors[extra]) == ("2 ", False), errors[extra]
+    return {extra: error.rpartition('pip install "penstock[')[2].removesuffix(']"') for extra, error in errors.items()}
 
 
-def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path, environments: Environments) -> None:
+def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path, base: Path) -> None:
     """A base install takes less than 120 MB, imports the clients, runs commands, and names the extra that another
     command needs.
     """
-    python = environments.make(tmp_path, required("penstock"))
-    assert not distributions(python) & HEAVY
-    site = Path(run_python(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    assert not distributions(base) & HEAVY
+    site = Path(run_python(base, "import sysconfig; print(sysconfig.get_path('purelib'))"))
     sizes = {
         path.stat().st_ino: path.stat().st_size
         for path in site.rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     }
     assert sum(sizes.values()) < BASE_BYTES_MAX
-    assert run_python(python, "from penstock import Producer, Consumer, Admin; print(Producer.__name__)") == "Producer"
-    run_python(python, "import penstock.connect, penstock.testing")
+    run_python(base, "from penstock import Producer, Consumer, Admin; import penstock.connect, penstock.testing")
     statuses = {"--help": 0, "doctor --help": 0, "dlq --help": 0, "jars --help": 0}
     for name, status in {**statuses, "aggregator": 2, "up": 2, "jars spark": 2, "jars s3": 2}.items():
         done = subprocess.run(
-            [python.parent / "penstock", *name.split()], capture_output=True, text=True, check=False, cwd=tmp_path
+            [base.with_name("penstock"), *name.split()], capture_output=True, text=True, check=False, cwd=tmp_path
         )
         assert done.returncode == status, (name, done.stderr)
         assert status == 0 or (done.stderr.count("\n"), "pip install" in done.stderr) == (1, True), done.stderr
-    names_each_missing_extra(python, tmp_path)
-    shutil.rmtree(tmp_path / "venv")
+    errors = named_extras(base, tmp_path, LACKING)
+    assert errors == {extra: FIRST_NEEDED.get(extra, extra) for extra in LACKING}
 
 
 def test_the_programs_import_only_public_modules() -> None:
@@ -201,12 +204,12 @@ def test_the_programs_import_only_public_modules() -> None:
 def test_an_extra_alone_runs_its_smallest_program(
     tmp_path: Path, environments: Environments, kafka: Broker, topic_name: str, extra: str
 ) -> None:
-    """Each extra's dependencies suffice for its program. With an extra that another one requires, errors name the
-    other.
+    """Each extra's dependencies suffice for its program. With an extra that another one requires, the error names the
+    other one.
     """
     python = environments.make(tmp_path, required("penstock", [extra]))
-    if extra in FIRST_NEEDED.values():
-        names_each_missing_extra(python, tmp_path)
+    on_top = [other for other, first in FIRST_NEEDED.items() if first == extra]
+    assert not on_top or named_extras(python, tmp_path, on_top) == {other: other for other in on_top}
     arguments = {
         "server": (kafka.bootstrap_servers, topic_name, tmp_path),
         "schemas": (kafka.bootstrap_servers, topic_name, tmp_path),
@@ -224,26 +227,35 @@ def test_an_extra_alone_runs_its_smallest_program(
     shutil.rmtree(tmp_path / "venv")
 
 
-async def test_kafka_starts_without_spark(tmp_path: Path, environments: Environments) -> None:
-    """Without pyspark and with an empty cache, the jars come from the configured repository, and a record is
-    acknowledged.
+async def test_the_base_starts_kafka_with_a_class_archive(tmp_path: Path, base: Path) -> None:
+    """Without pyspark and with an empty cache, the jars come from the configured repository. The second call finds the
+    class archive of the first one, no other file is left, and a JVM with the same class path maps it. A broker starts
+    and acknowledges a record.
     """
     await fetch_jars(KAFKA_JARS)
-    python = await asyncio.to_thread(environments.make, tmp_path, required("penstock"))
-    assert "pyspark" not in distributions(python)
-    with mirror(KAFKA_JARS, tmp_path / "mirror") as url:
-        variables = {
-            "HOME": str(tmp_path),
-            "JAVA_HOME": str(find_java().home),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            "PENSTOCK_MAVEN_REPOSITORY": url,
-            "NO_PROXY": "127.0.0.1",
-        }
-        command = [python, "-I", "-c", START_KAFKA, tmp_path / "data"]
-        started = await asyncio.create_subprocess_exec(*map(str, command), env=variables, cwd=tmp_path, stdout=-1)
-        output, _ = await started.communicate()
-    assert (started.returncode, output.split()[-1]) == (0, b"0")
-    shutil.rmtree(tmp_path / "venv")
+    cache = tmp_path / "cache" / "penstock"
+    variables = {
+        "HOME": str(tmp_path),
+        "JAVA_HOME": str(find_java().home),
+        "XDG_CACHE_HOME": str(cache.parent),
+        "NO_PROXY": "127.0.0.1",
+    }
+
+    async def output(*command: str | Path) -> list[str]:
+        ran = await asyncio.create_subprocess_exec(*map(str, command), env=variables, cwd=tmp_path, stdout=-1)
+        output, _ = await ran.communicate()
+        assert ran.returncode == 0
+        return output.decode().splitlines()
+
+    make_archive = (base.with_name("penstock"), "jars", "kafka", "--class-archive")
+    with mirror(KAFKA_JARS, tmp_path / "mirror") as variables["PENSTOCK_MAVEN_REPOSITORY"]:
+        jars, archive = map(Path, await output(*make_archive))
+    written = archive.stat().st_mtime_ns
+    assert await output(*make_archive) == [str(jars), str(archive)]
+    assert archive.stat().st_mtime_ns == written
+    assert {path for path in cache.iterdir() if path.suffix != ".lock"} == {jars, archive}
+    await output(find_java().executable, "-Xshare:on", *archive_options(archive), "-cp", f"{jars}/*", "-version")
+    assert (await output(base, "-I", "-c", START_KAFKA, tmp_path / "data"))[-1] == "0"
 
 
 @pytest.mark.soak

@@ -13,35 +13,12 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local.broker_config import KAFKA_JARS
-from penstock.services.local.kafka_archive import make_archive
 from penstock.services.local.ports import pick
 from penstock.shared.common.errors import JarsUnavailable
-from penstock.shared.common.java.class_archive import archive_options
-from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.maven_mirror import mirror
 
 WAIT_SECONDS = 30.0
-
-
-async def test_a_class_archive_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second call finds the archive of the first one, no other file is left, and a JVM with the same class path
-    maps it."""
-    jars = await fetch_jars(KAFKA_JARS)
-    cache = tmp_path / "penstock"
-    cache.mkdir()
-    (cache / jars.name).symlink_to(jars)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    archive = await make_archive()
-    assert archive is not None
-    written = archive.stat().st_mtime_ns
-    assert await make_archive() == archive
-    assert archive.stat().st_mtime_ns == written
-    assert {path for path in cache.iterdir() if path.suffix != ".lock"} == {cache / jars.name, archive}
-    command = [find_java().executable, "-Xshare:on", *archive_options(archive), "-cp", f"{cache / jars.name}/*"]
-    mapped = await asyncio.create_subprocess_exec(*map(str, command), "-version", stderr=asyncio.subprocess.PIPE)
-    _, output = await mapped.communicate()
-    assert mapped.returncode == 0, output
 
 
 async def test_no_network_for_the_first_download(tmp_path: Path) -> None:
