@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.broker_config import KAFKA_JARS
+from penstock.services.local.broker_config import KAFKA_JARS, QUICK_START
 from penstock.shared.common.java.class_archive import archive_options
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
@@ -239,6 +239,7 @@ async def test_the_base_starts_kafka_with_a_class_archive(tmp_path: Path, base: 
         "JAVA_HOME": str(find_java().home),
         "XDG_CACHE_HOME": str(cache.parent),
         "NO_PROXY": "127.0.0.1",
+        "JDK_JAVA_OPTIONS": " ".join(QUICK_START),
     }
 
     async def output(*command: str | Path) -> list[str]:

@@ -12,11 +12,11 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +27,7 @@ import pytest
 import yaml
 
 from penstock import Producer
+from penstock.services.local.broker_config import QUICK_START
 from penstock.services.local.ports import pick
 from penstock.services.spark.spark_session import SPARK_JARS
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -39,8 +40,8 @@ from tests.integration.environments import (
     Environments,
     distributions,
     get,
-    install_tool,
     pinned,
+    required,
     run_python,
     started,
 )
@@ -133,19 +134,12 @@ def test_every_import_is_installed(installed: Path) -> None:
     assert missing(python, developers) == developers
 
 
-def test_a_missing_dependency_is_found(installed: Path, environments: Environments, tmp_path: Path) -> None:
-    """Without one of its dependencies the wheel cannot be installed, and the module is missing."""
-    (site,) = (installed.parent / "lib").glob("python*/site-packages")
-    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
-    (less,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    for path in site.iterdir():
-        if not re.match(r"(httpx|penstock)\b", path.name):
-            (less / path.name).symlink_to(path)
-    python = tmp_path / "venv" / "bin" / "python"
-    with pytest.raises(AssertionError, match=r"distribution.*httpx"):
-        install_tool("pip", "--python", python, "install", "--quiet", "--no-index", environments.wheel)
-    install_tool("pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", environments.wheel)
-    assert missing(python, {"httpx", "aiokafka", "penstock"}) == {"httpx"}
+def test_a_missing_dependency_is_found(environments: Environments, tmp_path: Path) -> None:
+    """Without one of its dependencies the wheel's installation is incomplete, and the module is missing."""
+    less = {name: version for name, version in required("penstock").items() if name != "httpx"}
+    with pytest.raises(AssertionError, match="httpx"):
+        environments.make(tmp_path, less)
+    assert missing(tmp_path / "venv" / "bin" / "python", {"httpx", "aiokafka", "penstock"}) == {"httpx"}
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +182,19 @@ def replacements(service: str, bootstrap_servers: str, folder: Path, port: int) 
 
 
 def wait_until_healthy(
-    check: list[str], environment: dict[str, str], process: subprocess.Popen[bytes], folder: Path
+    check: list[str], port: int, environment: dict[str, str], process: subprocess.Popen[bytes], folder: Path
 ) -> None:
-    """Run compose's health check until it succeeds."""
+    """Run compose's health check until it succeeds. Each check starts a Python, so the first one waits for the port."""
+
+    def is_healthy() -> bool:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return False
+        return subprocess.run(check, env=environment, capture_output=True, check=False, cwd=folder).returncode == 0
+
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        if subprocess.run(check, env=environment, capture_output=True, check=False, cwd=folder).returncode == 0:
+        if is_healthy():
             return
         time.sleep(0.3)
     output = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
@@ -213,7 +214,7 @@ def service_running(
     kind, *check = SERVICES[service]["healthcheck"]["test"]
     assert kind == "CMD"
     with started([str(installed / command[0]), *command[1:]], environment, folder) as process:
-        wait_until_healthy([substituted(part, replaced) for part in check], environment, process, folder)
+        wait_until_healthy([substituted(part, replaced) for part in check], port, environment, process, folder)
         yield process, port
 
 
@@ -235,37 +236,48 @@ def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp
         stop(process, tmp_path)
 
 
-def test_connect_worker_runs(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def connect_worker(
+    installed: Path, bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[int, Path]]:
+    """The HTTP port and the folder of a Connect worker that runs by compose's command and check."""
+    folder = tmp_path_factory.mktemp("connect")
+    with service_running("connect", installed, bootstrap_servers, folder) as (process, port):
+        yield port, folder
+        stop(process, folder)
+
+
+def test_connect_worker_runs(connect_worker: tuple[int, Path]) -> None:
     """The Connect worker becomes healthy by compose's command and check, requires compose's token, and exits with
     status 0.
     """
-    with service_running("connect", installed, bootstrap_servers, tmp_path) as (process, port):
-        assert_clean(get(f"http://127.0.0.1:{port}/metrics"))
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            get(f"http://127.0.0.1:{port}/connectors")
-        stop(process, tmp_path)
+    port, _ = connect_worker
+    assert_clean(get(f"http://127.0.0.1:{port}/metrics"))
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        get(f"http://127.0.0.1:{port}/connectors")
 
 
 @pytest.mark.skipif(not postgres.is_installed(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
-def test_connect_worker_writes_to_postgres(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
+def test_connect_worker_writes_to_postgres(
+    installed: Path, bootstrap_servers: str, connect_worker: tuple[int, Path]
+) -> None:
     """The connectors that compose's service creates write closed windows to Postgres; created a second time, they
     continue.
     """
+    port, folder = connect_worker
     user, database = (SERVICES["postgres"]["environment"][f"POSTGRES_{name}"] for name in ("USER", "DB"))
-    running = service_running("connect", installed, bootstrap_servers, tmp_path)
-    with postgres.server() as admin_url, running as (process, port):
+    with postgres.server() as admin_url:
         address = admin_url.partition("@")[2].partition("/")[0]
         for statement in (f"CREATE ROLE {user} LOGIN", f"CREATE DATABASE {database} OWNER {user}"):
             asyncio.run(query_postgres(admin_url, statement))
         url = f"postgresql://{user}@{address}/{database}"
-        create_connectors(installed, port, address, tmp_path)
+        create_connectors(installed, port, address, folder)
         asyncio.run(send_bank(bootstrap_servers, flights=41))
-        wait_for_rows(url, [("UA-EWR", 41, 7.5)], tmp_path)
-        create_connectors(installed, port, address, tmp_path)
+        wait_for_rows(url, [("UA-EWR", 41, 7.5)], folder)
+        create_connectors(installed, port, address, folder)
         asyncio.run(send_bank(bootstrap_servers, flights=42))
-        wait_for_rows(url, [("UA-EWR", 42, 7.5)], tmp_path)
+        wait_for_rows(url, [("UA-EWR", 42, 7.5)], folder)
         assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", dashboard_metrics("connect")))
-        stop(process, tmp_path)
 
 
 def create_connectors(installed: Path, port: int, database: str, folder: Path) -> None:
@@ -351,8 +363,11 @@ def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "worker").mkdir()
     master_port, master_ui, worker_ui = pick("127.0.0.1", 3)
     common = {"7077": str(master_port), "spark-master": "127.0.0.1", "/var/lib/penstock": str(tmp_path / "worker")}
-    # Spark's own scripts are in the same folder.
-    environment = {"PATH": f"{installed}:{SYSTEM_PATH}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        "PATH": f"{installed}:{SYSTEM_PATH}",  # Spark's own scripts are in the same folder
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "JDK_JAVA_OPTIONS": " ".join(QUICK_START),
+    }
 
     def command(service: str, port: int) -> list[str]:
         name, *arguments = (substituted(part, {**common, "8080": str(port)}) for part in SERVICES[service]["command"])
@@ -365,9 +380,9 @@ def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
 
     own = {name: substituted(value, common) for name, value in SERVICES["spark-worker"]["environment"].items()}
     with started(command("spark-master", master_ui), environment, tmp_path / "master") as master:
-        wait_until_healthy(check("spark-master", master_ui), environment, master, tmp_path / "master")
+        wait_until_healthy(check("spark-master", master_ui), master_ui, environment, master, tmp_path / "master")
         with started(command("spark-worker", worker_ui), environment | own, tmp_path / "worker") as worker:
-            wait_until_healthy(check("spark-worker", worker_ui), environment, worker, tmp_path / "worker")
+            wait_until_healthy(check("spark-worker", worker_ui), worker_ui, environment, worker, tmp_path / "worker")
             deadline = time.monotonic() + START_TIMEOUT_SECONDS
             while not (workers := json.loads(get(f"http://127.0.0.1:{master_ui}/json/"))["workers"]):
                 assert time.monotonic() < deadline, "no worker has come to the master"
