@@ -6,7 +6,6 @@ ports by free ones and volumes by temporary folders.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import re
@@ -48,6 +47,7 @@ from tests.integration.environments import (
 from tests.integration.image import DOCKERFILE, SKIPPED, Build, instructions, tools
 from tests.integration.promtool import assert_clean
 from tests.shared_broker import Broker
+from tests.source_imports import imported_modules
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -112,14 +112,6 @@ def missing(python: Path, names: set[str]) -> set[str]:
     return set(run_python(python, find, *sorted(names)).split())
 
 
-def imported_by(room: Path) -> set[str]:
-    """The top-level modules that a folder's code imports, also within functions."""
-    nodes = [node for path in room.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    return {name.partition(".")[0] for name in names}
-
-
 LATER_STANDARD_LIBRARY = {"compression"} - sys.stdlib_module_names
 """Modules of a newer Python's standard library, for which this one has a backport."""
 
@@ -127,7 +119,7 @@ LATER_STANDARD_LIBRARY = {"compression"} - sys.stdlib_module_names
 def test_every_import_is_installed(installed: Path) -> None:
     """The image has every module that the wheel's code imports, and no module of the development tools."""
     python = installed / "python"
-    names = set().union(*(imported_by(ROOT / room) for room in ("shared", "services", "api", "penstock")))
+    names = imported_modules(*(ROOT / room for room in ("shared", "services", "api", "penstock")))
     assert {"aiokafka", "pyspark", "fastapi", "deltalake", "penstock"} <= names
     assert missing(python, names - LATER_STANDARD_LIBRARY) == set()
     developers = {"pytest", "hypothesis", "yaml", "moto", "confluent_kafka"}
