@@ -22,6 +22,15 @@ def test_unsteady():
     before.touch()
     assert again
 """
+FEW_PROCESSES = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    if config.option.numprocesses:
+        config.option.numprocesses = 1
+"""
+"""Processes start slowly, and these tests do not depend on their number."""
 SOAK = "import pytest\n\n@pytest.mark.soak\ndef test_long():\n    print('ran the long one')\n"
 
 
@@ -36,6 +45,7 @@ def run(folder: Path, *arguments: str, is_first: bool = False, **files: str) -> 
         (folder / name).chmod(0o755)
     (folder / ".venv" / "java.env").touch()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  soak: long\naddopts = -ra\n", encoding="utf-8")
+    (folder / "conftest.py").write_text(FEW_PROCESSES, encoding="utf-8")
     for name, text in files.items():
         (folder / "tests" / f"test_{name}.py").write_text(text, encoding="utf-8")
     command = [str(folder / "scripts" / "test"), *arguments]
@@ -51,8 +61,10 @@ def run(folder: Path, *arguments: str, is_first: bool = False, **files: str) -> 
 
 
 def test_all_pass(tmp_path: Path) -> None:
-    """If all tests pass, none is run again, and soak tests are skipped; also in the first run, which compiles first."""
-    status, output = run(tmp_path, is_first=True, steady=STEADY, soak=SOAK)
+    """If all tests pass, none is run again. Soak tests and the rules of scripts/check are skipped; also in the first
+    run, which compiles first.
+    """
+    status, output = run(tmp_path, is_first=True, steady=STEADY, soak=SOAK, tidy=BROKEN)
     assert status == 0, output
     assert "1 passed" in output
     assert "once more" not in output

@@ -72,9 +72,11 @@ def run(folder: Path, *command: str) -> str:
     return ran.stdout
 
 
-def test_mypy_finds_the_mistakes_and_nothing_else(folder: Path) -> None:
+def test_mypy_finds_the_mistakes_and_nothing_else(folder: Path, pytestconfig: pytest.Config) -> None:
     """Each mistake is found in its line, by its rule; the programs without a mistake are accepted."""
-    options = ("--strict", "--config-file=", "--output=json", f"--cache-dir={folder / 'cache'}")
+    assert pytestconfig.cache is not None
+    cache = pytestconfig.cache.mkdir("mypy")  # stays between runs, since it has what mypy knows of all packages
+    options = ("--strict", "--config-file=", "--output=json", f"--cache-dir={cache}")
     found: Found = {}
     for line in run(folder, "mypy", *options).splitlines():
         if line.startswith("{") and (one := json.loads(line))["severity"] == "error":
