@@ -28,11 +28,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def build_wheel(source: Path, folder: Path) -> zipfile.ZipFile:
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run([*command, "--wheel-dir", folder, source], capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    build(source, folder, "wheel")
     (path,) = folder.glob("penstock-*.whl")
     return zipfile.ZipFile(path)
+
+
+def build(source: Path, folder: Path, target: str) -> None:
+    """Build a wheel or an sdist. pip would call the same builder; tests/integration installs with pip."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
 
 
 def metadata_file(wheel: zipfile.ZipFile, name: str) -> str:
@@ -67,9 +72,7 @@ def test_wheel_holds_the_package_alone(wheel: zipfile.ZipFile) -> None:
 
 def test_wheel_from_the_source_distribution_is_the_same(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """A wheel that is built from the sdist has the same files."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    build(ROOT, tmp_path, "sdist")
     (sdist,) = tmp_path.glob("penstock-*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")

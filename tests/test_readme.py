@@ -39,6 +39,12 @@ from tests.documents import DOCS, README, ROOT, blocks
 TIMEOUT_S = 60
 DOCUMENTS = (README, DOCS / "deployment.md", DOCS / "demo.md")
 README_LINES_MAX = 150
+RUN_EACH = """
+import runpy, sys
+for script in sys.argv[1:]:
+    print(script)
+    runpy.run_path(script, run_name="__main__")
+"""
 NO_FILE = {f"{ENV_PREFIX}CONFIG": os.devnull}  # nor a penstock.toml of the current folder
 SETTINGS: dict[str, type[CommandSettings]] = {
     "up": UpSettings,
@@ -82,20 +88,16 @@ def commands() -> Iterator[list[str]]:
 
 
 def test_python_blocks_run_and_print_what_they_show(tmp_path: Path) -> None:
-    """README's Python blocks run as programs and print what their comments show."""
+    """README's Python blocks run as programs, one after the other, and print what their comments show."""
     found = blocks(README)
-    assert found
-    shown = 0
-    for number, block in enumerate(found):
-        script = tmp_path / (file_name(block) or f"block_{number}.py")
+    assert any(map(printed, found)), "no block shows what it prints"
+    scripts = [tmp_path / (file_name(block) or f"block_{number}.py") for number, block in enumerate(found)]
+    for script, block in zip(scripts, found, strict=True):
         script.write_text(block, encoding="utf-8")
-        run = subprocess.run(
-            [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        assert run.returncode == 0, f"{block}\n{run.stderr}"
-        assert run.stdout == printed(block), block
-        shown += bool(run.stdout)
-    assert shown, "no block shows what it prints"
+    command = [sys.executable, "-c", RUN_EACH, *map(str, scripts)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "".join(f"{script}\n{printed(block)}" for script, block in zip(scripts, found, strict=True))
 
 
 def test_commands_are_accepted() -> None:

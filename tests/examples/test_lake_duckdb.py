@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -41,9 +41,12 @@ def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixtur
         main(folder, "nosuch")
 
 
-def test_without_arguments_the_usage_is_shown() -> None:
-    """Without arguments the example ends with status 2 and its usage, without a traceback."""
-    command = [sys.executable, lake_duckdb.__file__]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 2
-    assert run.stderr.startswith("usage: lake_duckdb.py [-h] LAKE/APPLICATION STORE")
+def test_without_arguments_the_usage_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without arguments the example ends with status 2 and its usage."""
+    monkeypatch.setattr(sys, "argv", ["lake_duckdb.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(lake_duckdb.__file__, run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: lake_duckdb.py [-h] LAKE/APPLICATION STORE")
