@@ -105,10 +105,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.tree, self.bin = self.folder / "a tree", self.folder / "bin"  # with a space, as some users' paths have
-        for room in ("penstock", "shared"):  # the script runs penstock.shared.common.java.installed_java
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / room, self.tree / room, symlinks=True, ignore=ignored)
-        (self.tree / "scripts").mkdir()
+        (self.tree / "scripts").mkdir(parents=True)
+        (self.tree / "penstock").symlink_to(ROOT / "penstock")  # has the code that looks for a Java
         for name in ("scripts/install", "requirements.lock", "pyproject.toml"):
             shutil.copy(ROOT / name, self.tree / name)
         self.bin.mkdir()
