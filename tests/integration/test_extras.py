@@ -254,7 +254,6 @@ async def test_the_base_starts_kafka_with_a_class_archive(tmp_path: Path, base: 
         "JAVA_HOME": str(find_java().home),
         "XDG_CACHE_HOME": str(cache.parent),
         "NO_PROXY": "127.0.0.1",
-        "JDK_JAVA_OPTIONS": " ".join(QUICK_START),
     }
 
     async def output(*command: str | Path) -> list[str]:
@@ -271,6 +270,7 @@ async def test_the_base_starts_kafka_with_a_class_archive(tmp_path: Path, base: 
     assert archive.stat().st_mtime_ns == written
     assert {path for path in cache.iterdir() if path.suffix != ".lock"} == {jars, archive}
     await output(find_java().executable, "-Xshare:on", *archive_options(archive), "-cp", f"{jars}/*", "-version")
+    variables["JDK_JAVA_OPTIONS"] = " ".join(QUICK_START)
     assert (await output(base, "-I", "-c", START_KAFKA, tmp_path / "data"))[-1] == "0"
 
 
