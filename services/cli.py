@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import typer
 from penstock.services.exit_status import ExitStatus, exit_status_of
 from penstock.shared.common.errors import MissingExtra, PenstockError
 from penstock.shared.common.extras import needs
+from penstock.shared.common.gc_tuning import collector_off
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -127,18 +127,10 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 
 def _load(target: str) -> Callable[[list[str]], int]:
-    """Return the function of a command, after importing its module.
-
-    While it imports, the garbage collector is off: it would take a tenth of the time. Later collections ignore what was
-    imported, since none of it becomes garbage.
-    """
+    """Return the function of a command, after importing its module."""
     module, _, function = target.partition(":")
-    gc.disable()
-    try:
+    with collector_off():
         return cast("Callable[[list[str]], int]", getattr(importlib.import_module(module), function))
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _add_command(name: str, panel: str, target: str, text: str, extras: tuple[str, ...]) -> None:

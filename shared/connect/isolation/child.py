@@ -1,10 +1,9 @@
 """A connector's process: a worker for one connector and its tasks, controlled by the parent worker.
 
-The process has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. The
-parent worker starts it as `python -m MODULE FD`, where FD is the child's end of a socket pair. When the other end is
-closed, or the parent worker ends, the process stops its tasks and its connector, and exits. If that takes too long, the
-process is killed: by the parent worker, or by its guard (`child_guard`) if the parent has ended. The process ignores
-SIGINT and SIGTERM, which the parent worker handles.
+The process has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. Its
+argument is the child's end of a socket pair. When the other end is closed, or the parent worker ends, the process stops
+its tasks and its connector, and exits. If that takes too long, the process is killed: by the parent worker, or by its
+guard (`child_guard`) if the parent has ended. The process ignores SIGINT and SIGTERM, which the parent worker handles.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.gc_tuning import spare_the_collector
+from penstock.shared.common.gc_tuning import collector_off, spare_the_collector
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings
@@ -238,7 +237,8 @@ async def serve(start: Message, link: WorkerLink) -> None:
     """Run commands until the worker closes the link, or has ended."""
     loggers = Loggers(SYSTEM_CLOCK)
     config = DistributedConfig(start["worker"])
-    plugins = Plugins.installed()
+    with collector_off():
+        plugins = Plugins.installed()
     for name, level in start["levels"]:
         loggers.set_level(name, level)
     offsets = ChildOffsetStore(config)
@@ -275,7 +275,3 @@ def main() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # not by an ordinary end, which a thread that reads or blocks would delay
-
-
-if __name__ == "__main__":
-    main()

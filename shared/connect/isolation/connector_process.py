@@ -22,7 +22,13 @@ from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, 
 
 log = get_logger(__name__)
 
-CHILD = "penstock.shared.connect.isolation.child"
+CHILD = """
+from penstock.shared.common.gc_tuning import collector_off
+
+with collector_off():
+    from penstock.shared.connect.isolation.child import main
+main()
+"""
 END_MS = 5_000
 """How long a process may take to end after its connector and tasks have ended."""
 
@@ -133,7 +139,7 @@ class ConnectorProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
             process = await ChildProcess.start(
-                [sys.executable, "-m", CHILD, str(theirs.fileno())],
+                [sys.executable, "-c", CHILD, str(theirs.fileno())],
                 name=f"connector {self._connector}",
                 env=environment,
                 orphan_limit_ms=self._orphan_limit_ms,
