@@ -88,9 +88,9 @@ class AwkwardSource(BlockingSource):
         if does == "block":
             while not Path(props["file"]).exists():
                 select.select([], [], [], 0.02)
-        elif does == "exit" or (does == "exit while" and Path(props["file"]).exists()):
+        elif does == "exit":
             os._exit(3)
-        elif does == "leave":
+        elif does == "leave while" and Path(props["file"]).exists():
             raise SystemExit(4)
         elif does == "fork" and os.fork() == 0:
             self._does("start", {**props, "start.does": "block"})

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSourceConnector
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere
@@ -29,6 +28,8 @@ from tests.shared.connect.harness import STRING, Running, StatusRecorder, Store
 from tests.shared.connect.isolation.blocking import AwkwardSource, BlockingSource, HangingSource
 
 FIRST, SECOND = ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)
+RESTARTED = ["startup", "failure", "restart", "startup"]
+"""The events of a part whose process has ended once."""
 
 
 class Isolating(Running):
@@ -156,7 +157,7 @@ async def test_a_process_that_ended_is_restarted_with_all_its_work(tmp_path: Pat
         await run.is_running("c", FIRST, SECOND)
         assert run.pid() != first
         for id in ("c", FIRST, SECOND):
-            assert run.listener.of(id) == ["startup", "failure", "restart", "startup"]
+            assert run.listener.of(id) == RESTARTED
         assert all(f"connector c (pid {first})" in trace for trace in run.listener.traces)
         assert run.reconfigured == ["c"]
 
@@ -175,33 +176,32 @@ async def test_starting_a_task_restarts_its_failed_connector(tmp_path: Path) -> 
         await run.worker.stop_tasks([FIRST])
         await run.start_task(props)
         await run.is_running("c", FIRST)
-        assert run.listener.of("c") == ["startup", "failure", "restart", "startup"]
+        assert run.listener.of("c") == RESTARTED
         assert run.listener.of(FIRST) == ["startup", "failure", "startup"]
 
 
-@pytest.mark.parametrize("plugin", [BlockingSource, HangingSource])
-async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path, plugin: type) -> None:
+async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path) -> None:
     """A process whose task does not stop in time is killed, and the rest of its work is restarted.
 
-    The worker measures the stall, and other connectors keep running.
+    The task blocks the event loop or its own thread. The worker measures the stall, and other connectors keep running.
     """
-    props = config(plugin, tmp_path / "block")
-    other = config(AwkwardSource, name="d")
     async with isolating(task_shutdown_graceful_timeout_ms="2000", task_stall_timeout_ms="1000") as run:
-        await run.start(props)
-        await run.start_task(props)
-        await run.is_running("c", FIRST)
-        first = run.pid()
-        (tmp_path / "block").touch()
-        await run.until(lambda: run.worker.stalled_ms(FIRST) > 1_500)
-        assert run.worker.task_metrics()[0][2]["stalled"] == 1
-        assert await run.start(other) is State.RUNNING
-        await run.worker.stop_tasks([FIRST])
-        assert is_gone(first)
-        (tmp_path / "block").unlink()
-        assert run.listener.of(FIRST) == ["startup"]
-        await run.until(lambda: run.listener.of("c") == ["startup", "failure", "restart", "startup"])
-        assert run.listener.of("d") == ["startup"]
+        for name, plugin in {"loop": BlockingSource, "thread": HangingSource}.items():
+            props = config(plugin, tmp_path / name, name=name)
+            await run.start(props)
+            await run.start_task(props, ConnectorTaskId(name, 0))
+        await run.is_running("loop", "thread", *run.worker.task_ids())
+        for name, other in (("loop", "thread"), ("thread", "loop")):
+            task, first, seen = ConnectorTaskId(name, 0), run.pid(name), run.listener.of(other)
+            (tmp_path / name).touch()
+            await run.until(lambda task=task: run.worker.stalled_ms(task) > 1_500)
+            assert [values["stalled"] for id, _, values in run.worker.task_metrics() if id == task] == [1]
+            await run.worker.stop_tasks([task])
+            assert is_gone(first)
+            (tmp_path / name).unlink()
+            assert run.listener.of(task) == ["startup"]
+            await run.until(lambda name=name: run.listener.of(name) == RESTARTED)
+            assert run.listener.of(other) == seen
 
 
 async def test_a_shutdown_ends_a_process_after_a_cancelled_stop(tmp_path: Path) -> None:
@@ -222,38 +222,45 @@ async def test_a_shutdown_ends_a_process_after_a_cancelled_stop(tmp_path: Path) 
         assert is_gone(pid)
 
 
-async def test_a_start_that_blocks_ends_with_a_stop(tmp_path: Path) -> None:
-    """A stop kills the process of a blocked start, whose caller gets FAILED; other connectors start meanwhile."""
+async def test_calls_that_block_end_with_a_stop(tmp_path: Path) -> None:
+    """A stop kills the process of a blocked call.
+
+    The caller of a start gets FAILED, and the callers of pending requests get ConnectorNotFound. Other connectors start
+    meanwhile.
+    """
     props = config(AwkwardSource, tmp_path / "never", start_does="block")
+    other = config(AwkwardSource, tmp_path / "never", name="d", configs_does="block")
     async with isolating(task_shutdown_graceful_timeout_ms="300") as run:
         blocked = asyncio.ensure_future(run.start(props))
-        assert await run.start(config(AwkwardSource, name="d")) is State.RUNNING
+        assert await run.start(other) is State.RUNNING
         assert not blocked.done()
         pid = run.pid()
         await run.worker.stop_connector("c")
         assert is_gone(pid)
         assert await blocked is State.FAILED
         assert run.listener.of("c") == []
+        waiting = asyncio.ensure_future(run.worker.connector_task_configs("d", other))
+        await asyncio.sleep(0)
+        await run.worker.stop_connector("d")
+        with pytest.raises(ConnectorNotFound):
+            await waiting
+        with pytest.raises(ConnectorNotFound):
+            await run.worker.connector_task_configs("d", other)
 
 
 async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
-    """A start that ends the process fails with the exit status and is retried; then the tasks are configured."""
-    (tmp_path / "exit").touch()
-    props = config(AwkwardSource, tmp_path / "exit", start_does="exit while")
+    """SystemExit in a connector ends its process. The start fails with the exit status and is retried; then the tasks
+    are configured.
+    """
+    (tmp_path / "leave").touch()
+    props = config(AwkwardSource, tmp_path / "leave", start_does="leave while")
     async with isolating() as run:
         assert await run.start(props) is State.FAILED
-        assert "ended, exit status 3" in run.listener.traces[0]
-        (tmp_path / "exit").unlink()
+        assert "ended, exit status 1" in run.listener.traces[0]
+        (tmp_path / "leave").unlink()
         await run.is_running("c")
         assert run.listener.of("c")[-1] == "startup"
         assert run.reconfigured == ["c"]
-
-
-async def test_code_that_leaves_the_interpreter_ends_its_process() -> None:
-    """SystemExit in a connector ends its process."""
-    async with isolating(task_restart_enable="false") as run:
-        assert await run.start(config(AwkwardSource, start_does="leave")) is State.FAILED
-        assert "ended, exit status 1" in run.listener.traces[0]
 
 
 async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> None:
@@ -268,33 +275,30 @@ async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> N
             (tmp_path / "go").touch()
 
 
-async def test_pending_requests_end_with_the_process(tmp_path: Path) -> None:
-    """Pending requests for task configs raise ConnectorNotFound when the connector stops."""
-    props = config(AwkwardSource, tmp_path / "never", configs_does="block")
-    async with isolating(task_shutdown_graceful_timeout_ms="300") as run:
-        await run.start(props)
-        waiting = asyncio.ensure_future(run.worker.connector_task_configs("c", props))
-        await asyncio.sleep(0)
-        await run.worker.stop_connector("c")
-        with pytest.raises(ConnectorNotFound):
-            await waiting
-        with pytest.raises(ConnectorNotFound):
-            await run.worker.connector_task_configs("c", props)
-
-
 async def test_requests_and_errors_of_a_connector_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reconfiguration requests and errors with their traces reach the worker, without secrets."""
+    """Reconfiguration requests and errors with their traces reach the worker, without secrets.
+
+    A failed task is restarted in its process.
+    """
     monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
     async with isolating(config_providers="env") as run:
-        await run.start(config(AwkwardSource, start_does="ask", name="a"))
-        await run.until(lambda: run.reconfigured == ["a"])
         secret = "${env:PENSTOCK_TEST_SECRET}"
         assert await run.start(config(AwkwardSource, start_does="fail", secret=secret)) is State.FAILED
-        assert f"ValueError: start with {secret}" in run.listener.traces[0]
-        assert "blocking.py" in run.listener.traces[0]
-        await run.start(config(AwkwardSource, start_does="raise", name="b"))
-        await run.until(lambda: run.worker.state("b") is State.FAILED)
-        assert run.listener.traces[1] == "ValueError: by itself"
+        trace = run.listener.traces.pop()
+        assert f"ValueError: start with {secret}" in trace
+        assert "blocking.py" in trace
+        props = config(AwkwardSource, name="a", start_does="ask", configs_does="raise", fails="as it was configured")
+        await run.start(props)
+        await run.until(lambda: run.reconfigured == ["a"])
+        task, pid = ConnectorTaskId("a", 0), run.pid("a")
+        await run.start_task(props, task)
+        await run.until(lambda: run.listener.of(task)[:3] == ["failure", "restart", "failure"])
+        assert "ValueError: as it was configured" in run.listener.traces[0]
+        assert run.pid("a") == pid
+        await run.worker.stop_tasks([task])
+        await run.worker.connector_task_configs("a", props)
+        await run.until(lambda: run.worker.state("a") is State.FAILED)
+        assert run.listener.traces[-1] == "ValueError: by itself"
 
 
 async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -> None:
@@ -304,15 +308,6 @@ async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -
         assert await run.start(props) is State.FAILED
         await run.start_task(props)
         assert [trace.count("missing") for trace in run.listener.traces] == [1, 1]
-
-
-async def test_a_task_that_fails_is_restarted_in_its_process(tmp_path: Path) -> None:
-    """A failed task is restarted in its process."""
-    props = config(BlockingSource, tmp_path / "none", fails="as it was configured")
-    async with isolating() as run:
-        await run.start_task(props)
-        await run.until(lambda: run.listener.of(FIRST)[:3] == ["failure", "restart", "failure"])
-        assert "ValueError: as it was configured" in run.listener.traces[0]
 
 
 async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -355,8 +350,6 @@ async def test_validation_and_offset_changes_run_in_a_process() -> None:
             await run.worker.alter_offsets(config(AwkwardSource, alter_does="fail"), rows)
         with pytest.raises(ConnectError, match="ended, exit status 3"):
             await run.worker.alter_offsets(config(AwkwardSource, alter_does="exit"), rows)
-        with pytest.raises(ConfigError, match="Missing"):
-            await run.worker.validate({**config(AwkwardSource), "connector.class": "Missing"})
         sink = {**config(AwkwardSource), "connector.class": "FileStreamSink"}
         assert await run.worker.alter_offsets(sink, {TopicPartition("t", 0): 7})
         assert run.listener.events == []
