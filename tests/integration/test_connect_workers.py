@@ -58,7 +58,7 @@ async def until(client: httpx.AsyncClient, path: str, holds: Callable[[Any], boo
                 with contextlib.suppress(KeyError, IndexError, TypeError):
                     if response.status_code == 200 and holds(body):
                         return body
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
     except TimeoutError:
         raise AssertionError(f"{path} stayed {body}") from None
 
