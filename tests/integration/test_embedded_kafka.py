@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,29 +74,31 @@ async def test_one_broker_serves_asynchronous_tests(kafka: Broker) -> None:
 
 
 async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: EmbeddedKafka) -> None:
-    """A restart and a SIGKILL keep the address and the topics."""
+    """A restart and a SIGKILL keep the address and the topics. If the broker ends without a stop, `wait` raises
+    KafkaDied.
+    """
     address = own_kafka.bootstrap_servers
     await create_topic(own_kafka, "kept", 3)
     await own_kafka.restart()
     assert await is_answering(own_kafka)
-    await own_kafka.kill()
+    waiting = asyncio.ensure_future(own_kafka.wait())
+    os.kill(own_kafka.child.pid, signal.SIGKILL)
+    with pytest.raises(KafkaDied, match="the embedded Kafka ended"):
+        await waiting
     assert not await is_answering(own_kafka)
-    await own_kafka.start()
+    await own_kafka.restart()
     assert own_kafka.bootstrap_servers == address
     assert await partitions_of(own_kafka, "kept") == 3
 
 
-async def test_graceful_stop_is_quick_with_topics(own_kafka: EmbeddedKafka) -> None:
-    """A stop ends by SIGTERM alone, before the time limit for SIGKILL."""
-    await create_topic(own_kafka, "some", 12)
-    child, begin = own_kafka.child, time.monotonic()
-    await own_kafka.stop()
-    assert child.returncode == 128 + signal.SIGTERM, child
-    assert time.monotonic() - begin < own_kafka.settings.stop_timeout_ms / 1000
-
-
 async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) -> None:
-    """A paused broker answers nothing though its port is open; after a resume it answers again."""
+    """A paused broker answers nothing though its port is open; after a resume it answers again.
+
+    A second broker on its folder raises FolderInUse, and the first one keeps running.
+    """
+    with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
+        await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
+    assert await is_answering(own_kafka)
     own_kafka.pause()
     async with asyncio.timeout(END_LIMIT_SECONDS):
         while await is_answering(own_kafka):  # the signal stops the threads of a busy process one after another
@@ -114,14 +117,6 @@ async def test_paused_broker_can_be_stopped(own_kafka: EmbeddedKafka) -> None:
     assert not exists(child.pid)
 
 
-async def test_a_broker_that_dies_is_reported(own_kafka: EmbeddedKafka) -> None:
-    """`wait` raises KafkaDied if the broker ends without a stop."""
-    waiting = asyncio.ensure_future(own_kafka.wait())
-    os.kill(own_kafka.child.pid, signal.SIGKILL)
-    with pytest.raises(KafkaDied, match="the embedded Kafka ended"):
-        await waiting
-
-
 def start_and_kill_starter(folder: Path) -> int:
     """Start a broker from another process, kill that process, and return the broker's process id."""
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(folder)], stdout=subprocess.PIPE, text=True)
@@ -133,23 +128,6 @@ def start_and_kill_starter(folder: Path) -> int:
         starter.kill()
         starter.communicate()
     return java
-
-
-async def test_killing_the_parent_ends_the_broker(tmp_path: Path) -> None:
-    """If the process that started a broker is killed, the broker ends, and its folder can be used again."""
-    folder = tmp_path / "kafka"
-    java = await asyncio.to_thread(start_and_kill_starter, folder)
-    # The next start waits for the lock that the dying broker still holds.
-    async with EmbeddedKafka(folder, QUICK) as kafka:
-        assert not exists(java)
-        assert await is_answering(kafka)
-
-
-async def test_second_broker_on_a_folder_is_rejected(own_kafka: EmbeddedKafka) -> None:
-    """A second broker on a folder raises FolderInUse, and the first one keeps running."""
-    with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
-        await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
-    assert await is_answering(own_kafka)
 
 
 @pytest.mark.soak
@@ -191,7 +169,7 @@ async def test_lost_race_for_a_port_is_retried(tmp_path: Path) -> None:
         assert kafka.lost == []
 
 
-async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_path: Path) -> None:
+async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_path: Path, formatted: Path) -> None:
     """An additional listener gets its own free port, and its properties reach the broker with any characters."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="pässword: #1";'
     settings = EmbeddedKafkaSettings(
@@ -199,7 +177,8 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
         listeners={"INSIDE": "SASL_PLAINTEXT"},
         properties={"sasl.enabled.mechanisms": "PLAIN", "listener.name.inside.plain.sasl.jaas.config": login},
     )
-    async with EmbeddedKafka(tmp_path, settings) as kafka:
+    shutil.copytree(formatted, tmp_path / "kafka")
+    async with EmbeddedKafka(tmp_path / "kafka", settings) as kafka:
         host, port = kafka.address("INSIDE").split(":")
         assert await broker_answers(host, int(port), RESPONSE_MS)
         assert kafka.address("INSIDE") != kafka.bootstrap_servers
@@ -212,9 +191,18 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
         pytest.param("__cluster_metadata-0/quorum-state", "is damaged", marks=pytest.mark.soak),
     ],
 )
-async def test_a_damaged_folder_is_an_error(own_kafka: EmbeddedKafka, damage: str, match: str) -> None:
-    """Garbage in one of Kafka's own files is an error that names the fix."""
+async def test_a_folder_that_is_damaged_after_a_stop_is_an_error(
+    own_kafka: EmbeddedKafka, damage: str, match: str
+) -> None:
+    """Garbage in one of Kafka's own files is an error that names the fix.
+
+    The stop before ends by SIGTERM alone, before the time limit for SIGKILL.
+    """
+    await create_topic(own_kafka, "some", 12)
+    child, begin = own_kafka.child, time.monotonic()
     await own_kafka.stop()
+    assert child.returncode == 128 + signal.SIGTERM, child
+    assert time.monotonic() - begin < own_kafka.settings.stop_timeout_ms / 1000
     (own_kafka.data_dir / LOG_FOLDER / damage).write_text("garbage\n")
     with pytest.raises(KafkaDied, match=f"{match}.*folder"):
         await own_kafka.start()
@@ -236,27 +224,24 @@ async def test_an_invalid_property_is_shown(tmp_path: Path) -> None:
         await EmbeddedKafka(tmp_path, settings).start()
 
 
-async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
-    """After a failed start no process lives, and the folder can be used again."""
-    kafka = EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(start_timeout_ms=1))
+async def test_failed_and_orphaned_starts_leave_nothing_behind(tmp_path: Path) -> None:
+    """After each of these the broker ends, and the folder can be used again: a failed start, a start that is cancelled
+    while the JVM boots, and the kill of the process that started the broker.
+    """
     with pytest.raises(KafkaDied, match=r"formatted|start_timeout_ms=1"):
-        await kafka.start()
-    async with EmbeddedKafka(tmp_path, QUICK) as again:
-        assert await is_answering(again)
-
-
-async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A start that is cancelled while the JVM boots ends the JVM."""
-    kafka = EmbeddedKafka(tmp_path, QUICK)
-    start = asyncio.ensure_future(kafka.start())
+        await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(start_timeout_ms=1)).start()
+    start = asyncio.ensure_future(EmbeddedKafka(tmp_path, QUICK).start())
     async with asyncio.timeout(END_LIMIT_SECONDS):
         while not (tmp_path / BROKER_LOG).exists():  # noqa: ASYNC110 - the first output of the broker
             await asyncio.sleep(0.01)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    async with EmbeddedKafka(tmp_path, QUICK) as again:
-        assert await is_answering(again)
+    java = await asyncio.to_thread(start_and_kill_starter, tmp_path)
+    # The next start waits for the lock that the dying broker still holds.
+    async with EmbeddedKafka(tmp_path, QUICK) as kafka:
+        assert not exists(java)
+        assert await is_answering(kafka)
 
 
 @contextmanager
