@@ -122,12 +122,14 @@ def test_a_missing_certificate(name: str) -> None:
 
 
 COMMANDS = {
-    **{name: [name, "--http.port=0", *more] for name, more in SERVICES.items()},
     "sessions": ["sessions", "--application=app"],
     "doctor": ["doctor"],
     "reset": ["streams", "reset"],
     "restore-offsets": ["streams", "restore-offsets"],
     "dlq": ["dlq", "list", "t"],
+}
+SERVICES_AND_JOBS = {
+    **{name: [name, "--http.port=0", *more] for name, more in SERVICES.items()},
     "compact": ["compact", "--application=app", "--lake=lake"],
     "audit": ["audit", "--application=app", "--lake=lake"],
 }
@@ -140,12 +142,26 @@ def write_tables(lake: Path) -> None:
     lake_tables.write_state(lake, "app", schemas, [lake_tables.progress(0, 0, body)])
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=COMMANDS)
+def test_a_command_logs_an_unreachable_kafka_early(number: int) -> None:
+    """Every command logs a warning with the address that it cannot reach, and fails later."""
+    server = f"127.0.0.1:{number + 1}"  # not one for all, since a process repeats the warning only after a while
+    env = {
+        "PENSTOCK_CONFIG": os.devnull, "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": server,
+        "PENSTOCK_KAFKA__REQUEST_TIMEOUT_MS": "4000",
+    }  # fmt: skip
+    ran = CliRunner().invoke(app, [*COMMANDS.values()][number], env=env)
+    assert ran.exit_code == 1, ran.output
+    first = ran.stderr.splitlines()[0]
+    assert ('"level": "warning"' in first, server in first) == (True, True), ran.stderr
+
+
+@pytest.mark.parametrize("name", SERVICES_AND_JOBS)
 async def test_an_unreachable_kafka_is_logged_early(name: str, tmp_path: Path) -> None:
-    """Every service and command logs a warning with the address that it cannot reach, and keeps trying."""
+    """Every service and job logs a warning with the address that it cannot reach, and keeps trying."""
     write_tables(tmp_path / "lake")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.services.cli", *COMMANDS[name],
+        sys.executable, "-m", "penstock.services.cli", *SERVICES_AND_JOBS[name],
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
         env={
             **os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2]),

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.producer.daemon import ProducerDaemon
@@ -127,8 +126,7 @@ async def test_a_record_over_the_topics_limit_is_reported(kafka: Broker, topic_n
     assert (response.status_code, response.json()["errors"][0]["error_code"]) == (413, "MESSAGE_TOO_LARGE")
 
 
-@pytest.mark.parametrize("way", ["kill", "pause"])
-async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKafka, way: str) -> None:
+async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKafka) -> None:
     """Without Kafka, requests fail with 503 or 504 within a time limit, and at once when the outage is known. 503 means
     that the records are not stored. Afterwards requests succeed again.
     """
@@ -139,10 +137,7 @@ async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKaf
             return await client.post("/v1/topics/t/events", content=value, headers=NDJSON)
 
         assert (await post(b"1")).status_code == 200
-        if way == "kill":
-            await own_kafka.kill()
-        else:
-            own_kafka.pause()
+        await own_kafka.kill()
         async with asyncio.timeout(20):
             first = await post(b"2")
         assert first.status_code in (503, 504)
@@ -151,10 +146,7 @@ async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKaf
         await healthy(client, 503)
         async with asyncio.timeout(1):
             assert (await post(b"3")).status_code == 503
-        if way == "kill":
-            await own_kafka.restart()
-        else:
-            own_kafka.resume()
+        await own_kafka.restart()
         await healthy(client, 200)
         assert (await post(b"4")).status_code == 200
     values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
@@ -165,7 +157,7 @@ async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKaf
 
 async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka: EmbeddedKafka) -> None:
     """If Kafka hangs while a batch is in flight, the response is 504 with all outcomes unknown, and the records are
-    stored later.
+    stored later. Further requests fail at once with 503 and store nothing.
     """
     await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
     body = b"".join(b'{"id":%d}\n' % i for i in range(200))
@@ -177,12 +169,15 @@ async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka
             async with asyncio.timeout(20):
                 response = await client.post(url, content=body, headers=NDJSON)
             await healthy(client, 503)
+            async with asyncio.timeout(1):
+                assert (await client.post(url, content=b"3\n", headers=NDJSON)).status_code == 503
         finally:
             own_kafka.resume()
         await healthy(client, 200)
         assert (await client.post(url, content=b"2\n", headers=NDJSON)).status_code == 200
     response_body = response.json()
     assert (response.status_code, response_body["title"]) == (504, "Events may or may not be stored")
+    assert int(response.headers["retry-after"]) > 0
     assert (response_body["stored"], response_body["not_stored"], response_body["unknown"]) == (0, 0, 200)
     assert {e["outcome"] for e in response_body["errors"]} == {"unknown"}
     values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
@@ -289,11 +284,11 @@ async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: 
 
 
 async def test_bulk_requests_are_served_first_come_first_served(kafka: Broker, topic_name: str) -> None:
-    """64 concurrent requests of 10,000 records are answered about in their order: a quarter is answered when less than
+    """64 concurrent requests of 5,000 records are answered about in their order: a quarter is answered when less than
     half of all records is in the log. Small requests are answered meanwhile.
     """
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
-    lines = b"".join(b'{"user":"u%05d","path":"/item/%d","status":200}\n' % (i % 997, i) for i in range(10_000))
+    lines = b"".join(b'{"user":"u%05d","path":"/item/%d","status":200}\n' % (i % 997, i) for i in range(5_000))
     bulk, small, url = 64, 5, f"/v1/topics/{topic_name}/events"
     completed: list[int] = []
     in_log: list[int] = []
@@ -302,7 +297,7 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: Broker, t
         async def post(number: int) -> None:
             async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=120) as own:
                 response = await own.post(url, content=lines, headers=NDJSON)
-            assert response.json()["stored"] == 10_000
+            assert response.json()["stored"] == 5_000
             completed.append(number)
             in_log.append(sum(offset + 1 for offset in response.json()["last_offsets"].values()))
 
@@ -312,6 +307,6 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: Broker, t
             for _ in range(small):
                 assert (await client.post(url, content=b"1\n", headers=NDJSON)).status_code == 200
             completed_before = len(completed)
-    assert in_log[bulk // 4] < bulk * 10_000 / 2
+    assert in_log[bulk // 4] < bulk * 5_000 / 2
     assert sum(abs(index - number) for index, number in enumerate(completed)) / bulk < bulk / 8
     assert completed_before < bulk / 2

@@ -108,7 +108,7 @@ async def run(
     request_timeout_ms: int,
     load_ms: int,
     fault: Callable[[], Awaitable[None]],
-    count: int = RECORDS,
+    count: int,
 ) -> tuple[dict[str, int], float]:
     """Run one load with one fault, and return the counts of results and the number of retried batches."""
     async with Admin(settings_of(kafka, 10_000)) as admin:
@@ -129,13 +129,14 @@ async def freeze(kafka: EmbeddedKafka, for_ms: int) -> None:
     kafka.resume()
 
 
-async def test_a_pause_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+@pytest.mark.parametrize("count", [FEW, pytest.param(RECORDS, marks=pytest.mark.soak)])
+async def test_a_pause_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str, count: int) -> None:
     """Requests time out and are retried while the broker still holds the first attempts: every record is written
     once.
     """
     settings = ProducerSettings(delivery_timeout_ms=20_000)
-    counts, retries = await run(own_kafka, topic_name, settings, 700, 4_000, lambda: freeze(own_kafka, 2_000))
-    assert counts["acknowledged"] == RECORDS
+    counts, retries = await run(own_kafka, topic_name, settings, 700, 4_000, lambda: freeze(own_kafka, 2_000), count)
+    assert counts["acknowledged"] == count
     assert retries > 0
 
 
