@@ -71,9 +71,17 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run Spark's tests first, which one process runs one after the other, and then the others that wait for JVMs."""
-    folders = (SPARK_TESTS, INTEGRATION_TESTS)
-    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in folders])
+    """Run Spark's tests first, which one process runs one after the other.
+
+    The other integration tests, which often wait for brokers and JVMs, are spread evenly among the remaining tests, so
+    that the processor is seldom idle. The last files in the alphabet come first, because some of them take a minute.
+    """
+    files = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
+    waiting = [file for file in reversed(files) if file.startswith(INTEGRATION_TESTS)]
+    computing = [file for file in files if not file.startswith(INTEGRATION_TESTS)]
+    places = {file: at / len(kind) for kind in (waiting, computing) for at, file in enumerate(kind)}
+    places |= {file: -1 for file in waiting if file.startswith(SPARK_TESTS)}
+    items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
 
 
 def pytest_collection_finish() -> None:

@@ -162,7 +162,7 @@ async def test_a_transaction_that_times_out(admin: Admin, settings: KafkaSetting
     continues with its next epoch.
     """
     tp = TopicPartition(topic, 0)
-    async with transactional(settings, name, transaction_timeout_ms=500) as producer:
+    async with transactional(settings, name, transaction_timeout_ms=1_500) as producer:
         await producer.init_transactions()
         await producer.begin_transaction()
         await (await producer.send(topic, b"1", partition=0))

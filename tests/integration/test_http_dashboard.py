@@ -160,7 +160,7 @@ async def turn_pages(page: Page) -> None:
 
 async def a_group_catches_up(page: Page, servers: str, topic: str) -> None:
     """The page shows a group's lag; after a consumer has joined and read, it shows the rebalance and no lag."""
-    group, kafka = f"{topic}-readers", KafkaSettings(bootstrap_servers=servers)
+    group, kafka = f"0-{topic}-readers", KafkaSettings(bootstrap_servers=servers)  # the page shows the first 50 groups
     async with Admin(kafka) as admin:
         await admin.reset_group_offsets(group, "earliest", [TopicPartition(topic, 0)])
     row = f"[...document.querySelectorAll('#groups tr')].find(e => e.textContent.includes('{group}'))"
