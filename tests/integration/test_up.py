@@ -23,6 +23,7 @@ import httpx
 import pytest
 
 from penstock.services.local import ports
+from penstock.services.local.broker_config import QUICK_START
 from tests.documents import DOCS, README, block
 from tests.integration.environments import ROOT, SYSTEM_PATH, Environments, inherited, required, run_python
 from tests.integration.promtool import assert_clean
@@ -77,7 +78,8 @@ def variables(bin: Path) -> dict[str, str]:
 def printed_rows(bin: Path, project: Path) -> Iterator[dict[str, str]]:
     """The output of a running `up`, by the name of the row."""
     port = ports.pick("127.0.0.1", 1)[0]
-    command = [bin / "penstock", "up", "--http.port=0", f"--connect-port={port}", *flags()]
+    quick = f"--broker.jvm-options={json.dumps(QUICK_START)}"
+    command = [bin / "penstock", "up", "--http.port=0", f"--connect-port={port}", quick, *flags()]
     with subprocess.Popen(command, cwd=project, env=variables(bin), stdout=subprocess.PIPE, text=True) as up:
         watchdog = threading.Timer(START_TIMEOUT_S, up.kill)
         watchdog.start()
