@@ -1,6 +1,6 @@
-"""How many examples a property test draws: all in the profile `thorough`, three in ten otherwise.
+"""How many examples a property test draws: all in the profile `thorough`, one in five otherwise.
 
-Each run draws other examples, so four runs draw more than a thorough one. The variable HYPOTHESIS_PROFILE names the
+Each run draws other examples, so six runs draw more than a thorough one. The variable HYPOTHESIS_PROFILE names the
 profile; `scripts/test --soak` and `scripts/mutate` set it.
 """
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 
 QUICK, THOROUGH = "quick", "thorough"
 _EXAMPLES = 100  # of a thorough property test that names no number
-_QUICK_EXAMPLES = 30
+_QUICK_EXAMPLES = 20
 
 
 def register_profiles() -> None:
