@@ -65,10 +65,10 @@ def to_avro(schema: Schema) -> Any:
 
 
 class _Writing:
-    """The conversion of one schema to Avro. A repeated record becomes its name, since Avro defines a record once."""
+    """The conversion of one schema to Avro. Avro defines a record or an enum once: a repeated one becomes its name."""
 
     def __init__(self) -> None:
-        self._records: dict[str, Schema] = {}
+        self._named: dict[str, Schema] = {}
         self._unnamed = 0
 
     def whole(self, schema: Schema) -> Any:
@@ -113,22 +113,29 @@ class _Writing:
         return {"type": "array", "items": self._avro_record(entry), "connect.type": "map"}
 
     def _is_free_record_name(self, record: Schema) -> bool:
-        return self._records.get(record.name or "", record) == record
+        return self._named.get(record.name or "", record) == record
 
-    def _avro_enum(self, schema: Schema) -> dict[str, Any]:
+    def _is_defined(self, name: str, schema: Schema) -> bool:
+        """Whether this schema was already written under this name. Raises DataError if a different one was."""
+        defined = self._named.setdefault(name, schema)
+        if defined != schema:
+            raise DataError(f"two different structs or enums are called {name}")
+        return defined is not schema
+
+    def _avro_enum(self, schema: Schema) -> Any:
         name = schema.parameter(AVRO_ENUM) or ""
         prefix = f"{AVRO_ENUM}."
+        kept = tuple((key, text) for key, text in schema.parameters if key.startswith(AVRO_ENUM))
+        if self._is_defined(name, Schema(SchemaType.STRING, parameters=kept)):
+            return name
         symbols = [text for key, text in schema.parameters if key.startswith(prefix)]
         return {"type": "enum", **_avro_name_and_namespace(name), "symbols": symbols}
 
     def _avro_record(self, schema: Schema) -> Any:
         name = schema.name or self._default_record_name(schema)
         same = replace(schema, optional=False, default=NO_DEFAULT)
-        if name in self._records:
-            if self._records[name] != same:
-                raise DataError(f"two different structs are called {name}")
+        if self._is_defined(name, same):
             return name
-        self._records[name] = same
         fields = []
         for field in schema.fields:
             made = {"name": field.name, "type": self.whole(field.schema)}
@@ -265,9 +272,7 @@ class _AvroSchemaReader:
             found = self.whole(rest[0], namespace, depth + 1)
             return found.as_optional() if optional else found
         made = [self.whole(branch, namespace, depth + 1) for branch in rest]
-        fields = [
-            Field(branch_name(avro, schema), schema.as_optional()) for avro, schema in zip(rest, made, strict=True)
-        ]
+        fields = [Field(_branch_name(avro), schema.as_optional()) for avro, schema in zip(rest, made, strict=True)]
         return Schema.struct(AVRO_UNION, *fields, optional=optional)
 
     def _connect_struct(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
@@ -295,13 +300,11 @@ class _AvroSchemaReader:
         return _restore_connect_properties(Schema.array(items), avro)
 
 
-def branch_name(avro: Any, schema: Schema) -> str:
+def _branch_name(avro: Any) -> str:
     """The name of a union's branch: its type, or its own name without the namespace."""
-    if isinstance(avro, dict) and "name" in avro:
-        return str(avro["name"]).rpartition(".")[2]
     if isinstance(avro, dict):
-        avro = avro["type"]
-    return str(avro).rpartition(".")[2] if schema.type is SchemaType.STRUCT else str(avro)
+        avro = avro.get("name", avro["type"])
+    return str(avro).rpartition(".")[2]
 
 
 def _full_avro_name(avro: dict[str, Any], namespace: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -193,6 +194,27 @@ async def test_unions_enums_and_fixed() -> None:
             assert schema.field("color").schema.parameter(AVRO_ENUM) == "Color"  # type: ignore[union-attr]
             again = await fetching(lambda v=value, s=schema: back.from_connect_data("events", s, v))  # type: ignore[misc]
             assert again == data
+
+
+async def test_a_repeated_enum_becomes_its_name() -> None:
+    """Avro defines an enum once. Two enums with one name and other symbols cannot be written."""
+    color = {"type": "enum", "name": "Color", "namespace": "a", "symbols": ["RED", "BLUE"]}
+    fields = [
+        {"name": "color", "type": color},
+        {"name": "back", "type": "a.Color"},
+        {"name": "what", "type": ["null", "int", "a.Color"], "default": None},
+    ]
+    schema = from_avro({"type": "record", "name": "a.Car", "fields": fields})
+    assert to_avro(schema)["fields"] == fields
+    assert [field.name for field in schema.fields[2].schema.fields] == ["int", "Color"]
+    async with schema_registry() as registry:
+        made = converter(registry)
+        value = {"color": "RED", "back": "BLUE", "what": {"int": None, "Color": "BLUE"}}
+        data = await fetching(lambda: made.from_connect_data("cars", schema, value))
+        assert await fetching(lambda: made.to_connect_data("cars", data)) == (schema, value)
+    other = replace(schema.fields[0].schema, parameters=((AVRO_ENUM, "a.Color"), (f"{AVRO_ENUM}.RED", "RED")))
+    with pytest.raises(DataError, match=r"a\.Color"):
+        to_avro(Schema.struct("a.Car", schema.fields[0], Field("back", other)))
 
 
 async def test_references_are_followed() -> None:
