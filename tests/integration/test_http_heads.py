@@ -17,7 +17,7 @@ from penstock.services.local.stack import Service, ServiceSpec, Stack
 
 NO_KAFKA = {"KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 CONNECTIONS = 16
-SENDING_S = 1
+SENDING_S = 0.4
 GROWTH_MAX_KIB = 48 * 1024
 """16 connections with 256 KiB of one read, 64 KiB of a head and the copies that parsing makes of both, and the memory
 of the service's first requests.
