@@ -132,12 +132,16 @@ def stop(name: Name, url: Url = None) -> None:
 def restart(
     name: Name,
     url: Url = None,
-    task: Annotated[int | None, typer.Option(help="restart only this task")] = None,
+    task: Annotated[
+        int | None, typer.Option(help="restart only this task; not with --include-tasks or --only-failed")
+    ] = None,
     include_tasks: Annotated[bool, typer.Option(help="restart the tasks as well")] = False,
     only_failed: Annotated[bool, typer.Option(help="restart only the instances that have failed")] = False,
 ) -> None:
-    """Restart a connector, or one of its tasks. With --include-tasks, also restart all its tasks."""
+    """Restart a connector, or one of its tasks. With --include-tasks, also restart its tasks."""
     if task is not None:
+        if include_tasks or only_failed:
+            raise ConfigError("restart: --task cannot be used with --include-tasks or --only-failed")
         _request_worker("POST", f"/connectors/{_quote_connector_name(name)}/tasks/{task}/restart", url)
         return
     query = f"includeTasks={str(include_tasks).lower()}&onlyFailed={str(only_failed).lower()}"

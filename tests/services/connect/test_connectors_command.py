@@ -35,6 +35,17 @@ def test_offsets_that_are_not_json_are_an_error(
     assert "offsets.json: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--include-tasks", "--only-failed"])
+def test_a_restart_of_one_task_rejects_the_options_of_a_connector(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--task` with an option that has no effect on one task is an error with their names, before any request."""
+    assert main(["restart", "orders", "--task", "0", option]) == 2
+    output = capsys.readouterr().err
+    assert "--task" in output
+    assert option in output
+
+
 @pytest.mark.parametrize("content", [b"", b"<html>", b'"\xff"', b"[" * 100_000])
 def test_a_response_that_is_not_json_has_no_body(content: bytes) -> None:
     """A response that is not JSON, or nested too deeply, is as one without a body."""
