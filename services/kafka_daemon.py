@@ -43,7 +43,7 @@ class KafkaHttpDaemon:
             tasks.create_task(self._probe.run())
 
     async def connect(self) -> None:
-        """Open every client of the service. Called again after a RetriableError."""
+        """Open every client of the service. Called again after each RetriableError."""
         await self._admin.__aenter__()
 
     async def _try_to_connect(self) -> None:

@@ -330,7 +330,7 @@ def merge_windows(
 def _first_merged_rows(
     rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]
 ) -> tuple[list[RowT], OrderT | None]:
-    """Merge the instances' rows. Return the first rows, and the position after which the next page begins.
+    """Merge the instances' rows. Return the first `limit` rows, and the position after which the next page begins.
 
     `rows` are the rows of all responses. `ends` has an entry for each response that was cut: the position up to which
     the response is complete. Rows after the first of these positions are left to the next page, since rows of a cut

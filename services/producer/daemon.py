@@ -72,8 +72,8 @@ class ProducerDaemon(KafkaHttpDaemon):
     async def shutdown(self) -> None:
         """Finish the work in flight. The requests have a share of `shutdown_timeout_ms`.
 
-        Then the last flush and the transactions in progress end concurrently, since each may hang. Both have another
-        share of `shutdown_timeout_ms`.
+        Then the producer's last flush and the transactions in progress run at the same time, since each may hang. They
+        have one other share. A transaction that does not end in time is cancelled (see `KafkaTransactor.close`).
         """
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))

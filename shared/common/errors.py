@@ -43,7 +43,10 @@ class FatalError(PenstockError):
 
 
 class ConfigError(PenstockError):
-    """A setting is missing, wrong, or contradicts another. The message names it."""
+    """A setting or an argument is missing, wrong, or contradicts another, or what it names cannot be used.
+
+    The message says what is wrong.
+    """
 
 
 class MissingExtra(ConfigError, ModuleNotFoundError):

@@ -40,9 +40,10 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 class InvalidJson(ValueError):
-    """The data cannot be decoded: it is malformed, truncated, not UTF-8, nested too deeply, or of another type.
+    """The data cannot be decoded: it is malformed, truncated, not UTF-8, nested too deeply, or of another type, or a
+    number is out of range.
 
-    The message is the decoder's, except for text that is not UTF-8, deep nesting, and numbers out of range.
+    The message is usually the decoder's.
     """
 
 

@@ -61,6 +61,8 @@ class TransactionContext(Protocol):
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
         """Abort the transaction after this record, or else after the next batch that `poll` returns.
 
+        Called inside `poll`, that is the batch which this call returns.
+
         No record of the transaction is committed. The source offsets of its records are stored nevertheless.
         """
         ...

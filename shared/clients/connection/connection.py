@@ -459,7 +459,7 @@ class Connection:
 
         After the deadline KafkaTimeout is raised with the last error. UnknownTopicOrPartition itself is raised after
         UNKNOWN_TOPIC_GRACE_MS, or after the deadline if that comes first. `soon` is for a call that opens a
-        transaction: see `retry_waits`.
+        transaction: the waits are short while the coordinator completes the last transaction (`retry_waits`).
         """
         wait_after = retry_waits(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None

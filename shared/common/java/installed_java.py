@@ -23,7 +23,7 @@ VERSION_MIN = 17  # the minimum of Spark 4.0 and Kafka 4.1
 # Java 23 supports the call only if a security manager is allowed, Java 24 not at all.
 VERSION_MAX = 22
 NEEDED = f"Java {VERSION_MIN} to {VERSION_MAX} is needed"
-VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; a launcher that hangs must not block us
+VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; one that hangs must not block us
 _MAC_JAVA_HOME = Path("/usr/libexec/java_home")
 _LINUX_FOLDER = Path("/usr/lib/jvm")
 _BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"), Path("/home/linuxbrew/.linuxbrew"))
@@ -87,7 +87,7 @@ def parse_version(output: str) -> int | None:
 
 
 def read_version(executable: Path) -> int | None:
-    """The major version of a `java` launcher; None if it does not run or its output is not understood."""
+    """The major version of a `java` executable; None if it does not run or its output is not understood."""
     try:
         response = subprocess.run(
             [executable, "-version"],
@@ -148,7 +148,7 @@ def _brew_candidates() -> Iterator[tuple[str, Path]]:
 
 
 def main(platform: str = sys.platform) -> int:
-    """Print the launcher of the Java found, for scripts/install; an error is printed to standard error as one line.
+    """Print the path of the `java` executable found, for scripts/install. An error is one line on standard error.
 
     The error does not contain an install command, since the script prints the one that fits this machine.
     """

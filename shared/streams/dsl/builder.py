@@ -453,14 +453,15 @@ class Stream(Generic[K, V]):
         """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
         Before the stream is grouped, or joined with a stream or a table, it passes through a repartition topic, so that
-        all records of a key come to one task. The topic is `<application>-<name>-repartition`, also if other nodes are
-        between `key_by` and the grouping or join. So with a `name` the topic stays the same when other nodes change.
-        Without a `name` the topic is named after the node directly before the topic. The default name of a node
-        contains its position in the topology.
+        all records of a key come to one task. With a `name` the topic is `<application>-<name>-repartition`. It usually
+        stays the same when other nodes change, but not if the stream is merged or gets other keys after `key_by`.
+        Without a `name` the topic is `<application>-<node>-repartition`, where `<node>` is the last node of the stream
+        that is grouped or joined. The default name of a node contains its position in the topology.
 
         All groupings and joins of one stream use the same topic. Two streams derived from one `key_by` need a topic
         each. Without a `name` each gets its own. With a `name` both would get the same topic, so `repartition`, a
-        grouping or a join of the second stream raises ConfigError.
+        grouping or a join of the second stream raises ConfigError. Before it, give the second stream a topic of its
+        own: `key_by(lambda record: record.key, name=...)`.
 
         A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of
         a left join.

@@ -99,7 +99,7 @@ class WindowAggregate(TimedProcessor):
             # it. Kafka Streams counts a dropped record for each closed window.
             if not is_accepted:
                 self.context.emit_late(record, close_time_ms, stream_time_ms)
-        # The lake also gets records that only some windows missed.
+        # The lake also gets records that missed only some of their hopping windows.
         self._keep_late(outcome.late, self._one_time, codes, self._one, inputs)
         self._forward_outcome(outcome)
 

@@ -324,9 +324,10 @@ class ChangelogPartition:
             raise LogReplaced(f"{self.topic_partition}: {e}") from None
 
     async def _require_in_force(self, others: range) -> None:
-        """Raise ProducerFenced if another owner's takeover record is at one of the offsets `others`.
+        """Raise ProducerFenced if a takeover record with a higher epoch is at one of the offsets `others`.
 
-        Raises LogReplaced if the changelog was deleted and created again. Checks nothing if `others` is empty.
+        `others` are the offsets at which others may have written before a commit. If there are any, raises LogReplaced
+        if the changelog was deleted and created again.
         """
         if not others:
             return

@@ -114,9 +114,10 @@ class PartitionRestore:
     async def compare_newest(self, end: int, consumer: Consumer) -> None:
         """Check before a long restore whether the stores of the newest commit before `end` fit the topology.
 
-        Each topology that wrote to the changelog could read the state of those before it. So if the newest commit fits,
-        all commits fit, and `progress.is_accepted` is set. If it does not fit, nothing happens here. The restore will
-        find out whether the commit counts, and raise the error.
+        An owner takes over only if its topology can read the commits before it. So if the newest commit fits, the
+        earlier ones are taken to fit too, and `progress.is_accepted` is set. If it does not fit, nothing happens here:
+        a fenced owner may have written it, and then it does not count. The restore checks each commit that counts, and
+        raises the error.
         """
         start = await consumer.position(self.at)
         # A short restore finds out itself, and as quickly.

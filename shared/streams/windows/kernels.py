@@ -1018,17 +1018,20 @@ def take_sliding_windows(
     of its aggregations.
 
     Steps for a record of time t:
-    1. Find the windows of the key around t. Those that contain t are written to `spare`, which is scratch memory.
-       `right` is the latest window that contains t and ends after it. `left` is the latest window that ends before t.
+    1. Find the windows of the key around t. The row numbers of those that contain t are written to `spare`, which is
+       scratch memory. `right` is the latest window that contains t and ends after it: `made_right` will begin with a
+       copy of its numbers. `left` is the latest window that ends before t: `made_left` will begin with a copy of its
+       numbers if both contain the key's latest record before t.
        For t < `difference_ms` (`is_early`) the window that ends at t would begin below 0. Kafka Streams makes one
        window for all such records, which begins at 0 (`combined`, not in `spare`). An early record has no `left`.
-    2. Stop if there is no room, or if the record would overflow a sum of any window. Nothing has changed up to here.
-    3. Create the windows that are missing: the one that begins 1 ms after t (`made_right`), the one that begins 1 ms
-       after the key's latest record before t (`made_next`), and the one that ends at t (`made_left`; `made_combined` if
-       the record is early).
-    4. Add the record to the windows that contain it and are not closed, and log the updates in the order of Kafka
-       Streams. It forwards `made_right` last. For an early record it forwards `made_right` first, so that update is
-       logged in step 3.
+    2. Stop if there is no room, or if the record would overflow a sum of a window that is not closed. Nothing has
+       changed up to here.
+    3. Create the missing windows that would contain a record and are not closed. `made_right` begins 1 ms after t.
+       `made_next` begins 1 ms after the key's latest record before t: it was empty until now. `made_left` ends at t.
+       An early record has `made_combined` instead, which begins at 0. For an early record, log the update of
+       `made_right` here, since Kafka Streams forwards it first.
+    4. Add the record to the windows that contain it and are not closed. Log the updates in the order of Kafka Streams,
+       which forwards `made_right` last unless the record is early.
     5. If no window accepted the record, note it as late. Advance the time, and close the due windows.
 
     If the record is older than the rule accepts (t + `difference_ms` < close time), only step 5 is left.

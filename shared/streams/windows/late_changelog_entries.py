@@ -1,6 +1,6 @@
 """Late records as changelog entries. An entry has the state of its record alone, and the windows that it missed.
 
-Late records are kept until the next commit, also those that missed only some of their windows.
+Late records are kept until the next commit, also those that missed only some of their hopping windows.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class ObjectStates:
         times: Sequence[int],
         undo: list[tuple[int, Any]] | None = None,
     ) -> Done:
-        """Execute a kernel's steps; `inputs` is what the records of a batch add, `times` are their timestamps.
+        """Execute a kernel's steps in order; `inputs` is what a batch's records add, `times` are their timestamps.
 
         With `undo`, the previous states of changed rows are appended to this list, and no previous state is changed in
         place.
