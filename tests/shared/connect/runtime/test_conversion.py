@@ -1,15 +1,32 @@
-"""The conversion of a sink's records: the fast path and the slow path give the same records."""
+"""The conversion of records: the converters between Kafka and Connect, and the chain of transforms."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, ConsumerRecord
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.plain import StringConverter
 from penstock.shared.connect.runtime.conversion import Conversion
+from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.transformation_chain import TransformationChain
+from tests.shared.connect.harness import STRING, RecordingSink, RecordingSinkTask, running
+from tests.shared.connect.transforms.transforming import record
 
 UNUSED = cast(Any, None)
+
+HOIST = "org.apache.kafka.connect.transforms.HoistField$Value"
+PROPS = {
+    "transforms": "one,two",
+    "transforms.one.type": HOIST,
+    "transforms.one.field": "a",
+    "transforms.two.type": "penstock.connect.transforms.HoistFieldValue",
+    "transforms.two.field": "b",
+}
 
 
 async def test_columns_and_single_records_are_converted_alike() -> None:
@@ -26,3 +43,53 @@ async def test_columns_and_single_records_are_converted_alike() -> None:
     assert at_once == [await conversion._sink_record(record) for record in columns.records()]
     assert [record.timestamp for record in at_once] == [None, 0, 1_000]
     assert [record.original for record in at_once] == [("t", 1, 5), ("t", 1, 6), ("t", 1, 8)]
+
+
+async def test_a_connectors_header_converter_overrides_the_workers() -> None:
+    """A connector's header converter overrides the worker's, which infers types."""
+    for settings, wanted in (({}, 7), ({"header_converter": STRING}, "7")):
+        async with running() as run:
+            async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+                await producer.send("t", b"a", headers=[("h", b"7")])
+            await run.run(RecordingSink, topics="t", **settings)
+            await run.until(lambda: RecordingSinkTask.made and RecordingSinkTask.made[-1].records)
+            assert [header.value for header in RecordingSinkTask.made[-1].records[0].headers] == [wanted]
+
+
+def chain(**more: str) -> TransformationChain:
+    named = {name.replace("__", "."): value for name, value in more.items()}
+    return TransformationChain.of(Plugins.installed(), {**PROPS, **named})
+
+
+def test_transforms_are_applied_in_order() -> None:
+    """Transforms are applied in order, with Kafka's or our class names."""
+    found = chain().apply(record(1))
+    assert found is not None
+    assert found.value == {"b": {"a": 1}}
+
+
+def test_predicates_select_records() -> None:
+    """A transform applies to records for which its predicate is true, or false if negated."""
+    bound = {
+        "predicates": "gone",
+        "predicates__gone__type": "RecordIsTombstone",
+        "transforms__one__predicate": "gone",
+        "transforms__one__negate": "true",
+        "transforms__two__type": "Filter",
+        "transforms__two__predicate": "gone",
+    }
+    made = chain(**bound)
+    assert made.apply(record(None)) is None
+    passed = made.apply(record(1))
+    assert passed is not None
+    assert passed.value == {"a": 1}
+    assert chain(**bound, transforms__two__negate="true").apply(record(1)) is None
+    made.close()
+
+
+def test_unknown_classes_and_predicates_are_errors() -> None:
+    """An unknown class or predicate is a ConfigError."""
+    with pytest.raises(ConfigError, match=r"no\.Such"):
+        chain(transforms__one__type="no.Such")
+    with pytest.raises(ConfigError, match="listed in 'predicates'"):
+        chain(transforms__one__predicate="nope")

@@ -1,16 +1,12 @@
-"""The worker: connectors, tasks, restarts and target states."""
+"""The worker starts connectors and tasks, follows their target states, and restarts failed tasks."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Mapping
-from typing import ClassVar
 
 import pytest
 import structlog
 
-from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
@@ -60,51 +56,6 @@ async def test_connectors_follow_their_target() -> None:
         assert run.worker.connector_names() == frozenset()
 
 
-class BlockingConnector(FileStreamSinkConnector):
-    """A connector with `def` methods. `start` blocks until the test lets it continue."""
-
-    may_start = threading.Event()
-    threads: ClassVar[list[str]] = []
-
-    def start(self, props: Mapping[str, str]) -> None:
-        self.threads.append(threading.current_thread().name)
-        assert self.may_start.wait(60)
-        self.context.request_task_reconfiguration()
-
-    def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        self.threads.append(threading.current_thread().name)
-        self.context.request_task_reconfiguration()
-        return [{"n": str(n)} for n in range(max_tasks)]
-
-    def alter_offsets(self, props: Mapping[str, str], offsets: Mapping[TopicPartition, int | None]) -> bool:
-        self.threads.append(threading.current_thread().name)
-        return True
-
-
-async def test_a_blocking_connector_delays_no_other() -> None:
-    """A connector's `def` methods run in a thread of its own, and their calls of the context on the event loop."""
-    loop_thread = threading.current_thread()
-    requested = []
-
-    def note(name: str) -> None:
-        assert threading.current_thread() is loop_thread
-        requested.append(name)
-
-    async with running() as run:
-        run.worker.plugins.add(BlockingConnector, "Blocking")
-        config = {**SINK, "connector.class": "Blocking"}
-        starting = asyncio.create_task(run.worker.start_connector("b", config, TargetState.STARTED, run.listener, note))
-        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
-        assert not starting.done()
-        BlockingConnector.may_start.set()
-        assert await starting is State.RUNNING
-        assert [one["n"] for one in await run.worker.connector_task_configs("b", config)] == ["0", "1"]
-        assert await run.worker.alter_offsets(config, {})
-        assert requested == ["b"]
-        await run.worker.stop_connector("b")
-    assert BlockingConnector.threads == ["connector-b", "connector-b", "alter-offsets"]
-
-
 async def test_a_failed_task_is_restarted() -> None:
     """A failed task is restarted after its backoff with a new instance."""
     async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
@@ -136,50 +87,6 @@ async def test_failed_restarts_are_retried_with_rising_backoff() -> None:
         assert [line["in_ms"] for line in logged if line["event"] == "task will be restarted"] == [10, 20, 40]
     finally:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)
-
-
-async def test_a_task_that_does_not_end_is_abandoned() -> None:
-    """After the graceful timeout the worker abandons a task and ignores its events."""
-
-    def stuck(made: RecordingSourceTask) -> None:
-        async def stop() -> None:
-            await made.batches.get()
-
-        made.stop = stop  # type: ignore[method-assign]
-
-    RecordingSourceTask.prepare = staticmethod(stuck)
-    try:
-        async with running(task_shutdown_graceful_timeout_ms="50") as run:
-            id = await run.run(RecordingSource)
-            await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
-            await run.worker.stop_tasks([id])
-            assert run.worker.task_ids() == frozenset()
-            assert run.listener.of(id) == ["startup"]
-    finally:
-        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
-
-
-async def test_a_stalled_call_is_measured() -> None:
-    """The time that a task spends inside one call is measured."""
-    async with running() as run:
-        id = await run.run(RecordingSource)
-        await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
-        assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
-
-
-async def test_a_stall_and_its_end_are_logged() -> None:
-    """A call longer than `task.stall.timeout.ms` is in the metrics and the log, and so is its end."""
-
-    def stalled() -> float:
-        return run.worker.task_metrics()[0][2]["stalled"]
-
-    with structlog.testing.capture_logs() as logged:
-        async with running(task_stall_timeout_ms="100") as run:
-            await run.run(RecordingSource)
-            await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in logged))
-            RecordingSourceTask.made[-1].batches.put_nowait(None)
-            await run.until(lambda: any("no longer" in line["event"] for line in logged))
-    assert [line["event"] for line in logged if "stalled inside" in line["event"]] != []
 
 
 async def test_errors_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Validation of connector configs, compared with the responses of a real Kafka Connect."""
+"""Settings of connectors, compared with the responses of a real Kafka Connect, of their clients, and of workers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ import pytest
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.connectors.http import HttpSinkConnector
+from penstock.shared.connect.runtime.client_settings import (
+    consumer_settings,
+    kafka_settings,
+    producer_settings,
+    sink_group_id,
+    unknown_properties,
+)
 from penstock.shared.connect.runtime.config_validation import plugin_definitions, validate_connector
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.worker_config import WORKER_ONLY
+from penstock.shared.connect.runtime.worker_config import WORKER_ONLY, StandaloneConfig
 from tests.shared.connect.recordings import recorded_requests
 
 WORKER = {"connect.files.allowed": ["/"]}
 FREE = ("documentation", "recommended_values")  # our own texts, and lists of plugins
+
+STANDALONE = {
+    "bootstrap.servers": "a:9092",
+    "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+}
 
 
 def without_free_members(value: Any) -> Any:
@@ -189,3 +202,55 @@ def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> 
     own = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
     (error,) = validate_connector(plugins, props | own, {}).errors
     assert "maybe for configuration schemas.enable" in error
+
+
+def test_names_are_java_names_with_underscores() -> None:
+    """Each client takes the properties that it has a setting for."""
+    props = {"bootstrap.servers": "a:1", "linger.ms": "7", "auto.offset.reset": "earliest", "acks": "all"}
+    assert kafka_settings(props)[0].bootstrap_servers == "a:1"
+    assert producer_settings(props).linger_ms == 7
+    assert consumer_settings(props, group_id="connect-x").auto_offset_reset == "earliest"
+    assert consumer_settings(props, group_id="connect-x").group_id == "connect-x"
+
+
+def test_credentials_come_from_jaas() -> None:
+    """User and password are read from `sasl.jaas.config`, quoted or not."""
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password=s3cret;'
+    props = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
+    kafka, unknown = kafka_settings(props)
+    assert kafka.sasl_username == "ann"
+    assert kafka.sasl_password is not None
+    assert kafka.sasl_password.get_secret_value() == "s3cret"
+    assert unknown == []
+
+
+def test_invalid_values_are_named() -> None:
+    """An invalid property is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match="linger_ms"):
+        producer_settings({"linger.ms": "soon"})
+
+
+def test_unknown_properties_are_listed() -> None:
+    """Properties without an equivalent are listed, except those that may be ignored silently."""
+    props = {"metric.reporters": "1", "key.serializer": "x", "linger.ms": "1"}
+    assert unknown_properties(props) == ["metric.reporters"]
+
+
+def test_a_sink_reads_in_its_own_group() -> None:
+    """A sink's group is named after the connector, unless its config overrides it."""
+    assert sink_group_id("snk", {}) == "connect-snk"
+    assert sink_group_id("snk", {"consumer.override.group.id": "g"}) == "g"
+    assert sink_group_id("snk", {"consumer.override.group.id": ""}) == "connect-snk"
+
+
+def test_standalone_needs_a_file() -> None:
+    """A standalone worker requires an offset file."""
+    with pytest.raises(ConfigError, match=r"offset\.storage\.file\.filename"):
+        StandaloneConfig(STANDALONE)
+    assert not StandaloneConfig(STANDALONE | {"offset.storage.file.filename": "x"}).exactly_once
+
+
+def test_standalone_workers_have_no_processes() -> None:
+    """A standalone worker rejects process isolation, since one process uses its offset file."""
+    with pytest.raises(ConfigError, match=r"penstock\.task\.isolation"):
+        StandaloneConfig(STANDALONE | {"offset.storage.file.filename": "x", "penstock.task.isolation": "process"})

@@ -14,7 +14,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect import RetriableError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import STRING, TP, RecordingSink, RecordingSinkTask, Running, running
+from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, Running, running
 
 GROUP = "connect-c"
 
@@ -140,17 +140,6 @@ async def test_an_error_of_close_in_a_rebalance_fails_the_task() -> None:
         assert "no close" in run.listener.traces[0]
         assert first.calls[-1] == "stop"
         await run.until(lambda: {n for call in task().calls if call[0] == "open" for n in call[1]} == {0, 1})
-
-
-async def test_a_connectors_header_converter_overrides_the_workers() -> None:
-    """A connector's header converter overrides the worker's, which infers types."""
-    for settings, wanted in (({}, 7), ({"header_converter": STRING}, "7")):
-        async with running() as run:
-            async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
-                await producer.send("t", b"a", headers=[("h", b"7")])
-            await run.run(RecordingSink, topics="t", **settings)
-            await run.until(lambda: RecordingSinkTask.made and task().records)
-            assert [header.value for header in task().records[0].headers] == [wanted]
 
 
 async def test_only_offsets_that_the_task_returns_are_committed() -> None:
