@@ -1,4 +1,4 @@
-"""The commands of a connector's process, run in this process."""
+"""The commands of a connector's process, run in this process, and the messages that carry them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere, summary_of, trace_of
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.isolation.child import Commands, WorkerLink
-from penstock.shared.connect.isolation.messages import Message, pack
+from penstock.shared.connect.isolation.messages import Message, error_message, error_of, pack, unpack
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import RecordingSink, RecordingSinkTask, Running, running
 from tests.shared.connect.isolation.blocking import AwkwardSource
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
 
 
 class Commanded:
@@ -124,7 +137,7 @@ async def test_an_error_is_the_answer() -> None:
     async with commanded() as run:
         response = await run.request("alter_offsets", config=run.config(Odd), rows=[], sink=False)
         assert (response["class"], response["error"], response["kind"]) == ("KeyError", "'odd'", "other")
-        assert "test_child.py" in response["trace"]
+        assert "test_process_commands.py" in response["trace"]
         response = await run.request("task_configs", config=run.config(Odd))
         assert response["kind"] == "not found"
 
@@ -181,3 +194,47 @@ async def test_a_killed_worker_that_had_not_read_all_messages_has_ended() -> Non
         async with asyncio.timeout(10):
             await over.wait()
     assert commands == []
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_a_message_is_one_line(message: dict[str, object]) -> None:
+    """A message is one line, even if a value contains line breaks."""
+    line = pack(message)
+    assert line.count(b"\n") == 1
+    assert unpack(line) == message
+
+
+def test_invalid_messages_are_errors() -> None:
+    """An invalid or truncated message is a DataError, also if it is not UTF-8 or is nested too deep."""
+    too_deep = b'{"do": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    for line in (b'{"do": "st', b"[1]\n", b"", b'{"do": "\xff"}\n', too_deep):
+        with pytest.raises(DataError):
+            unpack(line)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (ConfigError("no such column"), ConfigError),
+        (ConnectorNotFound("c"), ConnectorNotFound),
+        (ConnectError("no"), ConnectError),
+        (KafkaTimeout("slow"), FailedThere),
+        (KeyError("k"), FailedThere),
+    ],
+)
+def test_errors_round_trip(error: Exception, base: type[Exception]) -> None:
+    """An error is decoded with its message, class name, trace and base class."""
+    try:
+        raise error
+    except Exception as raised:
+        message = error_message(raised)
+    again = error_of(unpack(pack(message)))
+    assert isinstance(again, base)
+    assert (summary_of(again), trace_of(again)) == (summary_of(error), trace_of(error))
+    assert "test_process_commands.py" in again.trace
+
+
+def test_task_specs_round_trip() -> None:
+    """A TaskSpec is decoded unchanged."""
+    spec = TaskSpec(ConnectorTaskId("c", 1), {"a": "${env:B}"}, {"task.class": "x"}, 3, 2)
+    assert msgspec.convert(unpack(pack({"spec": spec}))["spec"], TaskSpec) == spec
