@@ -1,14 +1,17 @@
-"""A worker's membership of its group: joining, leading, keeping work and giving work up."""
+"""A worker's membership of its group: joining, leading and giving up work; encoded worker states and assignments."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.shared.clients.group.member import GroupConfig, Join, JoinResponse, MemberState, Sync, SyncResponse, Wait
-from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout
+from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, SerializationError
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import (
     COMPATIBLE,
+    CONFIG_MISMATCH,
     EAGER,
     NOTHING,
     SESSIONED,
@@ -26,6 +29,13 @@ from penstock.shared.testing.fake_broker import ErrorCode
 
 ALL = ConnectorsAndTasks({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
 SESSION_MS = 10_000
+
+NAMES = st.text(min_size=1, max_size=5)
+WORKS = st.builds(
+    ConnectorsAndTasks,
+    st.frozensets(NAMES, max_size=3),
+    st.frozensets(st.builds(ConnectorTaskId, NAMES, st.integers(0, 9))),
+)
 
 
 def group() -> WorkerMember:
@@ -248,3 +258,58 @@ def test_leaving_resets_the_membership() -> None:
     assert worker.leave() == "me"
     assert worker.heartbeat_wait_ms(0) is None
     assert worker.state is MemberState.UNJOINED
+
+
+@given(WORKS, WORKS, st.integers(0, 2**31 - 1), st.sampled_from((COMPATIBLE, SESSIONED)))
+def test_assignments_round_trip(
+    work: ConnectorsAndTasks, revoked: ConnectorsAndTasks, delay_ms: int, version: int
+) -> None:
+    """An encoded assignment is decoded unchanged."""
+    assignment = ExtendedAssignment("leader", "http://a:1/", 7, work, revoked, delay_ms, CONFIG_MISMATCH)
+    found = decode_assignment(encode_assignment(assignment, version))
+    assert found == assignment
+    assert found.version == version
+    assert found.failed
+
+
+@given(WORKS, st.sampled_from((COMPATIBLE, SESSIONED)))
+def test_states_round_trip(held: ConnectorsAndTasks, version: int) -> None:
+    """An encoded worker state is decoded unchanged."""
+    found = decode_state(encode_state(WorkerState("http://a:1/", 7, held), version))
+    assert (found.url, found.config_offset, found.held, found.version) == ("http://a:1/", 7, held, version)
+
+
+def test_bytes_are_kafkas() -> None:
+    """Assignments and states have Kafka Connect's encoding."""
+    work = ConnectorsAndTasks({"c"}, {ConnectorTaskId("c", 1)})
+    data = encode_assignment(ExtendedAssignment("L", "U", 3, work, NOTHING, 5), SESSIONED)
+    assert data == (
+        b"\x00\x02\x00\x00\x00\x01L\x00\x01U" + (3).to_bytes(8) + b"\x00\x00\x00\x01\x00\x01c\x00\x00\x00\x02"
+        b"\xff\xff\xff\xff\x00\x00\x00\x01" + b"\x00\x00\x00\x00" + b"\x00\x00\x00\x05"
+    )
+    assert encode_state(WorkerState("U", 3), EAGER) == b"\x00\x00\x00\x01U" + (3).to_bytes(8)
+
+
+def test_eager_has_fewer_fields() -> None:
+    """Version 0 has neither held work nor revoked work nor a delay."""
+    work = ConnectorsAndTasks({"c"})
+    found = decode_assignment(encode_assignment(ExtendedAssignment("L", "U", 3, work, work, 5), EAGER))
+    assert (found.work, found.revoked, found.delay_ms, found.version) == (work, NOTHING, 0, EAGER)
+    assert decode_state(encode_state(WorkerState("U", 3, work), EAGER)).held == NOTHING
+
+
+def test_a_state_without_allocation_holds_nothing() -> None:
+    """A Java worker without work sends no allocation, which is decoded as no work."""
+    state = b"\x00\x02\x00\x01U" + (3).to_bytes(8)
+    assert decode_state(state + b"\xff\xff\xff\xff").held == NOTHING
+    assert decode_state(state).held == NOTHING
+
+
+def test_truncated_bytes_are_an_error() -> None:
+    """Truncated bytes and invalid lengths are SerializationErrors."""
+    data = encode_assignment(ExtendedAssignment("L", "U", 3, ConnectorsAndTasks({"c"})), EAGER)
+    for end in range(len(data)):
+        with pytest.raises(SerializationError):
+            decode_assignment(data[:end])
+    with pytest.raises(SerializationError):
+        decode_state(b"\xff\xff")

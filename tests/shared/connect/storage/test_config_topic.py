@@ -1,10 +1,17 @@
-"""The state of the config topic: complete task sets, and changes."""
+"""The config topic: its records, their state with complete task sets, and the store that writes them.
+
+The records are compared with those of a real Kafka Connect.
+"""
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import SerializationError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.cluster_config_state import (
     ConfigChange,
@@ -15,6 +22,7 @@ from penstock.shared.connect.storage.cluster_config_state import (
     TasksChanged,
 )
 from penstock.shared.connect.storage.config_records import (
+    ConfigRecord,
     ConnectorRecord,
     LoggerLevel,
     RestartRequest,
@@ -24,8 +32,97 @@ from penstock.shared.connect.storage.config_records import (
     TaskCountRecord,
     TaskRecord,
     decode,
+    encode,
+    parse_task,
 )
+from penstock.shared.connect.storage.config_store import MemoryConfigStore
 from tests.shared.connect.recordings import recorded_records
+
+
+def as_bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def test_recorded_configs_are_read_and_written_alike() -> None:
+    """Every recorded config record is decoded and encoded to the same bytes."""
+    rows = [row for row in recorded_records("connect-configs") if row["key"] != "session-key"]
+    assert len(rows) > 35
+    for row in rows:
+        key, value = row["key"].encode(), as_bytes(row["value"])
+        record = decode(key, value)
+        assert record is not None, row
+        assert encode(record) == (key, value)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ConnectorRecord("a-b", {"x": "ü"}),
+        ConnectorRecord("a", None),
+        TaskRecord(ConnectorTaskId("a-b", 12), {}),
+        TaskCommitRecord("a", 0),
+        TargetStateRecord("a", TargetState.STOPPED),
+        TargetStateRecord("a", None),
+        TaskCountRecord("a", 3),
+        TaskCountRecord("a", None),
+        RestartRequest("a", only_failed=True, include_tasks=False),
+        SessionKey(b"secret", "HmacSHA256", 17),
+        LoggerLevel("root", "DEBUG"),
+    ],
+)
+def test_records_round_trip(record: ConfigRecord) -> None:
+    """A record is decoded unchanged."""
+    assert decode(*encode(record)) == record
+
+
+def test_a_stopped_connector_is_paused_for_older_workers() -> None:
+    """STOPPED is written as PAUSED for older workers, and an older worker's record is read by the old field."""
+    assert json.loads(encode(TargetStateRecord("a", TargetState.STOPPED))[1] or b"") == {
+        "state": "PAUSED",
+        "state.v2": "STOPPED",
+    }
+    assert decode(b"target-state-a", b'{"state":"PAUSED"}') == TargetStateRecord("a", TargetState.PAUSED)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"connector-a", b"not json"),
+        (b"connector-a", b"[" * 100_000),
+        (b"connector-a", b'{"properties": 3}'),
+        (b"connector-a", b"[]"),
+        (b"task-a-x", b'{"properties": {}}'),
+        (b"commit-a", b'{"tasks": -1}'),
+        (b"commit-a", b'{"tasks": true}'),
+        (b"target-state-a", b'{"state": "SLEEPING"}'),
+        (b"session-key", b'{"key": "not base64!", "algorithm": "x", "creation-timestamp": 1}'),
+    ],
+)
+def test_malformed_records_are_errors(key: bytes, value: bytes) -> None:
+    """A malformed record is a SerializationError without the session key's bytes."""
+    with pytest.raises(SerializationError) as raised:
+        decode(key, value)
+    assert "not base64" not in str(raised.value)
+
+
+def test_unknown_keys_are_ignored() -> None:
+    """Records with keys of unknown types are ignored."""
+    assert decode(b"something-else", b"{}") is None
+    assert decode(None, None) is None
+    assert decode(b"connector-", b"{}") is None
+
+
+def test_task_names_without_a_number_are_errors() -> None:
+    """A task name without a connector name, a dash and a number is an error."""
+    assert parse_task("a-0") == ConnectorTaskId("a", 0)
+    for text in ("a", "-1", "a-", "a-b", "a-²"):
+        with pytest.raises(SerializationError):
+            parse_task(text)
+
+
+def test_a_session_keys_repr_hides_its_bytes() -> None:
+    """A session key's repr does not contain its bytes."""
+    assert "secret" not in repr(SessionKey(b"secret", "HmacSHA256", 17))
 
 
 def task(number: int, connector: str = "c") -> ConnectorTaskId:
@@ -174,3 +271,59 @@ def test_tasks_are_always_whole(records: list[TaskRecord | TaskCommitRecord]) ->
         tasks = snapshot.tasks("c")
         assert [t.task for t in tasks] == list(range(len(tasks)))
         assert all(t in snapshot.task_configs for t in tasks)
+
+
+async def started() -> tuple[MemoryConfigStore, list[ConfigChange]]:
+    changes: list[ConfigChange] = []
+    store = MemoryConfigStore(changes.append)
+    await store.start()
+    return store, changes
+
+
+async def test_each_change_is_read_back_when_its_call_returns() -> None:
+    """Each change is in the snapshot when its method returns."""
+    store, changes = await started()
+    await store.put_connector("c", {"x": "1"})
+    await store.put_tasks("c", [{"t": "0"}, {"t": "1"}])
+    await store.put_target_state("c", TargetState.PAUSED)
+    snapshot = store.snapshot()
+    assert snapshot.configs["c"] == {"x": "1"}
+    assert [dict(config) for config in snapshot.all_task_configs("c")] == [{"t": "0"}, {"t": "1"}]
+    assert snapshot.target_state("c") is TargetState.PAUSED
+    await store.remove_connector("c")
+    assert store.snapshot().connectors() == []
+    tasks = (ConnectorTaskId("c", 0), ConnectorTaskId("c", 1))
+    assert changes == [
+        ConnectorChanged("c", is_new=True),
+        TasksChanged("c", tasks),
+        TargetStateChanged("c"),
+        ConnectorRemoved("c"),
+    ]
+
+
+async def test_a_target_state_is_stored_with_a_new_connector() -> None:
+    """A target state given with a new connector is written before the config."""
+    store, changes = await started()
+    await store.put_connector("c", {}, TargetState.STOPPED)
+    assert store.snapshot().target_state("c") is TargetState.STOPPED
+    assert changes == [ConnectorChanged("c", is_new=True)]
+
+
+async def test_requests_and_keys_are_changes() -> None:
+    """Restart requests, session keys and logger levels are changes; task counts are in the snapshot."""
+    store, changes = await started()
+    request, key, level = RestartRequest("c", True, True), SessionKey(b"k", "a", 1), LoggerLevel("root", "INFO")
+    await store.put_restart(request)
+    await store.put_session_key(key)
+    await store.put_logger_level(level)
+    await store.put_task_count("c", 2)
+    assert changes == [request, key, level]
+    assert store.snapshot().task_count_records == {"c": 2}
+
+
+async def test_before_the_start_there_are_no_changes() -> None:
+    """Records before the start are not reported as changes."""
+    changes: list[ConfigChange] = []
+    store = MemoryConfigStore(changes.append)
+    await store.put_connector("c", {})
+    assert changes == []

@@ -1,4 +1,4 @@
-"""Source offsets by partition, in any order of the partition's members."""
+"""The offset topic: source offsets by partition, in any order of the partition's members."""
 
 from __future__ import annotations
 
