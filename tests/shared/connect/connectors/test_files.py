@@ -1,19 +1,31 @@
-"""The files sink writes complete files of `flush.size` records, named by their first offset."""
+"""Connectors that write files.
+
+The files sink writes complete files of `flush.size` records, named by their first offset. Its records become rows of
+Arrow tables, as those of the Delta sink do. The file stream sink appends a line for each record.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.shared.common.errors import RetriableError
+from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, table_of
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import TP, running
+
+MAP = Schema.map(STRING, INT32)
 
 
 def names(folder: Path) -> list[str]:
@@ -129,3 +141,83 @@ async def test_each_invalid_record_is_reported_with_its_own_error(tmp_path: Path
     assert "@" not in errors[2]
     (name,) = names(tmp_path)
     assert pq.read_table(tmp_path / name).column("n").to_pylist() == [0, 1, 4]
+
+
+def typed_records(*pairs: tuple[Schema | None, Any]) -> list[SinkRecord]:
+    return [
+        SinkRecord("t", 0, None, None, schema, value, kafka_offset=offset)
+        for offset, (schema, value) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [(MAP, pa.int32()), (None, pa.int64()), (Schema.map(STRING, MAP), pa.map_(pa.string(), pa.int32()))],
+)
+def test_a_map_has_a_column_for_each_key(schema: Schema | None, kind: pa.DataType) -> None:
+    """The columns' type is that of the map's values, or else comes from the values."""
+    one, two = ({"x": 1}, {"x": 2}) if pa.types.is_map(kind) else (1, 2)
+    table = table_of(typed_records((schema, {"a": one}), (schema, {"b": two})))
+    assert table.schema == pa.schema([("a", kind), ("b", kind)])
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    assert rows == [{"a": one, "b": None}, {"a": None, "b": two}]
+
+
+def test_columns_of_structs_come_from_their_schema() -> None:
+    """A struct's fields are columns even if they are null in all records."""
+    schema = Schema.struct("S", Field("a", INT32), Field("b", OPTIONAL_INT32))
+    table = table_of(typed_records((schema, {"a": 1, "b": None}), (schema, {"a": 2, "b": None})))
+    assert table.schema == pa.schema([("a", pa.int32()), ("b", pa.int32())])
+    assert table.column("a").to_pylist() == [1, 2]
+
+
+def test_nulls_without_a_type_are_no_table() -> None:
+    """Records of which no column can be made are rejected. They would be lost as a table without rows."""
+    with pytest.raises(NothingInIt):
+        table_of(typed_records((None, {"a": None}), (None, {"b": None})))
+
+
+@pytest.mark.parametrize("value", [None, 1, [1], {1: 2}, {None: 2}, {b"x": 2}])
+def test_other_values_are_no_rows(value: Any) -> None:
+    """The error names the record. A map with keys that are not strings has no names of columns."""
+    (record,) = typed_records((None, value))
+    with pytest.raises(DataError, match="t-0@0"):
+        check_row(record)
+
+
+@pytest.mark.parametrize("schema", [None, MAP, Schema.struct("Empty")])
+def test_an_empty_value_is_no_row(schema: Schema | None) -> None:
+    """A value without columns is an error, whatever the other records are."""
+    (record,) = typed_records((schema, {}))
+    with pytest.raises(DataError, match="empty"):
+        check_row(record)
+
+
+def test_a_struct_without_values_is_a_row() -> None:
+    """A struct's columns come from its schema, so its value may leave them all out."""
+    (record,) = typed_records((Schema.struct("S", Field("b", OPTIONAL_INT32)), {}))
+    check_row(record)
+    assert table_of([record]).to_pylist() == [{"b": None}]
+
+
+def line(value: object) -> SinkRecord:
+    return SinkRecord("t", 0, None, None, None, value, kafka_offset=0)
+
+
+async def test_put_writes_to_the_file_immediately(tmp_path: Path) -> None:
+    """`put` appends records to the file immediately, without waiting for a commit."""
+    (tmp_path / "out").write_text("before\n")
+    task = FileStreamSinkTask()
+    task.initialize(Context())
+    await task.start({"file": str(tmp_path / "out")})
+    await task.put([line("a"), line(True), line(None), line({"n": 1})])
+    assert (tmp_path / "out").read_text() == "before\na\ntrue\nnull\n{'n': 1}\n"
+    await task.stop()
+
+
+async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A file that cannot be opened is an error with its path and the system's message."""
+    task = FileStreamSinkTask()
+    task.initialize(Context())
+    with pytest.raises(ConnectError, match=r"no/out.*No such file"):
+        await task.start({"file": str(tmp_path / "no" / "out")})

@@ -1,8 +1,12 @@
-"""Logical decoding: records from changes, on bytes that Postgres wrote, and the progress of a slot."""
+"""Logical decoding in the Postgres source: records from changes, and the progress of a slot.
+
+The changes are bytes that Postgres 15 wrote.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -10,11 +14,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from
 from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, lsn_of, lsn_text, position_of
+from penstock.shared.connect.connectors.postgres.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Delete,
+    Insert,
+    Other,
+    PgCommit,
+    Relation,
+    RelationColumn,
+    Truncate,
+    Update,
+    decode_pgoutput,
+)
+from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from tests.shared.connect.connectors.postgres.recorded import (
+    ALL,
     BEGIN,
     COMMIT,
     DELETE,
@@ -38,6 +58,12 @@ ONE = {
     "at": dt.datetime(2024, 1, 1, 12, 0, 0, 250_000, tzinfo=dt.UTC),
     "big": None,
 }
+
+WHOLE = ("2", r"\x00ff")
+
+OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
+
+LOGICAL = {"connection.url": "postgresql://x/y", "mode": "logical", "topic.prefix": "", "slot.name": "s_1"}
 
 
 def changes(offset: dict[str, Any] | None = None, **more: Any) -> tuple[SlotReader, SlotProgress]:
@@ -164,3 +190,127 @@ def test_lsns_round_trip_as_text(lsn: int) -> None:
     assert lsn_of(lsn_text(lsn)) == lsn
     with pytest.raises(DataError):
         lsn_of("here")
+
+
+def test_begin_and_commit() -> None:
+    """Begin and Commit have the commit's position, the next position, and the commit time."""
+    begin = decode_pgoutput(BEGIN)
+    assert begin == Begin(0x1530388, 848662155952317, 726)
+    assert isinstance(begin, Begin)
+    assert begin.committed_ms == 1795346955952
+    assert decode_pgoutput(COMMIT) == PgCommit(0x1530388, 0x15303B8, 848662155952317)
+
+
+def test_a_relation_describes_a_table() -> None:
+    """Relation has the table's name, its replica identity, and its columns with types."""
+    assert decode_pgoutput(SRC) == Relation(
+        16384, "public", "src", "d",
+        (RelationColumn("id", True, 23), RelationColumn("name", False, 25), RelationColumn("price", False, 1700),
+         RelationColumn("at", False, 1184), RelationColumn("big", False, 25)),
+    )  # fmt: skip
+    odd = decode_pgoutput(ODD)
+    assert isinstance(odd, Relation)
+    assert (odd.name, odd.identity, [column.is_key for column in odd.columns]) == ("Odd", "f", [True, True])
+
+
+def test_inserts_updates_deletes_and_truncates() -> None:
+    """Insert, Update, Delete and Truncate have the new row, and the old row or its key if it is sent."""
+    at = "2024-01-01 12:00:00.25+00"
+    assert decode_pgoutput(INSERT) == Insert(16384, ("1", "one", "1.5", at, None))
+    assert decode_pgoutput(UPDATE) == Update(16384, None, False, ("2", "zwei", "NaN", None, UNCHANGED))
+    assert decode_pgoutput(UPDATE_KEY) == Update(
+        16384, ("1", None, None, None, None), False, ("3", "one", "1.5", at, None)
+    )
+    assert decode_pgoutput(UPDATE_WHOLE) == Update(16391, ("1", r"\x00ff"), True, WHOLE)
+    assert decode_pgoutput(DELETE) == Delete(16384, ("3", None, None, None, None), False)
+    assert decode_pgoutput(DELETE_WHOLE) == Delete(16391, WHOLE, True)
+    assert decode_pgoutput(TRUNCATE) == Truncate((16384, 16391))
+
+
+def test_other_messages_are_named_by_their_letter() -> None:
+    """Messages of other kinds are decoded as `Other` with their letter."""
+    assert decode_pgoutput(b"O" + bytes(12)) == Other("O")
+
+
+def test_a_delete_without_an_old_row_is_an_error() -> None:
+    """A Delete has the old row or its key, never a new row."""
+    with pytest.raises(DataError, match="old row"):
+        decode_pgoutput(DELETE.replace(b"K", b"N", 1))
+
+
+@given(st.sampled_from(ALL), st.data())
+def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) -> None:
+    """A message that is cut off anywhere is a DataError."""
+    end = data.draw(st.integers(0, len(message) - 1))
+    with pytest.raises(DataError):
+        decode_pgoutput(message[:end])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("int8", "-9223372036854775808", -(2**63)),
+        ("float8", "1e-300", 1e-300),
+        ("float4", "-Infinity", -math.inf),
+        ("bool", "t", True),
+        ("bool", "f", False),
+        ("bytea", r"\x", b""),
+        ("bytea", r"\x00ff", b"\x00\xff"),
+        ("numeric", "12345678901234567890.125", Decimal("12345678901234567890.125")),
+        ("date", "2024-02-29", dt.date(2024, 2, 29)),
+        ("date", "infinity", dt.date.max),
+        ("time", "23:59:59.999999", dt.time(23, 59, 59, 999_999)),
+        ("timestamp", "2024-01-01 12:00:00", dt.datetime(2024, 1, 1, 12)),
+        ("timestamp", "-infinity", dt.datetime.min),
+        ("timestamptz", "1999-12-31 23:59:59.5+00", dt.datetime(1999, 12, 31, 23, 59, 59, 500_000, tzinfo=dt.UTC)),
+    ],
+)
+def test_values_equal_the_drivers(kind: str, text: str, value: Any) -> None:
+    """Texts of all types are converted to the driver's values; infinite times become the minimum and the maximum."""
+    assert value_from(OIDS[kind], text) == value
+
+
+def test_other_types_are_text() -> None:
+    """Values of all other types are text."""
+    assert value_from(2950, "{1,2}") == "{1,2}"
+
+
+@pytest.mark.parametrize(("kind", "text"), [("date", "0044-03-15 BC"), ("timestamptz", "10000-01-01 00:00:00+00")])
+def test_a_time_out_of_pythons_range_is_an_error(kind: str, text: str) -> None:
+    """A time that Python cannot represent is an error."""
+    with pytest.raises(ConnectError, match="cannot represent"):
+        value_from(OIDS[kind], text)
+
+
+def errors(**more: str) -> dict[str, list[str]]:
+    """The errors of each invalid setting."""
+    props = {**LOGICAL, **{name.replace("_", "."): value for name, value in more.items()}}
+    return {value.name: value.errors for value in PostgresSourceConnector().validate(props) if value.errors}
+
+
+def test_logical_decoding_needs_a_slot_and_no_tables() -> None:
+    """Logical decoding requires a valid slot name, needs no tables and does not accept a query."""
+    assert errors() == {}
+    assert errors(table_whitelist="a,b") == {}
+    for name in ("", "Slot", "a-b", "x" * 64):
+        assert list(errors(slot_name=name)) == ["slot.name"]
+    assert list(errors(query="SELECT 1")) == ["query"]
+
+
+async def test_a_slot_has_one_reader() -> None:
+    """Logical decoding has one task with any `tasks.max`, and does not start without a slot name."""
+    connector = PostgresSourceConnector()
+    await connector.start({**LOGICAL, "table.whitelist": "a,b"})
+    assert await connector.task_configs(5) == [{**LOGICAL, "table.whitelist": "a,b"}]
+    with pytest.raises(ConfigError, match=r"slot\.name"):
+        await connector.start({**LOGICAL, "slot.name": ""})
+
+
+async def test_a_slots_offset_can_be_altered() -> None:
+    """A slot's offset can be altered or deleted; an invalid offset or partition is an error."""
+    connector, slot = PostgresSourceConnector(), {"protocol": "1", "slot": "s_1"}
+    assert await connector.alter_offsets(LOGICAL, [(slot, {"lsn": "0/16B3748"}), (slot, None)])
+    with pytest.raises(ConnectError, match="is not an offset"):
+        await connector.alter_offsets(LOGICAL, [(slot, {"lsn": "here"})])
+    with pytest.raises(ConnectError, match="a partition is"):
+        await connector.alter_offsets(LOGICAL, [({"slots": "s_1"}, None)])

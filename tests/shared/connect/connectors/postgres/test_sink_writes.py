@@ -1,15 +1,21 @@
-"""Conversion of records to rows of tables."""
+"""What the Postgres sink writes: rows from records, and the statements for them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from penstock.shared.common.errors import DataError
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
+from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
 
 UPSERT = RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True)
 STRUCT = Schema.struct("Row", Field("id", INT32), Field("n", OPTIONAL_STRING))
+
+TABLE = SqlTable("t", {"id": "bigint", "n": "integer"}, ("id",))
 
 
 def record(key: int, value: Any) -> SinkRecord:
@@ -64,3 +70,10 @@ def test_latest_keeps_the_last_row_of_each_key() -> None:
     """`latest` keeps only the last row of each key, since one statement may not change a row twice."""
     rows = RowBuilder(UPSERT).build([record(1, {"a": 1}), record(2, {"a": 2}), record(1, {"a": 3})])
     assert rows[0].latest() == [(1, 3), (2, 2)]
+
+
+def test_an_update_needs_a_column_to_change() -> None:
+    """Rows that have only columns of the key are an error, since they change nothing."""
+    assert update_from(TABLE, "s", ("id", "n")) == 'UPDATE "t" t SET "n"=s."n" FROM "s" s WHERE t."id"=s."id"'
+    with pytest.raises(DataError, match=r"update.*id"):
+        update_from(TABLE, "s", ("id",))
