@@ -1,10 +1,12 @@
-"""RegexRouter, TimestampRouter and Filter."""
+"""RegexRouter, TimestampRouter and Filter, and the built-in predicates."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.connect.record import Header
+from penstock.shared.connect.transforms.predicates import HasHeaderKey, RecordIsTombstone, TopicNameMatches
 from penstock.shared.connect.transforms.routing import Filter, RegexRouter, TimestampRouter
 from tests.shared.connect.transforms.transforming import applied, configured, record
 
@@ -31,3 +33,16 @@ def test_topics_are_named_by_time() -> None:
 def test_a_filter_drops() -> None:
     """Filter drops every record."""
     assert configured(Filter).apply(record(1)) is None
+
+
+def test_builtin_predicates() -> None:
+    """The predicates test a header's name, a tombstone, and a whole topic name."""
+    has, tombstone, topic = HasHeaderKey(), RecordIsTombstone(), TopicNameMatches()
+    has.configure(has.config().parse({"name": "a"}))
+    topic.configure(topic.config().parse({"pattern": "cl.*"}))
+    assert has.test(record(headers=(Header("a", 1),)))
+    assert not has.test(record(headers=(Header("b", 1),)))
+    assert tombstone.test(record(None))
+    assert not tombstone.test(record(0))
+    assert topic.test(record(1))
+    assert not topic.test(record(1).with_topic("x-clicks"))
