@@ -1,41 +1,67 @@
-"""The distributed herder on a fake broker: one worker, and two workers of one group."""
+"""Distributed mode on a fake broker: one worker, and two workers of one group.
+
+The work runner, the pending changes of the config topic and the worker's settings are also tested alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Any, ClassVar
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import KafkaTimeout, ProducerFenced
+from penstock.shared.common.errors import ConfigError, KafkaTimeout, ProducerFenced
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
+from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED, ConnectorsAndTasks
 from penstock.shared.connect.herder import distributed
 from penstock.shared.connect.herder.base_herder import Stores
-from penstock.shared.connect.herder.distributed import DistributedHerder
+from penstock.shared.connect.herder.distributed import DistributedHerder, PendingChanges
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import AlreadyExists, NotHere
+from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.worker import TaskMaker, Worker
 from penstock.shared.connect.runtime.worker_task import TaskSpec
+from penstock.shared.connect.storage.cluster_config_state import (
+    ConfigSnapshot,
+    ConnectorChanged,
+    ConnectorRemoved,
+    TargetStateChanged,
+    TasksChanged,
+)
 from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.shared.connect.harness import RecordingSink
+from tests.shared.connect.harness import RecordingSink, StatusRecorder
 from tests.shared.connect.herder.test_standalone import CONVERTER, MultiTaskSource, NoOpWorkerTask, going, validating
 
 LIMIT_S = 60
 NAMES = ("config", "offset", "status")
+
+X_TASK = ConnectorTaskId("x", 0)
+
+TASK = ConnectorTaskId("c", 0)
+
+REQUIRED = {
+    "bootstrap.servers": "a:9092",
+    "group.id": "g",
+    "config.storage.topic": "configs",
+    "offset.storage.topic": "offsets",
+    "status.storage.topic": "statuses",
+    "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+}
 
 
 async def until(holds: Callable[[], Any]) -> None:
@@ -366,3 +392,218 @@ async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatc
         await herder.put_connector("c", config(), replace=False)
         assert failures == []
         assert herder.snapshot().session_key is not None
+
+
+class SlowToStop:
+    """A worker with one connector, which stops once `may_stop` is set."""
+
+    def __init__(self) -> None:
+        self.running = {"x"}
+        self.starts = 0
+        self.may_stop = asyncio.Event()
+
+    def connector_names(self) -> frozenset[str]:
+        return frozenset(self.running)
+
+    def task_ids(self) -> frozenset[ConnectorTaskId]:
+        return frozenset()
+
+    async def stop_connector(self, name: str) -> None:
+        if name in self.running:
+            self.running.discard(name)
+            await self.may_stop.wait()
+
+    async def stop_connectors(self, names: Iterable[str]) -> None:
+        for name in names:
+            await self.stop_connector(name)
+
+    async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None: ...
+
+    async def start_connector(self, name: str, *_: object) -> State:
+        self.running.add(name)
+        self.starts += 1
+        return State.RUNNING
+
+
+def runner(worker: SlowToStop) -> tuple[WorkRunner, list[str]]:
+    snapshot = ConfigSnapshot(configs={"x": {}}, target_states={"x": TargetState.STARTED})
+    started: list[str] = []
+    made = WorkRunner(
+        cast(Any, worker), cast(Any, None), lambda: snapshot,
+        on_started=started.append, on_reconfiguration=started.append,
+    )  # fmt: skip
+    return made, started
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_connector_given_up_during_its_restart_does_not_start() -> None:
+    """A connector that is given up during its restart stops before the call ends, and does not start again."""
+    worker = SlowToStop()
+    work, started = runner(worker)
+    work.beside(work.restart_connector("x"))
+    await turns()
+    giving_up = asyncio.ensure_future(work.stop(ConnectorsAndTasks({"x"}, ())))
+    await turns()
+    assert not giving_up.done()
+    worker.may_stop.set()
+    await giving_up
+    await turns()
+    assert (worker.running, worker.starts, started) == (set(), 0, [])
+
+
+async def test_a_reassigned_connector_starts_after_the_old_one_has_stopped() -> None:
+    """A connector that is given up and assigned again during its restart starts once, after the old one has stopped."""
+    worker = SlowToStop()
+    work, started = runner(worker)
+    work.beside(work.restart_connector("x"))
+    await turns()
+    giving_up = asyncio.ensure_future(work.stop(ConnectorsAndTasks({"x"}, ())))
+    await turns()
+    await work.start(ConnectorsAndTasks({"x"}, ()))
+    await turns()
+    assert worker.starts == 0
+    worker.may_stop.set()
+    await giving_up
+    await work.until_started("x")
+    assert (worker.running, worker.starts, started) == ({"x"}, 1, ["x"])
+
+
+async def test_a_restart_stops_and_starts() -> None:
+    """A restart stops and starts the connector, and calls `on_started`."""
+    worker = SlowToStop()
+    worker.may_stop.set()
+    work, started = runner(worker)
+    await work.restart_connector("x")
+    assert (worker.starts, started) == (1, ["x"])
+
+
+@pytest.mark.parametrize("error", [KafkaTimeout("late"), ExceptionGroup("several", [KafkaTimeout("late")]), KeyError()])
+async def test_a_task_that_cannot_be_prepared_is_failed(error: Exception) -> None:
+    """Any error before a task's start is the task's: its status is FAILED with the trace, and it does not start."""
+    snapshot = ConfigSnapshot(configs={"x": {}}, task_configs={X_TASK: {}}, task_counts={"x": 1})
+    listener = StatusRecorder()
+
+    async def before_task(task: ConnectorTaskId) -> bool:
+        raise error
+
+    work = WorkRunner(
+        cast(Any, SlowToStop()), cast(Any, listener), lambda: snapshot,
+        on_started=print, on_reconfiguration=print, before_task=before_task,
+    )  # fmt: skip
+    await work.start_task(X_TASK)
+    await turns()
+    assert listener.of(X_TASK) == ["failure"]
+    assert type(error).__name__ in listener.traces[0]
+    assert work.running().tasks == frozenset()
+
+
+def test_only_a_new_connector_needs_a_rebalance() -> None:
+    """A changed connector is restarted; a new one needs a rebalance."""
+    pending = PendingChanges()
+    pending.add(ConnectorChanged("c", is_new=False), 1)
+    assert (pending.take().connectors, pending.rejoin) == ({"c"}, None)
+    pending.add(ConnectorChanged("d", is_new=True), 2)
+    assert pending.take_rejoin() == "connector d is new"
+    assert pending.take_rejoin() is None
+    assert not pending
+
+
+def test_a_removed_connector_is_not_restarted() -> None:
+    """A removal discards earlier changes of the connector and needs a rebalance."""
+    pending = PendingChanges()
+    pending.add(ConnectorChanged("c", is_new=False), 1)
+    pending.add(TargetStateChanged("c"), 2)
+    pending.add(ConnectorRemoved("c"), 3)
+    changes = pending.take()
+    assert (changes.connectors, changes.targets) == (set(), set())
+    assert pending.rejoin is not None
+
+
+def test_an_assignment_covers_changes_up_to_its_offset() -> None:
+    """A rebalance covers changes up to its config offset; later changes need another one."""
+    pending = PendingChanges()
+    pending.add(TasksChanged("c", (TASK,)), 7)
+    pending.assigned(6)
+    assert pending.rejoin is not None
+    pending.assigned(7)
+    assert pending.rejoin is None
+    assert pending.take().tasks == {TASK}
+
+
+def test_restart_requests_are_merged() -> None:
+    """Of two pending restart requests the wider one remains."""
+    pending = PendingChanges()
+    pending.add(RestartRequest("c", only_failed=True, include_tasks=False), 1)
+    pending.add(RestartRequest("c", only_failed=False, include_tasks=True), 2)
+    assert pending.take().restarts == {"c": RestartRequest("c", only_failed=False, include_tasks=True)}
+    assert not pending.take()
+
+
+def test_levels_of_loggers_are_taken_once_and_in_order() -> None:
+    """Logger levels are taken once and in order, and neither they nor session keys need a rebalance."""
+    pending = PendingChanges()
+    levels = [LoggerLevel("root", "DEBUG"), LoggerLevel("root", "INFO")]
+    for at, level in enumerate(levels):
+        pending.add(level, at)
+    pending.add(SessionKey(b"k", "a", 1), 4)
+    assert pending.rejoin is None
+    assert pending.take().loggers == levels
+    assert not pending.take()
+
+
+def test_defaults_of_settings_are_kafka_connects() -> None:
+    """Defaults are Kafka Connect's."""
+    config = DistributedConfig(REQUIRED)
+    assert config["scheduled.rebalance.max.delay.ms"] == 300_000
+    assert config["session.timeout.ms"] == 10_000
+    assert config.offered_versions == (SESSIONED, COMPATIBLE, EAGER)
+    assert not config.exactly_once
+    assert config.kafka.bootstrap_servers == "a:9092"
+
+
+def test_topics_follow_their_settings() -> None:
+    """Topics have their settings' partitions, replicas and configs; the config topic has one
+    partition, and the cleanup policy is ignored.
+    """
+    config = DistributedConfig(
+        REQUIRED | {"offset.storage.partitions": "3", "offset.storage.min.insync.replicas": "2",
+                 "config.storage.replication.factor": "1", "offset.storage.cleanup.policy": "delete"}
+    )  # fmt: skip
+    offsets, configs = config.topic("offset"), config.topic("config")
+    assert (offsets.name, offsets.partitions, dict(offsets.configs)) == ("offsets", 3, {"min.insync.replicas": "2"})
+    assert (configs.partitions, configs.replication_factor, configs.is_single) == (1, 1, True)
+
+
+def test_transactional_ids_are_kafka_connects() -> None:
+    """Transactional ids are Kafka Connect's, so that workers of both kinds fence each other."""
+    config = DistributedConfig(REQUIRED | {"exactly.once.source.support": "enabled"})
+    assert config.exactly_once
+    assert config.source_transactional_id("c", 2) == "g-c-2"
+    assert config.leader_transactional_id == "connect-cluster-g"
+    preparing = DistributedConfig(REQUIRED | {"exactly.once.source.support": "preparing"})
+    assert (preparing.exactly_once, preparing.transactional_leader) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"group.id": None}, "group.id"),
+        ({"heartbeat.interval.ms": "10000"}, "heartbeat.interval.ms"),
+        ({"status.storage.topic": "configs"}, "storage"),
+        ({"connect.protocol": "psychic"}, "connect.protocol"),
+    ],
+)
+def test_invalid_settings_are_named(wrong: dict[str, str | None], named: str) -> None:
+    """Missing, contradictory and invalid settings are errors that name the setting."""
+    props = {name: value for name, value in (REQUIRED | wrong).items() if value is not None}
+    with pytest.raises(ConfigError, match=named):
+        DistributedConfig(props)
+
+
+def test_distributed_workers_may_run_tasks_in_processes() -> None:
+    """A distributed worker accepts process isolation."""
+    assert DistributedConfig(REQUIRED | {"penstock.task.isolation": "process"})["penstock.task.isolation"] == "process"

@@ -1,11 +1,12 @@
-"""The views of REST, from configs and statuses."""
+"""Statuses: their records from a worker's events, the views of REST, and which instances a restart request restarts."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.shared.connect.errors import ConnectorNotFound
-from penstock.shared.connect.herder.restart_plan import RestartPlan
+from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
+from penstock.shared.connect.herder.status_reporter import StatusReporter
 from penstock.shared.connect.herder.views import (
     active_topics,
     connector_info,
@@ -14,14 +15,85 @@ from penstock.shared.connect.herder.views import (
     task_status,
 )
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
+from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus, TopicStatus
+from penstock.shared.connect.storage.status_store import StatusStore
+from penstock.shared.testing.manual_clock import ManualClock
 
-TASK = ConnectorTaskId("src", 0)
+TASK = ConnectorTaskId("c", 0)
+
+SRC_TASK = ConnectorTaskId("src", 0)
 CONFIG = {"connector.class": "FileStreamSource", "name": "src"}
-SNAPSHOT = ConfigSnapshot(configs={"src": CONFIG}, task_counts={"src": 1}, task_configs={TASK: {"file": "x"}})
+SNAPSHOT = ConfigSnapshot(configs={"src": CONFIG}, task_counts={"src": 1}, task_configs={SRC_TASK: {"file": "x"}})
+
+TASKS = [
+    TaskStatus(ConnectorTaskId("c", n), state, "w", 1)
+    for n, state in enumerate((State.RUNNING, State.FAILED, State.PAUSED))
+]
+
+
+def reporter(store: StatusStore, *, generation: int = 3, tracks_topics: bool = True) -> StatusReporter:
+    return StatusReporter(
+        store, "me", ManualClock(), generation=lambda: generation, version=lambda _: "1.0", tracks_topics=tracks_topics
+    )
+
+
+def test_states_carry_worker_and_generation() -> None:
+    """Each status has its worker and the group's generation."""
+    store = StatusStore()
+    reports = reporter(store)
+    for event, state in (
+        (Event.STARTUP, State.RUNNING),
+        (Event.PAUSED, State.PAUSED),
+        (Event.RUNNING, State.RUNNING),
+        (Event.STOPPED, State.STOPPED),
+        (Event.RESTART, State.RESTARTING),
+        (Event.SHUTDOWN, State.UNASSIGNED),
+    ):
+        reports.on_event("c", event)
+        assert store.cache.connector("c") == ConnectorStatus("c", state, "me", 3, "1.0")
+    reports.on_event(TASK, Event.FAILURE, "why")
+    assert store.cache.task(TASK) == TaskStatus(TASK, State.FAILED, "me", 3, "1.0", "why")
+
+
+def test_a_late_end_does_not_overwrite_the_next_owner() -> None:
+    """UNASSIGNED and FAILED of a former owner do not overwrite RUNNING of a later generation."""
+    store = StatusStore()
+    store.put(TaskStatus(TASK, State.RUNNING, "other", 4))
+    reporter(store).on_event(TASK, Event.SHUTDOWN)
+    reporter(store).on_event(TASK, Event.FAILURE, "why")
+    assert store.cache.task(TASK) == TaskStatus(TASK, State.RUNNING, "other", 4)
+
+
+def test_topics_are_recorded_once() -> None:
+    """An active topic is written once, and again after the list was reset."""
+    store = StatusStore()
+    reports = reporter(store)
+    reports.on_topic_used(TASK, "t")
+    first = store.cache.topic("c", "t")
+    reports.on_topic_used(ConnectorTaskId("c", 1), "t")
+    assert store.cache.topic("c", "t") is first
+    assert first is not None
+    reports.forget_topics("c")
+    assert store.cache.topics("c") == []
+    reports.on_topic_used(TASK, "t")
+    assert [status.topic for status in store.cache.topics("c")] == ["t"]
+    reporter(store, tracks_topics=False).on_topic_used(TASK, "u")
+    assert len(store.cache.topics("c")) == 1
+
+
+def test_a_forgotten_connector_leaves_nothing() -> None:
+    """`forget_connector` deletes the statuses of the connector, its tasks and its topics."""
+    store = StatusStore()
+    reports = reporter(store)
+    reports.on_event("c", Event.STARTUP)
+    reports.on_event(TASK, Event.STARTUP)
+    reports.on_topic_used(TASK, "t")
+    reports.forget_connector("c")
+    assert (store.cache.connectors(), store.cache.tasks("c"), store.cache.topics("c")) == ([], [], [])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +105,7 @@ def plugins() -> Plugins:
 def statuses() -> StatusCache:
     cache = StatusCache()
     cache.apply(ConnectorStatus("src", State.RUNNING, "w:1", 1, "4.1.1"))
-    cache.apply(TaskStatus(TASK, State.FAILED, "w:2", 1, None, "Traceback"))
+    cache.apply(TaskStatus(SRC_TASK, State.FAILED, "w:2", 1, None, "Traceback"))
     cache.apply(TopicStatus("lines", "src", 0, 1))
     return cache
 
@@ -64,13 +136,13 @@ def test_statuses_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
         "tasks": [{"id": 0, "state": "FAILED", "worker_id": "w:2", "trace": "Traceback"}],
         "type": "source",
     }
-    assert task_status(statuses, TASK)["state"] == "FAILED"
+    assert task_status(statuses, SRC_TASK)["state"] == "FAILED"
     assert active_topics(statuses, "src") == {"src": {"topics": ["lines"]}}
 
 
 def test_restarting_instances_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
     """The response to a restart shows RESTARTING for the planned instances, without the old trace."""
-    shown = connector_status(SNAPSHOT, statuses, plugins, "src", RestartPlan(False, (TASK,)))
+    shown = connector_status(SNAPSHOT, statuses, plugins, "src", RestartPlan(False, (SRC_TASK,)))
     assert shown["connector"]["state"] == "RUNNING"
     assert shown["tasks"] == [{"id": 0, "state": "RESTARTING", "worker_id": "w:2"}]
 
@@ -85,3 +157,21 @@ def test_unknown_connectors_and_tasks_are_not_found(plugins: Plugins, statuses: 
         connector_status(ConfigSnapshot(), statuses, plugins, "src")
     with pytest.raises(ConnectorNotFound, match=r"task src-7$"):
         task_status(statuses, ConnectorTaskId("src", 7))
+
+
+@pytest.mark.parametrize(
+    ("only_failed", "include_tasks", "state", "connector", "tasks"),
+    [
+        (False, False, State.RUNNING, True, []),
+        (False, True, State.RUNNING, True, [0, 1, 2]),
+        (True, True, State.RUNNING, False, [1]),
+        (True, True, State.FAILED, True, [1]),
+        (True, False, State.RUNNING, False, []),
+    ],
+)
+def test_restart_plans(only_failed: bool, include_tasks: bool, state: State, connector: bool, tasks: list[int]) -> None:
+    """Tasks are restarted only with `includeTasks`, and with `onlyFailed` only failed instances."""
+    request = RestartRequest("c", only_failed, include_tasks)
+    plan = plan_restart(request, ConnectorStatus("c", state, "w", 1), TASKS)
+    assert (plan.connector, [task.task for task in plan.tasks]) == (connector, tasks)
+    assert bool(plan) is bool(connector or tasks)
