@@ -17,7 +17,7 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.task.late_records import late_record
-from tests.api.rest_proxy.test_routes import OPERATIONS, misfits
+from tests.api.rest_proxy.test_metadata import OPERATIONS, misfits
 from tests.integration.test_http_ingest import read_all
 from tests.shared_broker import Broker
 

@@ -27,10 +27,9 @@ from penstock.api.settings import IngestSettings
 from penstock.api.streams.routes import streams_router
 from penstock.services.admin.routers import forwarded_documents
 from penstock.shared.clients.admin import MemberDescription
-from tests.api.admin.test_dead_letters import MemoryDeadLetters
-from tests.api.admin.test_routes import F0, MemoryAdmin
+from tests.api.admin.test_administration import F0, MemoryAdmin, MemoryDeadLetters
 from tests.api.conftest import MemoryProducer
-from tests.api.streams.test_routes import View
+from tests.api.streams.test_queries import View
 
 NAMES = {"topic": "flights", "cluster_id": "c-1", "group": "banks", "consumer": "m-1", "partition": 0, "number": 0}
 NAMES |= {"broker_id": 1, "config": "cleanup.policy"}

@@ -15,7 +15,7 @@ from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, finge
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
-from tests.api.ingest.test_routes import NDJSON, URL, Service
+from tests.api.ingest.service import NDJSON, URL, Service
 
 
 def key_of(

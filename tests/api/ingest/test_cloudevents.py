@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.ingest.cloudevents import ATTRIBUTES_MAX, cloudevent_from_headers, cloudevent_from_json
 from penstock.api.ingest.event import EventRejected
-from tests.api.ingest.test_routes import Service
+from tests.api.ingest.service import Service
 
 EVENT = {
     "specversion": "1.0",

@@ -19,10 +19,10 @@ from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.settings import HttpSettings
-from tests.api.admin.test_routes import MemoryAdmin
+from tests.api.admin.test_administration import MemoryAdmin
 from tests.api.conftest import after
+from tests.api.ingest.service import COMPRESS, NDJSON, URL, Service
 from tests.api.ingest.test_atomic import Transactor
-from tests.api.ingest.test_routes import COMPRESS, NDJSON, URL, Service
 
 STREAMED = NDJSON | {"Accept": "application/x-ndjson"}
 

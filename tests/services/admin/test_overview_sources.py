@@ -16,7 +16,7 @@ from penstock.services.admin.overview_sources import GROUPS_MAX, HttpSource, Kaf
 from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
-from tests.api.admin.test_routes import MemoryAdmin
+from tests.api.admin.test_administration import MemoryAdmin
 
 
 class View:

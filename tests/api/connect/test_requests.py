@@ -1,9 +1,11 @@
-"""Parsing of requests to Kafka Connect's REST API."""
+"""Requests to Kafka Connect's REST API: bodies, paths, and a new connector's location."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
+import httpx
 import pytest
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -16,6 +18,7 @@ from penstock.api.connect.request_parsing import (
     normalize_path,
     patch_of,
 )
+from penstock.api.connect.routes import create_connect_app
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
@@ -109,3 +112,31 @@ def test_paths_lose_trailing_slashes_and_keep_those_in_names() -> None:
     assert normalize_path(b"/", "/") == "/"
     assert normalize_path(b"/connectors//", "/connectors//") == "/connectors"
     assert normalize_path(b"/connectors/a%2fb", "/connectors/a/b") == "/connectors/a\x00b"
+
+
+class CreatingHerder:
+    """A herder that creates every connector."""
+
+    is_ready = True
+
+    async def put_connector(
+        self, name: str, config: Mapping[str, str], target: object = None, *, replace: bool
+    ) -> tuple[bool, dict[str, Any]]:
+        return True, {"name": name, "config": dict(config), "tasks": [], "type": "source"}
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("orders", "orders"), ("Aufträge €", "Auftr%C3%A4ge%20%E2%82%AC"), ("a/b", "a%2Fb")]
+)
+async def test_a_new_connectors_location_can_be_followed(name: str, written: str) -> None:
+    """The Location header of a new connector is percent-encoded, also for names with slashes
+    or non-ASCII characters.
+    """
+    transport = httpx.ASGITransport(create_connect_app(cast(Any, CreatingHerder())), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://me:8083") as client:
+        for response in (
+            await client.post("/connectors", json={"name": name, "config": {"connector.class": "X"}}),
+            await client.put(f"/connectors/{written}/config", json={"connector.class": "X"}),
+        ):
+            assert (response.status_code, response.json()["name"]) == (201, name)
+            assert response.headers["location"] == f"http://me:8083/connectors/{written}"

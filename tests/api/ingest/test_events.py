@@ -1,19 +1,23 @@
-"""Key and event time of an event, read from its bytes."""
+"""The key and the time of an event, from its bytes or from headers, and its JSON Schema."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.ingest.event import EventRejected, column_after, explain_malformed, topic_reader
+from penstock.api.ingest.event import EventRejected, column_after, explain_malformed, load_event_schema, topic_reader
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TimeUnit
+from tests.api.ingest.service import NDJSON, URL, Service
 
 EARLIEST = 946_684_800_000
 """2000-01-01, the default earliest event time."""
@@ -248,3 +252,108 @@ def test_a_time_outside_of_the_calendar_is_named_so() -> None:
     with pytest.raises(EventRejected, match=r"/at.*1795460162760000000") as e:
         read_time("/at", 1_795_460_162_760_000_000, 1_795_460_162_760)
     assert 'time_unit = "ns"' in str(e.value)
+
+
+async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None:
+    """Records have the key and time that the topic's pointers address; a missing one is an error with the pointer."""
+    service = Service(producer, topics={"t": {"key": ["/c", "/o"], "time": "/at"}})
+    at = 1_717_408_800_000
+    response = await service.post(b'{"c":"UA","o":"EWR","at":%d}\n{"c":"UA","at":%d}\n' % (at, at))
+    assert response.status_code == 207
+    (record,) = [record for log in producer.logs["t"] for record in log]
+    assert (record.key, record.timestamp) == (b"UA-EWR", at)
+    assert response.json()["errors"][0]["message"] == "key: nothing at /o"
+
+
+async def test_an_event_too_far_ahead_is_rejected_alone(producer: Any) -> None:
+    """An event too far in the future is rejected alone, since the broker would reject its whole batch."""
+    service = Service(producer, topics={"t": {"time": "/t"}})
+    response = await service.post(b'{"t":1717408800000}\n{"t":99999999999999}\n')
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    assert "max_future_ms" in response.json()["errors"][0]["message"]
+
+
+async def test_seconds_taken_for_ms_are_rejected_alone(producer: Any) -> None:
+    """Seconds in a topic of ms are rejected with the likely unit; a topic with `time_unit = "s"` accepts them."""
+    body = b'{"t":1717408800}\n{"t":0}\n{"t":"1970-01-20T21:03:28Z"}\n{"t":"2024-06-03T10:00:00Z"}\n'
+    response = await Service(producer, topics={"t": {"time": "/t"}}).post(body)
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    errors = response.json()["errors"]
+    assert [(e["line"], e["error_code"], e["outcome"]) for e in errors] == [
+        (line, "INVALID_TIMESTAMP", "not_stored") for line in (1, 2, 3)
+    ]
+    assert ["looks like seconds" in e["message"] for e in errors] == [True, False, False]
+    assert all("min_event_time=2000-01-01" in e["message"] for e in errors)
+    seconds = Service(producer, topics={"t": {"time": "/t", "time_unit": "s"}})
+    assert (await seconds.post(b'{"t":1717408801}\n')).status_code == 200
+    stored = sorted(r.timestamp or 0 for log in producer.logs["t"] for r in log)
+    assert stored == [1_717_408_800_000, 1_717_408_801_000]
+
+
+async def test_key_and_time_come_from_headers_where_the_event_has_none(producer: Any) -> None:
+    """The topic's settings name the headers. A key or time in the event takes precedence."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time"}})
+    response = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
+    assert response.status_code == 200
+    assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 1_717_408_800_000)}
+
+
+async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any) -> None:
+    """Seconds are accepted only for a topic in seconds. Otherwise the response names the likely unit."""
+    service = Service(
+        producer, topics={"t": {"time_header": "X-Time"}, "u": {"time_header": "X-Time", "time_unit": "s"}}
+    )
+    producer.logs["u"] = [[], []]
+    seconds = NDJSON | {"X-Time": "1717408800"}
+    response = await service.post(b"1\n", seconds)
+    assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert "the header X-Time" in response.json()["detail"]
+    assert "looks like seconds" in response.json()["detail"]
+    assert (await service.client.post("/v1/topics/u/events", content=b"1\n", headers=seconds)).status_code == 200
+    assert [r.timestamp for log in producer.logs["u"] for r in log] == [1_717_408_800_000]
+
+
+async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) -> None:
+    """A key that is not ASCII is stored as UTF-8, like an event's own key."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key"}})
+    request = service.client.build_request("POST", URL, content=b"1\n", headers=NDJSON)
+    request.headers = httpx.Headers([*request.headers.raw, (b"x-key", "Zoë".encode())])
+    assert (await service.client.send(request)).status_code == 200
+    assert [r.key for log in producer.logs["t"] for r in log] == ["Zoë".encode()]
+
+
+async def test_an_invalid_time_header_rejects_the_request(producer: Any) -> None:
+    """A time header that is no time or too far ahead is a 400."""
+    service = Service(producer, topics={"t": {"time_header": "X-Time"}})
+    for text in ("soon", str(2**62)):
+        response = await service.post(b"1\n", NDJSON | {"X-Time": text})
+        assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert producer.batches == []
+
+
+def test_an_error_has_the_pointer_to_the_invalid_value(tmp_path: Path) -> None:
+    """A validation error has the pointer to the invalid value and the expected type."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"properties": {"a": {"items": {"type": "string"}}}}))
+    validate = load_event_schema(path)
+    assert validate({"a": ["x"]}) is None
+    assert validate({"a": ["x", 2]}) == '/a/1: 2 is not of type "string"'
+
+
+@pytest.mark.parametrize("text", ["{", '{"type": 7}', "[" * 100_000])
+def test_an_invalid_schema_is_rejected_at_start_up(tmp_path: Path, text: str) -> None:
+    """An invalid or missing schema file is a ConfigError that names the setting and the file."""
+    path = tmp_path / "s.json"
+    path.write_text(text)
+    for name in (path, tmp_path / "none.json"):
+        with pytest.raises(ConfigError, match=r"json_schema: .*json"):
+            load_event_schema(name)
+
+
+async def test_a_schema_rejects_single_events(producer: Any, tmp_path: Path) -> None:
+    """An event that violates the topic's JSON Schema is rejected, and the others are stored."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"required": ["id"]}))
+    response = await Service(producer, topics={"t": {"json_schema": str(path)}}).post(b'{"id":1}\n{}\n')
+    assert (response.status_code, response.json()["stored"]) == (207, 1)
+    assert response.json()["errors"][0]["error_code"] == "SCHEMA_VIOLATED"

@@ -1,16 +1,25 @@
-"""The outcomes of a request's events, and the response."""
+"""The outcome of each event, stored, not stored or unknown; the response to all; and when a request stops."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from penstock.api.ingest.event import RecordError
+from penstock.api.http.health import CheckResult
+from penstock.api.http.turns import FREE
+from penstock.api.ingest.event import Parsed, RecordError
+from penstock.api.ingest.event_sender import EventSender
 from penstock.api.ingest.result import IngestResult
+from penstock.api.settings import IngestSettings
 from penstock.shared.common import errors
-from penstock.shared.common.records import RecordMetadata
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from tests.api.ingest.service import URL, Service
 
 
 def stored(partition: int, offset: int) -> RecordMetadata:
@@ -268,3 +277,219 @@ def test_only_acknowledged_records_are_counted_as_stored(outcomes: list[RecordMe
     assert [e["line"] for e in body.get("errors", [])] == [
         i for i, o in enumerate(outcomes) if not isinstance(o, RecordMetadata)
     ]
+
+
+def parsed(positions: list[int], bad: list[int] | None = None) -> Parsed:
+    batch = Parsed()
+    batch.positions = positions
+    batch.records = [ProducerRecord("t", b"%d" % p) for p in positions]
+    batch.errors = [RecordError(p, 400, "MALFORMED_JSON", "not JSON") for p in bad or []]
+    return batch
+
+
+def request(producer: Any, **settings: int) -> EventSender:
+    limits = IngestSettings.model_validate(settings)
+    return EventSender(producer, IngestResult("line", limits.max_errors), limits)
+
+
+async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None:
+    """The batch that exceeds the limit waits for the oldest one."""
+    sender = request(held_producer, max_in_flight_records=20)
+    for i in range(2):
+        assert await sender.send(parsed(list(range(i * 10, i * 10 + 10))), FREE)
+    third = asyncio.ensure_future(sender.send(parsed(list(range(20, 30))), FREE))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not third.done()
+    assert held_producer.most == 30
+    held_producer.release.set()
+    assert await third
+    await sender.finish()
+    assert sender.result.stored_count == 30
+    assert repr(sender) == "EventSender(in_flight=0, IngestResult(stored=30, errors=0, stopped_at=None))"
+
+
+async def test_a_record_without_acknowledgement_in_time_is_unknown(held_producer: Any) -> None:
+    """After ack_timeout_ms the outcome is unknown, and the response says that the records may still be stored."""
+    sender = request(held_producer, ack_timeout_ms=1)
+    await sender.send(parsed([1, 2]), FREE)
+    await sender.finish()
+    assert sender.result.status == 504
+    assert [e.position for e in sender.result.errors] == [1, 2]
+    assert "may still be stored" in sender.result.errors[0].message
+
+
+class InterruptedProducer:
+    """Accepts `accepts` records, then raises `error`, or waits forever if it is None."""
+
+    def __init__(self, accepts: int, error: errors.PenstockError | None) -> None:
+        self.accepts = accepts
+        self.error = error
+
+    async def partitions_for(self, topic: str) -> list[int]:
+        return [0]
+
+    async def send_many(self, records: Iterable[ProducerRecord]) -> Any:
+        for _ in zip(range(self.accepts), records, strict=False):
+            pass
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("error", [errors.IllegalState("the producer was closed"), None], ids=["raises", "waits"])
+@pytest.mark.parametrize(("accepts", "status"), [(0, 503), (2, 504)])
+async def test_records_that_the_producer_did_not_accept_are_not_stored(accepts: int, status: int, error: Any) -> None:
+    """If sending ends early, by an error or by ack_timeout_ms, only the records that were drawn may be stored."""
+    sender = request(InterruptedProducer(accepts, error), ack_timeout_ms=1)
+    await sender.send(parsed([1, 2, 3]), FREE)
+    await sender.finish()
+    assert [e.outcome for e in sender.result.errors] == ["unknown"] * accepts + ["not_stored"] * (3 - accepts)
+    assert sender.result.status == status
+
+
+async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any) -> None:
+    """An error of send_many itself is every record's error."""
+    producer.fail_all = errors.BufferExhausted("buffer_memory is full")
+    sender = request(producer)
+    assert not await sender.send(parsed([1, 2]), FREE)
+    await sender.finish()
+    assert (sender.result.status, len(sender.result.errors)) == (429, 2)
+
+
+async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
+    """After an error that would affect all later batches, send returns False."""
+    producer.errors_by_value = {b"1": errors.BrokerNotAvailable("no broker")}
+    sender = request(producer)
+    first = await sender.send(parsed([1]), FREE)
+    await asyncio.sleep(0)
+    assert first is False or await sender.send(parsed([2]), FREE) is False
+    await sender.finish()
+    assert sender.result.must_stop == "no broker"
+
+
+async def test_a_batch_is_cut_at_the_first_error_beyond_the_limit(producer: Any) -> None:
+    """The number of errors is bounded, and no record after the cut is sent."""
+    sender = request(producer, max_errors=2)
+    assert not await sender.send(parsed([1, 4, 9], bad=[2, 3, 5, 8]), FREE)
+    await sender.finish()
+    assert sorted(producer.values()) == [b"1", b"4"]
+    assert [e.position for e in sender.result.errors] == [2, 3]
+    assert sender.result.stopped_at == 5
+
+
+async def test_the_records_of_an_abandoned_request_are_still_sent(held_producer: Any) -> None:
+    """A disconnect of the client does not cancel the producer's batches."""
+    sender = request(held_producer)
+    await sender.send(parsed([1, 2]), FREE)
+    flights = [flight.outcomes for flight in sender._flights]
+    sender.abandon()
+    held_producer.release.set()
+    await asyncio.gather(*flights)
+    assert set(held_producer.values()) == {b"1", b"2"}
+    assert sender.result.stored_count == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.BrokerNotAvailable("no broker"), 503),
+        (errors.NotEnoughReplicas("1 of 2"), 503),
+        (errors.KafkaTimeout("no response"), 504),
+        (errors.DeliveryTimeout("25 s"), 504),
+        (errors.BufferExhausted("full"), 429),
+    ],
+)
+async def test_kafka_errors_are_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
+    """A Kafka error has its status with Retry-After and is never a 2xx."""
+    producer.errors_by_value = {b"1": error}
+    response = await Service(producer).post(b"1\n")
+    assert response.status_code == status
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["stored"] == 0
+
+
+async def test_during_an_outage_requests_are_a_503_immediately(producer: Any) -> None:
+    """During a known outage a request is a 503 immediately, and nothing reaches the producer."""
+    response = await Service(producer, kafka=lambda: CheckResult(False, "no broker")).post(b"1\n")
+    assert (response.status_code, response.json()["error_code"]) == (503, "BROKER_NOT_AVAILABLE")
+    assert "retry-after" in response.headers
+    assert producer.batches == []
+
+
+async def test_unknown_outcomes_are_a_504_during_an_outage(held_producer: Any) -> None:
+    """Records that may be stored are a 504 even during an outage, since a 503 means that nothing is stored."""
+    checks = [CheckResult(True), CheckResult(False, "no broker")]
+    away = Service(held_producer, kafka=lambda: checks.pop(0) if checks else CheckResult(False), ack_timeout_ms=1)
+    response = await away.post(b"1\noops\n")
+    body = response.json()
+    assert (response.status_code, body["error_code"]) == (504, "REQUEST_TIMED_OUT")
+    assert body["title"] == "Events may or may not be stored"
+    assert (body["stored"], body["not_stored"], body["unknown"]) == (0, 1, 1)
+    assert [(e["line"], e["outcome"]) for e in body["errors"]] == [(1, "unknown"), (2, "not_stored")]
+    assert away.metric("unknown_records", error_code="REQUEST_TIMED_OUT") == 1
+    assert away.metric("rejected_records", error_code="MALFORMED_JSON") == 1
+
+
+async def test_a_timeout_without_a_write_is_a_503(producer: Any) -> None:
+    """A timeout of records that were certainly not written is a 503."""
+    error = errors.DeliveryTimeout("t-0: it was not written")
+    error.maybe_written = False
+    producer.errors_by_value = {b"1": error}
+    response = await Service(producer).post(b"1\n")
+    assert (response.status_code, response.json()["title"]) == (503, "No event was stored")
+    assert response.json()["unknown"] == 0
+
+
+async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timeout of the topic's metadata is a 503, and nothing is sent."""
+
+    async def late(topic: str) -> list[int]:
+        raise errors.KafkaTimeout(f"{topic}: no metadata")
+
+    monkeypatch.setattr(producer, "partitions_for", late)
+    assert (await Service(producer).post(b"1\n")).status_code == 503
+    assert producer.batches == []
+
+
+async def test_a_lost_broker_stops_reading(producer: Any) -> None:
+    """After a broker error reading stops, and the response names the first unread line."""
+    read = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for i in range(1, 101):
+            read.append(i)
+            yield b"%d\n" % i
+            await asyncio.sleep(0)
+
+    producer.errors_by_value = {b"10": errors.BrokerNotAvailable("no broker")}
+    response = await Service(producer).post(chunks())
+    body = response.json()
+    assert response.status_code == 207
+    assert body["stopped_at_line"] == body["stored"] + len(body["errors"]) + 1
+    assert 11 <= body["stopped_at_line"] < 20
+    assert response.headers["retry-after"] == "5"
+    assert len(producer.values()) == body["stored"]
+
+
+async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
+    """max_errors invalid lines end the request, and the response names the first unread line."""
+    response = await Service(producer, max_errors=3).post(b"1\n" + b"x\n" * 10 + b"2\n")
+    assert response.status_code == 207
+    assert len(response.json()["errors"]) == 3
+    assert response.json()["stopped_at_line"] == 5
+    assert producer.values() == [b"1"]
+
+
+async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_producer: Any) -> None:
+    """With ack=none the response is a 202 that lists the invalid events, or a 429 if the producer has no room."""
+    service = Service(held_producer)
+    response = await service.post(b"1\noops\n2\n", url=URL + "?ack=none")
+    assert (response.status_code, response.json()["accepted"]) == (202, 2)
+    assert "nothing was acknowledged" in response.json()["promise"]
+    assert "stored" not in response.json()
+    assert [e["line"] for e in response.json()["errors"]] == [2]
+    held_producer.release.set()
+    producer.is_full = True
+    full = await Service(producer).post(b"1\n", url=URL + "?ack=none")
+    assert (full.status_code, full.headers["retry-after"], producer.batches) == (429, "1", [])
