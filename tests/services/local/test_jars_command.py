@@ -1,6 +1,6 @@
 """The folders and the errors of `penstock jars`, and the set of Kafka's jars.
 
-Downloads are tested in tests/shared/common/java/test_jars.py and tests/integration/test_kafka_jars.py.
+Downloads are tested in tests/shared/common/java/test_jar_downloads.py and tests/integration/test_kafka_jars.py.
 """
 
 from __future__ import annotations

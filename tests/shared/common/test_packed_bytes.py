@@ -1,4 +1,4 @@
-"""PackedBytes, a compact sequence of byte strings."""
+"""PackedBytes, a compact sequence of byte strings; copies of its strings, and rows joined from them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.common.byte_copies import copied
+from penstock.shared.common.interleaving import interleaved
 from penstock.shared.common.packed_bytes import SPARSE, PackedBytes
 
 STRINGS = st.lists(st.none() | st.binary(max_size=20), max_size=30)
 
 
 @given(STRINGS, st.data())
-def test_it_behaves_like_a_list(strings: list[bytes | None], data: st.DataObject) -> None:
+def test_packed_strings_behave_like_a_list(strings: list[bytes | None], data: st.DataObject) -> None:
     """Items, slices, selections, iteration, length, `in` and equality are those of the list."""
     packed = PackedBytes.of(strings)
     assert packed == strings
@@ -59,3 +61,28 @@ def test_kernels_are_given_one_kind_of_array() -> None:
         assert array.flags.c_contiguous
         assert not array.flags.writeable
         assert array.dtype == of
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=9))), st.data())
+def test_a_copy_has_the_strings_and_nothing_else(strings: list[bytes | None], data: st.DataObject) -> None:
+    """A copy contains the selected strings, also nulls and duplicates, and its buffer nothing else."""
+    indices = data.draw(st.lists(st.integers(0, len(strings) - 1))) if strings else []
+    some = copied(PackedBytes.of(strings).at(np.array(indices, np.int64)))
+    assert list(some) == [strings[index] for index in indices]
+    assert some.data.tobytes() == b"".join(string for string in some if string is not None)
+
+
+texts = st.binary(max_size=20)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 6))
+def test_rows_alternate_pieces_and_texts(data: st.DataObject, columns: int, rows: int) -> None:
+    """A row consists of pieces and texts of any length in turns, also for slices of a buffer."""
+    pieces = data.draw(st.lists(texts, min_size=columns + 1, max_size=columns + 1))
+    of_rows = [data.draw(st.lists(texts, min_size=rows + 1, max_size=rows + 1)) for _ in range(columns)]
+    found = interleaved(pieces, [PackedBytes.of(column)[1:] for column in of_rows])
+    expected = [
+        b"".join(piece + text for piece, text in zip(pieces, row, strict=False)) + pieces[-1]
+        for row in zip(*(column[1:] for column in of_rows), strict=True)
+    ]
+    assert list(found) == expected

@@ -1,4 +1,4 @@
-"""Continuations of queries."""
+"""Pages of query results: ranges of keys, the order of rows, and continuations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.continuation_codec import ContinuationCodec, WrongContinuation
-from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.row_positions import LivePosition, RowPosition, WindowPosition, live_order, row_order
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 POSITIONS = st.one_of(
@@ -57,3 +59,36 @@ def test_a_continuation_of_another_query_is_rejected() -> None:
     assert text is not None
     with pytest.raises(WrongContinuation, match="is invalid"):
         PAGES.decode(text[:-2])
+
+
+@given(st.binary(max_size=3), NUMBERS, st.binary(max_size=3), NUMBERS)
+def test_rows_are_ordered(key: bytes, start: int, other: bytes, other_start: int) -> None:
+    """Different rows have different orders, and rows of one key are ordered by start."""
+    orders = row_order(key, start), row_order(other, other_start)
+    assert (orders[0] == orders[1]) == ((key, start) == (other, other_start))
+    assert (row_order(key, start) < row_order(key, other_start)) == (start < other_start)
+
+
+def test_live_windows_that_end_last_come_first() -> None:
+    """Live windows are ordered by latest end, then by store, partition, key and start."""
+    positions = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
+    assert sorted(positions, key=live_order) == [positions[2], positions[1], positions[0]]
+    assert [live_order(position).position() for position in positions] == positions
+
+
+@given(st.text(), st.text(), st.text())
+def test_the_order_of_text_is_that_of_its_bytes(low: str, key: str, high: str) -> None:
+    """A range of text contains the same keys as a comparison of the texts."""
+    assert KeyRange.of(low=low, high=high).has(key.encode()) is (low <= key <= high)
+
+
+def test_a_record_without_a_key_is_in_no_range() -> None:
+    """A record without a key is not even in the unbounded range."""
+    assert not KeyRange.of().has(None)
+
+
+def test_bounds_that_are_no_text() -> None:
+    """A bound that is no UTF-8 is a ConfigError for text keys."""
+    assert KeyRange.of(low="ä").texts() == ("ä", None)
+    with pytest.raises(ConfigError, match=r"b'\\xff'"):
+        KeyRange.of(b"\xff").texts()
