@@ -1,20 +1,375 @@
-"""Controls of requests and the responses that they produce, without sockets."""
+"""Faults that a test injects: what connections see over real sockets, and the responses of each API."""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.faults import (
+from penstock.shared.testing.fake_broker import (
+    Action,
+    Api,
     Close,
+    Delay,
+    Drop,
+    ErrorCode,
+    Fail,
+    FakeCluster,
+    Message,
+    Request,
+    Respond,
+)
+from penstock.shared.testing.fake_broker.faults import (
     Control,
     failed_response,
     merge_failures,
     without_partitions,
 )
-from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS, Api, ErrorCode
-from penstock.shared.testing.fake_broker.request import Request
+from penstock.shared.testing.fake_broker.protocol import SUPPORTED_APIS
+from tests.shared.testing.fake_broker.frames import decode_response, encode_request
+from tests.shared.testing.fake_broker.test_partition_logs import built
+
+PATIENCE_S = 10
+SOON_S = 0.05
+"""How long a test waits for a response that must not arrive."""
+
+
+class Wire:
+    """A connection that sends frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def write(self, frame: bytes) -> None:
+        self.writer.write(struct.pack(">i", len(frame)) + frame)
+
+    def send(self, api: Api, correlation_id: int = 1, version: int | None = None, **body: Any) -> None:
+        supported = SUPPORTED_APIS[api]
+        version = supported.max_version if version is None else version
+        self.write(encode_request(supported, version, correlation_id, "wire", Message(**body)))
+
+    async def read(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            size = struct.unpack(">i", await self.reader.readexactly(4))[0]
+            return await self.reader.readexactly(size)
+
+    async def request(self, api: Api, version: int | None = None, **body: Any) -> Any:
+        version = SUPPORTED_APIS[api].max_version if version is None else version
+        self.send(api, version=version, **body)
+        return decode_response(SUPPORTED_APIS[api], version, await self.read())[1]
+
+    async def produce(self, *partitions: int, acks: int = -1) -> dict[int, str]:
+        """Send one record to each partition and return the error names by partition."""
+        self.send_records(*partitions, acks=acks)
+        response = decode_response(SUPPORTED_APIS[Api.PRODUCE], 11, await self.read())[1]
+        return {row.partition: ErrorCode(row.error_code).name for row in response.topics[0].partitions}
+
+    def send_records(self, *partitions: int, acks: int = -1) -> None:
+        rows = [Message(partition=partition, records=built(b"v")) for partition in partitions or (0,)]
+        self.send(Api.PRODUCE, acks=acks, timeout_ms=1_000, topics=[Message(name="t", partitions=rows)])
+
+    async def is_silent(self) -> bool:
+        """Whether nothing arrives for a while."""
+        try:
+            async with asyncio.timeout(SOON_S):
+                await self.reader.readexactly(1)
+        except TimeoutError:
+            return True
+        return False
+
+    async def is_closed(self) -> bool:
+        """Whether the other side has closed the connection."""
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                return await self.reader.read(1) == b""
+            return True
+
+
+@contextlib.asynccontextmanager
+async def connected(cluster: FakeCluster, node: int = 1) -> AsyncIterator[Wire]:
+    host, port = cluster.bootstrap_servers.split(",")[node - 1].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster() as one:
+        one.create_topic("t", 2)
+        yield one
+
+
+@pytest.fixture
+async def wire(cluster: FakeCluster) -> AsyncIterator[Wire]:
+    async with connected(cluster) as one:
+        yield one
+
+
+async def test_requests_are_answered_in_their_order(cluster: FakeCluster, wire: Wire) -> None:
+    """Requests are answered in order, also after one that is delayed."""
+    cluster.control(Api.METADATA, Delay(20), times=1)
+    for number, api in enumerate((Api.METADATA, Api.API_VERSIONS, Api.LIST_GROUPS)):
+        wire.send(api, correlation_id=number, client_software_name="a", client_software_version="1")
+    found = [struct.unpack_from(">i", await wire.read())[0] for _ in range(3)]
+    assert found == [0, 1, 2]
+
+
+async def test_a_dropped_request_is_never_answered(cluster: FakeCluster, wire: Wire) -> None:
+    """A dropped request has no effect, its connection is silent from then on, and other connections are served."""
+    dropped = cluster.control(Api.PRODUCE, Drop(), times=1)
+    wire.send_records()
+    wire.send(Api.METADATA)
+    assert await wire.is_silent()
+    assert (dropped.acted, cluster.end_offset("t")) == (1, 0)
+    async with connected(cluster) as other:
+        assert await other.produce() == {0: "NONE"}
+
+
+async def test_an_answer_can_be_lost(cluster: FakeCluster, wire: Wire) -> None:
+    """A request whose response is dropped has its effect."""
+    cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
+    wire.send_records()
+    assert await wire.is_silent()
+    assert cluster.end_offset("t") == 1
+
+
+@pytest.mark.parametrize("handled", [False, True])
+async def test_a_connection_can_be_closed(cluster: FakeCluster, wire: Wire, handled: bool) -> None:
+    """The broker can close a connection before or after it handled the request."""
+    cluster.control(Api.PRODUCE, Close(handled=handled), times=1)
+    wire.send_records()
+    assert await wire.is_closed()
+    assert cluster.end_offset("t") == int(handled)
+
+
+async def test_everything_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """A failure without partitions applies to all of them, and nothing is written."""
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=1)
+    assert await wire.produce(0, 1) == {0: "NOT_ENOUGH_REPLICAS", 1: "NOT_ENOUGH_REPLICAS"}
+    assert await wire.produce(0, 1) == {0: "NONE", 1: "NONE"}
+    assert cluster.end_offset("t") == 1
+
+
+async def test_one_partition_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """If one partition fails, the others are served in the same response."""
+    with cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, [TopicPartition("t", 1)])) as control:
+        assert await wire.produce(0, 1) == {0: "NONE", 1: "NOT_ENOUGH_REPLICAS"}
+        assert await wire.produce(1) == {1: "NOT_ENOUGH_REPLICAS"}
+    assert await wire.produce(1) == {1: "NONE"}
+    assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1), control.acted) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("partitions", [None, [TopicPartition("t", 1)]])
+async def test_a_handled_request_can_fail(
+    cluster: FakeCluster, wire: Wire, partitions: list[TopicPartition] | None
+) -> None:
+    """The records are written although the response is an error, for all or some partitions."""
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, partitions, handled=True), times=1)
+    codes = await wire.produce(0, 1)
+    assert codes == {0: "NONE" if partitions else "NOT_LEADER_OR_FOLLOWER", 1: "NOT_LEADER_OR_FOLLOWER"}
+    assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1)) == (1, 1)
+
+
+async def test_a_handled_request_without_partitions_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """The producer id is assigned although the response is an error."""
+    fields = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
+    cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True), times=1)
+    rejected = await wire.request(Api.INIT_PRODUCER_ID, **fields)
+    assert rejected.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (await wire.request(Api.INIT_PRODUCER_ID, **fields)).producer_epoch == 1
+
+
+async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """A failure of a handled request with acks 0 closes the connection."""
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, handled=True))
+    wire.send_records(acks=0)
+    assert await wire.is_closed()
+    assert cluster.end_offset("t") == 1
+
+
+async def test_a_duplicate_has_its_offset(cluster: FakeCluster, wire: Wire) -> None:
+    """The response for a duplicate has its offset, and that of other errors has none."""
+    rows = [Message(partition=0, records=built(b"one"))]
+    body = {"acks": -1, "timeout_ms": 1_000, "topics": [Message(name="t", partitions=rows)]}
+    await wire.produce(0)
+    for code, offset in ((ErrorCode.DUPLICATE_SEQUENCE_NUMBER, 1), (ErrorCode.REQUEST_TIMED_OUT, -1)):
+        cluster.control(Api.PRODUCE, Fail(code, handled=True), times=1)
+        (topic,) = (await wire.request(Api.PRODUCE, **body)).topics
+        assert (topic.partitions[0].error_code, topic.partitions[0].base_offset) == (code, offset)
+
+
+async def test_a_fetch_fails_without_waiting(cluster: FakeCluster, wire: Wire) -> None:
+    """A partition's failure is answered immediately, although the others have no data yet."""
+    cluster.control(Api.FETCH, Fail(ErrorCode.KAFKA_STORAGE_ERROR, [TopicPartition("t", 0)]))
+    rows = [Message(partition=p, fetch_offset=0, partition_max_bytes=1_000) for p in (0, 1)]
+    response = await wire.request(
+        Api.FETCH, max_wait_ms=60_000, min_bytes=1, topics=[Message(name="t", partitions=rows)]
+    )
+    codes = {row.partition: row.error_code for row in response.topics[0].partitions}
+    assert codes == {0: ErrorCode.KAFKA_STORAGE_ERROR, 1: 0}
+
+
+async def test_acks_zero_is_not_answered(cluster: FakeCluster, wire: Wire) -> None:
+    """With acks 0 there is no response, and a failure closes the connection."""
+    wire.send_records(acks=0)
+    assert (await wire.request(Api.METADATA)).brokers
+    assert cluster.end_offset("t") == 1
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
+    wire.send_records(acks=0)
+    assert await wire.is_closed()
+
+
+async def test_an_error_with_acks_zero_closes_the_connection(wire: Wire) -> None:
+    """With acks 0 an error closes the connection."""
+    wire.send_records(7, acks=0)
+    assert await wire.is_closed()
+
+
+async def test_an_answer_can_be_replaced(cluster: FakeCluster, wire: Wire) -> None:
+    """A test's own body is sent as the response, with defaults."""
+    cluster.control(Api.METADATA, Respond(Message(cluster_id="mine", controller_id=9)), times=1)
+    response = await wire.request(Api.METADATA)
+    assert (response.cluster_id, response.controller_id, response.brokers) == ("mine", 9, [])
+
+
+async def test_a_delay_can_end_in_another_fault(cluster: FakeCluster, wire: Wire) -> None:
+    """A delayed request can fail after the delay."""
+    cluster.control(Api.PRODUCE, Delay(5, Fail(ErrorCode.REQUEST_TIMED_OUT)))
+    before = asyncio.get_running_loop().time()
+    assert await wire.produce() == {0: "REQUEST_TIMED_OUT"}
+    assert asyncio.get_running_loop().time() - before >= 0.005
+
+
+async def test_hooks_are_called_in_order(cluster: FakeCluster, wire: Wire) -> None:
+    """Hooks are called in order until one acts, and one that lets the request pass has not acted."""
+    seen: list[str] = []
+
+    def look(request: Request) -> Action | None:
+        seen.append(f"{request.client_id} {request.node} {[str(tp) for tp in request.partitions()]}")
+        return None
+
+    async def fail(_: Request) -> Action | None:
+        await asyncio.sleep(0)
+        return Fail(ErrorCode.LEADER_NOT_AVAILABLE)
+
+    looking = cluster.control(Api.PRODUCE, look)
+    cluster.control(Api.PRODUCE, fail, times=1)
+    after = cluster.control(Api.PRODUCE, Fail(ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert await wire.produce(0, 1) == {0: "LEADER_NOT_AVAILABLE", 1: "LEADER_NOT_AVAILABLE"}
+    assert await wire.produce() == {0: "UNKNOWN_SERVER_ERROR"}
+    assert seen == ["wire 1 ['t-0', 't-1']", "wire 1 ['t-0']"]
+    assert (looking.acted, after.acted) == (0, 1)
+
+
+async def test_a_hook_acts_at_most_its_number_of_times(cluster: FakeCluster) -> None:
+    """A hook that waits acts once, although two requests wait in it."""
+    gate, waiting = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def fail(_: Request) -> Action | None:
+        waiting.release()
+        await gate.wait()
+        return Fail(ErrorCode.LEADER_NOT_AVAILABLE)
+
+    cluster.control(Api.PRODUCE, fail, times=1)
+    async with connected(cluster) as one, connected(cluster) as two:
+        requests = [asyncio.create_task(wire.produce()) for wire in (one, two)]
+        await waiting.acquire()
+        await waiting.acquire()
+        gate.set()
+        assert sorted(row[0] for row in await asyncio.gather(*requests)) == ["LEADER_NOT_AVAILABLE", "NONE"]
+
+
+async def test_an_exception_of_a_hook_is_raised() -> None:
+    """An exception in a hook closes the connection, and is raised when the cluster is closed."""
+
+    def wrong(request: Request) -> Action | None:
+        raise AssertionError(f"not this: {request.api.name}")
+
+    async def run() -> None:
+        async with FakeCluster() as cluster, connected(cluster) as wire:
+            cluster.control(Api.METADATA, wrong)
+            wire.send(Api.METADATA)
+            assert await wire.is_closed()
+
+    with pytest.raises(AssertionError, match="not this: METADATA"):
+        await run()
+
+
+async def test_a_paused_node_answers_later(cluster: FakeCluster, wire: Wire) -> None:
+    """A paused node accepts connections and requests, and handles them once it is resumed."""
+    cluster.pause_node(1)
+    wire.send_records()
+    async with connected(cluster) as other:
+        other.send(Api.METADATA)
+        assert await wire.is_silent()
+        assert cluster.end_offset("t") == 0
+        cluster.resume_node(1)
+        await wire.read()
+        await other.read()
+    assert cluster.end_offset("t") == 1
+
+
+async def test_a_pause_holds_answers_too(cluster: FakeCluster, wire: Wire) -> None:
+    """A response that was pending when the node was paused is sent once it is resumed."""
+    gate = asyncio.Event()
+
+    async def hold(_: Request) -> Action | None:
+        cluster.pause_node(1)
+        gate.set()
+        return None
+
+    cluster.control(Api.METADATA, hold)
+    wire.send(Api.METADATA)
+    await gate.wait()
+    assert await wire.is_silent()
+    cluster.resume_node(1)
+    await wire.read()
+
+
+async def test_invalid_requests_close_the_connection(cluster: FakeCluster) -> None:
+    """Unknown APIs and versions, and invalid frames, close the connection."""
+    nonsense = encode_request(SUPPORTED_APIS[Api.METADATA], 12, 1, "wire", Message())[:-1] + b"\xff"
+    for frame in (b"\x03\xe7\0\0\0\0\0\1\xff\xff", b"\0\3\0\x63\0\0\0\1\xff\xff\0", nonsense, b"\0"):
+        async with connected(cluster) as wire:
+            wire.write(frame)
+            assert await wire.is_closed(), frame
+    for size in (-1, 0, 2**31 - 1):
+        async with connected(cluster) as wire:
+            wire.writer.write(struct.pack(">i", size))
+            assert await wire.is_closed(), size
+
+
+async def test_unknown_api_versions_are_answered_in_version_0(wire: Wire) -> None:
+    """An ApiVersions request in an unknown version is answered in version 0 with the supported ones."""
+    wire.write(b"\0\x12\0\x63\0\0\0\1\xff\xff\0")
+    _, response, _ = decode_response(SUPPORTED_APIS[Api.API_VERSIONS], 0, await wire.read())
+    assert ErrorCode(response.error_code) is ErrorCode.UNSUPPORTED_VERSION
+    assert {row.api_key for row in response.api_keys} == set(SUPPORTED_APIS)
+
+
+async def test_passwords_are_checked() -> None:
+    """With users a connection must authenticate first, and a wrong password is an error."""
+    async with FakeCluster(users={"ann": "secret"}) as cluster:
+        async with connected(cluster) as wire:
+            wire.send(Api.METADATA)
+            assert await wire.is_closed()
+        async with connected(cluster) as wire:
+            rejected = await wire.request(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
+            assert ErrorCode(rejected.error_code) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
+            assert (await wire.request(Api.SASL_HANDSHAKE, mechanism="PLAIN")).mechanisms == ["PLAIN"]
+            for auth_bytes in (b"\0ann\0wrong", b"\0\xff\0\xff", b"\0bob\0secret", b"ann secret", b"\0bob\0"):
+                rejected = await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=auth_bytes)
+                assert ErrorCode(rejected.error_code) is ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert (await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
+            assert (await wire.request(Api.METADATA)).brokers
 
 
 def request(api: Api, node: int = 1, **body: object) -> Request:

@@ -1,10 +1,11 @@
-"""Timers without an event loop."""
+"""Responses that arrive later, and the timers that they wait for."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.shared.testing.fake_broker.handler_responses import DelayedResponse
 from penstock.shared.testing.fake_broker.timers import Timers
 
 
@@ -39,3 +40,14 @@ def test_a_timer_can_set_another_one() -> None:
     timers.at(1, lambda now: timers.at(now, happened.append))  # type: ignore[arg-type, return-value]
     timers.run(1)
     assert happened == [1]
+
+
+def test_an_answer_comes_once() -> None:
+    """Only the first response counts, for callbacks added before and after it."""
+    later, seen = DelayedResponse(), []
+    later.then(seen.append)
+    later.complete(1)
+    later.complete(2)
+    later.then(seen.append)
+    assert seen == [1, 1]
+    assert repr(later) == "DelayedResponse(1)"
