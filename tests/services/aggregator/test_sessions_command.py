@@ -44,17 +44,12 @@ from penstock.shared.streams.changelog.format import (
     encode_progress,
     encode_takeover,
 )
-from penstock.shared.streams.changelog.state_codec import StateCodec
-from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import AggregationSchema
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests import lake_tables
+from tests.services.aggregator.closed_logs import CODEC, STORE
 
-STORE = StoreSchema(
-    *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),
-    (AggregationSchema.of("n", Count()),),
-)
 PROGRESS = Progress("app", "exactly_once", {}, 5, {}, {}, (STORE,), 0)
-CODEC = StateCodec(STORE.state_columns())
 
 
 def test_an_unreadable_state_is_located() -> None:

@@ -1,4 +1,4 @@
-"""The aggregator's exit statuses and health: failures at start-up, missing topics, idle instances."""
+"""The aggregator's settings, exit statuses and health: failures at start-up, missing topics, idle instances."""
 
 from __future__ import annotations
 
@@ -21,13 +21,49 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.runtime.application_topics import PreparedTopics
 from penstock.shared.streams.runtime.partition_restore import NEWEST_RECORDS
 from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.testing.fake_broker import FakeCluster
+
+TOPOLOGY = "--topology=my.topologies:build"
+
+
+def load(*flags: str) -> AggregatorSettings:
+    return AggregatorSettings.load(flags, program="penstock aggregator", environ={})
+
+
+def test_only_the_topology_is_required() -> None:
+    """All settings but the topology have defaults, and the lake is unset."""
+    settings = load(TOPOLOGY)
+    assert settings.topology == "my.topologies:build"
+    assert (settings.streams.processing_guarantee, settings.streams.lake) == ("exactly_once", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--topology, PENSTOCK_TOPOLOGY"),
+        (["--topology=module"], "--topology, PENSTOCK_TOPOLOGY"),
+        ([TOPOLOGY, "--streams.application-id=a b"], "streams.application_id"),
+        ([TOPOLOGY, "--streams.application-id=.."], "streams.application_id"),
+        ([TOPOLOGY, "--streams.processing-guarantee=at_most_once"], "streams.processing_guarantee"),
+        ([TOPOLOGY, "--streams.lake="], "streams.lake"),
+        ([TOPOLOGY, "--streams.heartbeat-interval-ms=45000"], "must be below session_timeout_ms=45000"),
+        ([TOPOLOGY, "--compaction.interval-ms=0"], "compaction.interval_ms"),
+        ([TOPOLOGY, "--compaction.spark.driver-memory=lots"], "compaction.spark.driver_memory"),
+        ([TOPOLOGY, "--compaction.retention-hours=23"], "compaction.retention_hours"),
+    ],
+)
+def test_an_invalid_value_is_an_error_that_names_it(flags: list[str], message: str) -> None:
+    """Missing and invalid settings are a ConfigError that names them."""
+    with pytest.raises(ConfigError) as raised:
+        load(*flags)
+    assert message in str(raised.value)
+
 
 WAIT_S = 30
 Health = Callable[[bool, str], Awaitable[list[CheckResult]]]

@@ -1,4 +1,4 @@
-"""The compaction job's command line and environment, and the supervisor's health and history."""
+"""Compactions: the job's command line and environment, the supervisor's health and history, and the lake's lag."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.api.streams.routes import CompactionState
-from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch
+from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch, uncovered_records
 from penstock.services.aggregator.compaction_supervisor import (
     BEHIND_INTERVALS,
     CompactionSupervisor,
@@ -256,3 +256,30 @@ def test_output_without_a_result_is_an_empty_result(out: bytes) -> None:
     """A job whose last line is not JSON, is nested too deeply or is no object has no result."""
     assert _parse_job_result(out) == {}
     assert _parse_job_result(out + b'\n{"rows":3}\n') == {"rows": 3}
+
+
+def test_uncovered_records() -> None:
+    """A partition counts from its covered offset, or from its first record if that offset is unknown or deleted."""
+    assert uncovered_records({0: 10, 1: 10, 2: 10, 3: 0}, {0: 2, 1: 8, 2: 0, 3: 0}, {0: 4, 1: 4}) == 6 + 2 + 10
+    assert uncovered_records({0: 3}, {0: 0}, {0: 5}) == 0
+
+
+def test_an_unmeasured_value_is_nan() -> None:
+    """An unmeasured value is NaN, because 0 would mean that everything is covered."""
+    registry = CollectorRegistry()
+    watch = CompactionLagWatch(AggregatorSettings.load(["--topology=a:b"], environ={}), registry, lambda: False)
+    for name in ("changelog_records", "snapshot_age_seconds"):
+        value = registry.get_sample_value(f"penstock_compaction_{name}")
+        assert value is not None
+        assert math.isnan(value)
+    assert watch.newest_sign_ms() is None
+
+
+def test_compaction_jobs_use_the_token_provider() -> None:
+    """With OAUTHBEARER compaction is enabled, and its jobs have the same Kafka settings."""
+    flags = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
+    flags += ("--kafka.sasl-oauth-token-provider=tokens:give",)
+    given = settings(*flags)
+    assert given.compaction.enabled
+    job = CompactSettings.load(["--application=a", "--lake=lake"], environ=environment(given))
+    assert job.kafka == given.kafka
