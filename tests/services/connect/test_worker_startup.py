@@ -1,0 +1,230 @@
+"""A Connect worker's start: its command line and files, its REST server, and the errors that prevent the start."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.api.connect.routes import StartingApp
+from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon, StartFailed
+from penstock.services.connect.main import main
+from penstock.services.connect.property_files import read_properties
+from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
+from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings, read_command_line
+from penstock.services.exit_status import ExitStatus
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.herder.distributed_config import DistributedConfig
+from penstock.shared.connect.runtime.worker_config import StandaloneConfig
+from penstock.shared.testing.fake_broker import FakeCluster
+
+CONVERTERS = "key.converter=org.apache.kafka.connect.json.JsonConverter\n" + (
+    "value.converter=org.apache.kafka.connect.json.JsonConverter\n"
+)
+DISTRIBUTED = CONVERTERS + "group.id=g\nconfig.storage.topic=c\noffset.storage.topic=o\nstatus.storage.topic=s\n"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Path:
+    path = tmp_path / "worker.properties"
+    path.write_text(DISTRIBUTED + "listeners=http://127.0.0.1:18083\n")
+    return path
+
+
+def test_flags_override_the_file(worker: Path) -> None:
+    """Flags with and without an equals sign override the file; the log's flags are not settings of the worker."""
+    command_line = read_command_line("distributed", [str(worker), "--group.id=h", "--log.level", "debug"])
+    assert isinstance(command_line.config, DistributedConfig)
+    assert command_line.config["group.id"] == "h"
+    assert command_line.log.level == "debug"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_a_mode_is_printed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` prints the usage, also after the mode and a file."""
+    for arguments in ([flag], ["standalone", flag], ["distributed", "missing.properties", flag]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out.startswith("penstock connect standalone WORKER.properties")
+
+
+@pytest.mark.parametrize("setting", ["key.converter", "value.converter", "header.converter"])
+@pytest.mark.parametrize("name", ["no.such.Converter", "FileStreamSink"])
+def test_an_unknown_converter_is_rejected(worker: Path, setting: str, name: str) -> None:
+    """An unknown class, or one that is no converter, is a ConfigError with the setting's name."""
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)}.*{re.escape(setting)}"):
+        read_command_line("distributed", [str(worker), f"--{setting}={name}"])
+
+
+def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
+    """A connector's file may be properties, a config in JSON, or a JSON object with name and config."""
+    worker = tmp_path / "worker.properties"
+    worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
+    files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
+             "c.json": '{"name": "c", "config": {"topic": "t"}}'}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command_line = read_command_line("standalone", [str(worker), *(str(tmp_path / name) for name in files)])
+    assert isinstance(command_line.config, StandaloneConfig)
+    assert list(command_line.connectors.values()) == [
+        {"name": "a"},
+        {"name": "b", "tasks.max": "1"},
+        {"name": "c", "topic": "t"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "properties file"),
+        (["no-such-file"], "no-such-file"),
+        (["WORKER", "connector.properties"], "over REST"),
+        (["WORKER", "--group.id"], "needs a value"),
+        (["WORKER", "--session.timeout.ms=soon"], r"session\.timeout\.ms"),
+    ],
+)
+def test_an_invalid_command_line_is_rejected(worker: Path, arguments: list[str], message: str) -> None:
+    """An invalid command line is a ConfigError with its reason."""
+    arguments = [str(worker) if argument == "WORKER" else argument for argument in arguments]
+    with pytest.raises(ConfigError, match=message):
+        read_command_line("distributed", arguments)
+
+
+def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
+    """Null is no value, numbers and booleans become text, and lists and objects are a ConfigError."""
+    file = tmp_path / "c.json"
+    file.write_text('{"name": "c", "config": {"topics.regex": null, "tasks.max": 2, "auto.create": true, "x": 1.5}}')
+    assert read_properties(file) == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
+    for value in ('["t"]', '{"a": 1}'):
+        file.write_text(f'{{"name": "c", "topics": {value}}}')
+        with pytest.raises(ConfigError, match=r"c\.json.*'topics'"):
+            read_properties(file)
+
+
+def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
+    """JSON that is invalid, nested too deeply or no object, and bytes that are no text, are a ConfigError with the
+    file's name."""
+    for name, data in (
+        ("a.json", b"{"),
+        ("b.json", b"[]"),
+        ("c.json", b'{"config": 3}'),
+        ("d.properties", b"\xff"),
+        ("e.json", b"[" * 100_000),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ConfigError, match=name):
+            read_properties(tmp_path / name)
+
+
+def test_misspelled_settings_are_reported(worker: Path) -> None:
+    """A misspelled setting is reported with a suggestion; settings with the prefix of a
+    converter, provider or client are not reported.
+    """
+    flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
+    assert misspelled_settings(read_command_line("distributed", [str(worker), *flags]).config) == [
+        "grup.id (did you mean group.id?)"
+    ]
+
+
+def test_rest_listens_at_the_first_listener(worker: Path) -> None:
+    """The REST API listens at the first listener, and other workers use the advertised address."""
+    config = read_command_line("distributed", [str(worker)]).config
+    http = rest_listener(config)
+    assert (http.host, http.port) == ("127.0.0.1", 18083)
+    assert worker_id_of(config, http, 18083) == "127.0.0.1:18083"
+    flags = ["--rest.advertised.host.name=proxy", "--rest.advertised.port=80"]
+    assert worker_id_of(read_command_line("distributed", [str(worker), *flags]).config, http, 18083) == "proxy:80"
+    everywhere = read_command_line("distributed", [str(worker), "--listeners=http://:8083"]).config
+    assert rest_listener(everywhere).port == 8083
+    assert not worker_id_of(everywhere, rest_listener(everywhere), 8083).startswith("0.0.0.0")
+    for wrong in ("https://:8443", "http://:port", "8083"):
+        with pytest.raises(ConfigError, match="listeners"):
+            rest_listener(read_command_line("distributed", [str(worker), f"--listeners={wrong}"]).config)
+
+
+async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
+    """A request needs a configured token or user; without any, only requests to this machine's own names are served."""
+
+    async def status(flags: list[str], url: str = "http://127.0.0.1/connectors", **options: Any) -> int:
+        config = read_command_line("distributed", [str(worker), *flags]).config
+        app = guarded_rest_app(StartingApp(), config, rest_listener(config))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            return (await client.get(url, **options)).status_code
+
+    flags = ["--rest.auth.token=0123456789abcdef", "--rest.auth.users=ann:fedcba9876543210"]
+    assert await status(flags) == 401
+    assert await status(flags, headers={"Authorization": "Bearer 0123456789abcdef"}) == 503
+    assert await status(flags, auth=("ann", "fedcba9876543210")) == 503
+    assert await status(flags, auth=("ann", "0123456789abcdef")) == 401
+    assert await status(flags, "http://worker.example/health") == 503
+    assert (await status([]), await status([], "http://elsewhere.example/connectors")) == (503, 421)
+    for wrong in ("--rest.auth.users=ann", "--rest.auth.token=short"):
+        config = read_command_line("distributed", [str(worker), wrong]).config
+        with pytest.raises(ConfigError, match=r"rest\.auth"):
+            guarded_rest_app(StartingApp(), config, rest_listener(config))
+
+
+def test_a_user_has_one_password(worker: Path) -> None:
+    """A user that is named twice is a ConfigError with the name and without a password."""
+    flag = "--rest.auth.users=ann:0123456789abcdef,bob:abcdefabcdefabcd,ann:fedcba9876543210"
+    config = read_command_line("distributed", [str(worker), flag]).config
+    with pytest.raises(ConfigError, match="'ann'") as raised:
+        guarded_rest_app(StartingApp(), config, rest_listener(config))
+    assert "fedcba9876543210" not in str(raised.value)
+
+
+def test_an_open_address_is_detected(worker: Path) -> None:
+    """An address that other machines reach without authentication is detected."""
+
+    def detected(*flags: str) -> bool:
+        config = read_command_line("distributed", [str(worker), *flags]).config
+        return is_rest_open(config, rest_listener(config))
+
+    assert not detected()
+    assert detected("--listeners=http://:8083")
+    assert not detected("--listeners=http://:8083", "--rest.auth.token=0123456789abcdef")
+
+
+CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
+
+
+async def failed_start(**settings: str) -> tuple[int, str]:
+    """Return exit status and message of a worker that does not start. Names of settings have underscores for dots."""
+    async with FakeCluster() as cluster:
+        props = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "key.converter": CONVERTER,
+            "value.converter": CONVERTER,
+            "offset.storage.file.filename": "unused",
+            "listeners": "http://127.0.0.1:0",
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        daemon = ConnectDaemon(CommandLine("standalone", StandaloneConfig(props), {}, LogSettings()))
+        try:
+            with pytest.raises(StartFailed) as error:
+                await daemon.startup()
+        finally:
+            await daemon.shutdown()
+        return daemon.exit_status, str(error.value)
+
+
+async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
+    """The error for an unknown config provider names the setting and the known providers."""
+    status, reason = await failed_start(config_providers="env,vault")
+    assert status == ExitStatus.WRONG_SETTING
+    assert reason == "config.providers.vault.class: there is no config provider vault, only env, file, dir"
+
+
+async def test_a_port_in_use_is_reported_for_listeners() -> None:
+    """A port in use is reported for `listeners`, because a worker's properties have no http.port."""
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
+        status, reason = await failed_start(listeners=f"http://127.0.0.1:{port}")
+    assert status == PORT_IN_USE
+    assert reason.startswith(f"listeners: port {port} on 127.0.0.1 is in use")
