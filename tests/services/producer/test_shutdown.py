@@ -1,18 +1,21 @@
-"""How the transactions of ingest end when the service shuts down."""
+"""The producer service's shutdown: the end of transactions, and the last flush."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
+import httpx
 import pytest
 
 from penstock.api.ingest.atomic import IdempotencyKey, StoredResponse
 from penstock.api.settings import IngestSettings
+from penstock.services.producer.daemon import ProducerDaemon
 from penstock.services.producer.ingest_transactions import KafkaTransactor
-from penstock.services.producer.settings import DEFAULT_KAFKA, DEFAULT_PRODUCER
+from penstock.services.producer.settings import DEFAULT_KAFKA, DEFAULT_PRODUCER, ProducerServiceSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
 
 CLOSE_MS = 600
@@ -56,3 +59,36 @@ async def test_a_transaction_that_ends_in_time_is_committed() -> None:
             await asyncio.sleep(0)
             await transactor.close(20_000)
             assert len(await sending) == 1
+
+
+async def test_the_last_flush_does_not_wait_for_a_transaction_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a transaction never ends, the shutdown still sends the records that `?ack=none` accepted."""
+
+    async def hang(_: KafkaTransactor, timeout_ms: float) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(KafkaTransactor, "close", hang)
+    async with FakeCluster() as cluster, asyncio.timeout(20):
+        cluster.create_topic("clicks")
+        settings = ProducerServiceSettings(
+            kafka=KafkaSettings(bootstrap_servers=cluster.bootstrap_servers),
+            http=HttpSettings(port=0),
+            producer=DEFAULT_PRODUCER.model_copy(update={"linger_ms": 60_000, "delivery_timeout_ms": 120_000}),
+        )
+        daemon = ProducerDaemon(settings)
+        await daemon.startup()
+        working = asyncio.create_task(daemon.main_loop())
+        async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False) as http:
+            while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0)
+            headers = {"content-type": "application/x-ndjson"}
+            accepted = await http.post("/v1/topics/clicks/events?ack=none", content=b"1\n", headers=headers)
+        assert accepted.status_code == 202
+        assert cluster.records("clicks") == []
+        working.cancel()
+        await asyncio.wait({working})
+        stopping = asyncio.create_task(daemon.shutdown())
+        while not cluster.records("clicks"):  # noqa: ASYNC110 - the cluster is another task
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait({stopping})
