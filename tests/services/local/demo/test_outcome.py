@@ -1,4 +1,4 @@
-"""The demo's outcome and its printed summary."""
+"""The demo's outcome: its last Spark jobs without Spark, its output and its summary."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
+from penstock.services.local.demo import final_jobs
+from penstock.services.local.demo.display import Display, Figures
+from penstock.services.local.demo.final_jobs import last_object
 from penstock.services.local.demo.replay import ReplayCounts
 from penstock.services.local.demo.summary import DemoOutcome, longest_table
+from penstock.services.spark.main import AUDIT_FAILED
 
 
 def text_of(console: Console) -> str:
@@ -74,3 +78,42 @@ def test_the_batch_must_have_the_same_results(batch: dict[str, int], ok: bool) -
     """A row that differs fails the demo, as does a batch without rows."""
     outcome = DemoOutcome(ReplayCounts(), unfit=0, audit_ok=True, audit={"dead_letters": 0}, batch=batch)
     assert outcome.ok is ok
+
+
+def test_no_audit_after_a_failed_compaction(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a failed compaction the audit does not run, and only the compaction's error is reported."""
+    assert (
+        final_jobs.main(final_jobs.FinalJobs("no/name", "lake", "store", "m:f", {}, 1, {}).arguments()) == AUDIT_FAILED
+    )
+    output = capsys.readouterr().err
+    assert "penstock compact" in output
+    assert "penstock audit" not in output
+
+
+def test_the_last_object_counts() -> None:
+    """The last JSON object with the field is the result; other lines are ignored, and without one it is empty."""
+    lines = ['{"a":1}', '{"a":2}', '{"event":"bye"}', "[3]", "{broken", '{"a":' * 100_000, "done"]
+    assert last_object(lines, "a") == {"a": 2}
+    assert last_object(["nothing"], "a") == {}
+
+
+def test_without_a_terminal_output_is_lines() -> None:
+    """Without a terminal each step is a line, and the figures are one line."""
+    console = Console(file=io.StringIO(), width=200)
+    with Display(console, total=10) as display:
+        display.step("sending")
+        display.figures.acknowledged = 4
+        display.update()
+    assert "sending" in text_of(console)
+    assert "acknowledged 4, processed 0" in text_of(console)
+
+
+def test_a_terminal_shows_the_panel() -> None:
+    """On a terminal the figures are in a panel with bars."""
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Display(console, total=10) as display:
+        display.figures = Figures(acknowledged=4, late=2, stream_time_ms=1_357_035_300_000)
+        display.update()
+    shown = text_of(console)
+    assert "4/10" in shown
+    assert "2013-01-01 10:15" in shown
