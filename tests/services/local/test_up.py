@@ -1,4 +1,4 @@
-"""The checks of `penstock up` before anything is started."""
+"""`penstock up`: the checks before anything is started, the services that it runs, and its default topology."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from rich.console import Console
 
 from penstock.services.local.broker_config import LOG_FOLDER
+from penstock.services.local.connect_worker import make_connect_worker, worker_properties
 from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
-from penstock.services.local.settings import UpSettings
-from penstock.services.local.stack import ServiceSpec
+from penstock.services.local.settings import ConnectWorkerSettings, UpSettings
+from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack, failing_checks
+from penstock.services.local.topologies import sessions
 from penstock.services.local.up import Up, main, require_topics
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.settings import HttpSettings
+from penstock.shared.common.settings import HttpSettings, KafkaSettings, ServiceSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 MODULE = """
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -174,3 +178,82 @@ def test_a_folder_has_data_once_a_broker_ran_in_it(tmp_path: Path) -> None:
     (tmp_path / LOG_FOLDER).mkdir()
     (tmp_path / LOG_FOLDER / META_PROPERTIES).touch()
     assert kafka.has_data()
+
+
+def test_a_service_is_run_by_its_name_unless_it_has_a_module() -> None:
+    """A service runs as `penstock NAME`, or as `python -m MODULE` if it has a module."""
+    assert ServiceSpec("aggregator", {}).command() == [sys.executable, "-m", "penstock.services.cli", "aggregator"]
+    assert ServiceSpec("gateway", {}, module="penstock.services.local.gateway").command()[2:] == [
+        "penstock.services.local.gateway"
+    ]
+
+
+def test_a_stack_without_services_has_nothing_to_check(tmp_path: Path) -> None:
+    """The check of a stack without services passes."""
+    stack = Stack(tmp_path, hermetic=True)
+    stack.check()
+    assert stack.services == {}
+
+
+def test_a_service_is_killed_after_its_shutdown_timeout(tmp_path: Path) -> None:
+    """A service is killed only after its shutdown timeout and a grace period."""
+    assert ServiceSettings().shutdown_timeout_ms == SHUTDOWN_TIMEOUT_MS
+    assert ServiceSpec("a", {}).stop_timeout_ms == SHUTDOWN_TIMEOUT_MS + KILL_GRACE_MS
+    assert ServiceSpec("a", {}, shutdown_timeout_ms=1_000).stop_timeout_ms == 1_000 + KILL_GRACE_MS
+
+
+async def test_the_shutdown_timeout_is_passed_to_the_service(tmp_path: Path) -> None:
+    """The shutdown timeout is in the child's environment."""
+    program = "import os, time; print(os.environ['PENSTOCK_SHUTDOWN_TIMEOUT_MS'], flush=True); time.sleep(60)"
+    (tmp_path / "ends.py").write_text(program)
+    stack = Stack(tmp_path, hermetic=True)
+    path = {"PYTHONPATH": str(tmp_path)}
+    spec = ServiceSpec("ends", {}, module="ends", environment=path, shutdown_timeout_ms=1_234)
+    service = await stack.start(spec)
+    log = tmp_path / "logs" / "ends.log"
+    async with asyncio.timeout(30):
+        while "1234" not in log.read_text():  # noqa: ASYNC110 - a file of another process
+            await asyncio.sleep(0)
+        await stack.stop()
+    assert not service.ended
+
+
+@pytest.mark.parametrize("health", ["<html>", "[]", "{}", "[" * 100_000])
+def test_an_invalid_health_response_is_shown_as_it_is(health: str) -> None:
+    """A health response that is not JSON, is nested too deeply or has no checks is returned unchanged."""
+    assert failing_checks(health) == health
+
+
+def test_a_connect_worker_has_the_services_settings() -> None:
+    """The worker's properties have Kafka's and its own address, the common token, and its own settings."""
+    settings = ConnectWorkerSettings(
+        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
+        http=HttpSettings(host="127.0.0.1", port=2),
+        auth_token=SecretStr("0123456789abcdef"),
+        connect={"offset.flush.interval.ms": "9"},
+        connect_files=Path("/data/files"),
+    )
+    found = worker_properties(settings)
+    assert (found["bootstrap.servers"], found["listeners"]) == ("127.0.0.1:1", "http://127.0.0.1:2")
+    assert found["connect.files.allowed"] == "/data/files"
+    assert (found["rest.auth.token"], found["offset.flush.interval.ms"]) == ("0123456789abcdef", "9")
+
+
+async def test_an_invalid_setting_of_the_connect_worker_is_an_error_before_the_start() -> None:
+    """An invalid setting is a ConfigError with its name before anything starts."""
+    with pytest.raises(ConfigError, match=r"offset\.flush\.interval\.ms"):
+        make_connect_worker(ConnectWorkerSettings(connect={"offset.flush.interval.ms": "soon"}))
+
+
+def test_the_default_topology_counts_the_events_of_sessions() -> None:
+    """Gap and grace are given as text, and the result has the number of a session's events."""
+    driver = TopologyTestDriver(sessions("clicks", "visits", gap="10ms", grace="0ms"))
+    for at in (0, 8, 25):
+        driver.pipe("clicks", key=b"ann", value=b'{"n":1}', timestamp=at)
+    assert [r.value for r in driver.read("visits")] == [b'{"key":"ann","start":0,"end":8,"events":2}']
+
+
+def test_an_invalid_duration_of_the_default_topology_is_an_error() -> None:
+    """An invalid duration is a ConfigError with its text."""
+    with pytest.raises(ConfigError, match="'soon'"):
+        sessions(gap="soon")
