@@ -1,4 +1,4 @@
-"""Failures of Spark and Delta as errors of Penstock."""
+"""Failures of Spark, of Delta and of a Spark task as errors of Penstock."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from dataclasses import dataclass
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from penstock.services.spark.errors import SparkFailed, causes, last_cause, translated
-from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
+from penstock.services.spark.errors import SparkFailed, TaskFailure, causes, last_cause, translated
+from penstock.shared.common import errors
+from penstock.shared.common.errors import (
+    ChangelogHole,
+    ConfigError,
+    CorruptRecord,
+    KafkaTimeout,
+    OffsetOutOfRange,
+    PenstockError,
+)
 
 
 @dataclass
@@ -89,3 +97,24 @@ def test_the_last_cause_that_says_anything() -> None:
     assert last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
     assert last_cause(Raised("a.b.D")) == "a.b.D"
     assert causes(RuntimeError("\n one\ntwo")) == ["one"]
+
+
+class Own(CorruptRecord):
+    """A class whose name the driver does not know."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(CorruptRecord("x"), CorruptRecord), (Own("x"), CorruptRecord), (OffsetOutOfRange("x"), OffsetOutOfRange)],
+)
+def test_an_error_comes_back(error: PenstockError, kind: type[PenstockError]) -> None:
+    """It returns as its own class, or as its first base that `errors` has, with its partition."""
+    again = TaskFailure.of(error).to_error("partition 3: ")
+    assert type(again) is kind
+    assert str(again) == f"partition 3: {error}"
+
+
+@pytest.mark.parametrize("kind", [one for one in vars(errors).values() if isinstance(one, type)])
+def test_every_error_takes_a_text(kind: type[PenstockError]) -> None:
+    """Each error can therefore be returned from a task."""
+    assert type(TaskFailure.of(kind("x")).to_error()) is kind

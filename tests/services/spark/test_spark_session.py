@@ -1,9 +1,11 @@
-"""The configuration with which Spark starts."""
+"""The Spark session: its configuration, its Java's class archive, its scratch folders, and an unreachable master."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
+import socket
 from pathlib import Path
 
 import pyspark
@@ -15,9 +17,26 @@ from penstock.services.exit_status import ExitStatus
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.errors import SparkFailed
 from penstock.services.spark.main import compact_main
+from penstock.services.spark.spark_session import (
+    SCRATCH_LOCK,
+    SCRATCH_PREFIX,
+    SUBMIT_ARGS,
+    connection_failure,
+    is_s3,
+    master_addresses,
+    properties_file,
+    remove_abandoned,
+    s3_configuration,
+    scratch_folder,
+    spark_session,
+)
+from penstock.services.spark.worker_daemon import without_archives
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.java import installed_java
+from penstock.shared.common.java.class_archive import keep_archive, recorded_file, recording
+from penstock.shared.common.java.installed_java import Java
 from penstock.shared.common.java.jars import JarSet, cache_root
 
 
@@ -122,3 +141,199 @@ def test_the_locks_are_of_the_installed_spark() -> None:
     (hadoop,) = (name for name in own if name.startswith("hadoop-client-api-"))
     version = hadoop.removeprefix("hadoop-client-api-").removesuffix(".jar")
     assert spark.S3_JARS.roots == (f"org.apache.hadoop:hadoop-aws:{version}",)
+
+
+def test_the_usual_variables_of_s3_in_hadoops_words() -> None:
+    """Region and endpoint come from AWS's variables. A self-hosted server is addressed by path."""
+    assert s3_configuration({}) == {}
+    own = s3_configuration({"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_DEFAULT_REGION": "us-east-1"})
+    assert own == {
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:9",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        "spark.hadoop.fs.s3a.connection.ssl.enabled": "false",
+    }
+    both = {
+        "AWS_ENDPOINT_URL": "http://a",
+        "AWS_ENDPOINT_URL_S3": "https://b",
+        "AWS_REGION": "r",
+        "AWS_DEFAULT_REGION": "d",
+    }
+    assert s3_configuration(both)["spark.hadoop.fs.s3a.endpoint"] == "https://b"
+    assert s3_configuration(both)["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "true"
+    assert s3_configuration(both)["spark.hadoop.fs.s3a.endpoint.region"] == "r"
+
+
+def test_only_a_lake_on_s3_needs_the_connector() -> None:
+    """The connector, half a gigabyte, is not downloaded for a local folder."""
+    assert is_s3("s3a://bucket/app")
+    assert not is_s3("/lake/app")
+    assert not is_s3("gs://bucket/app")
+
+
+def test_only_the_owner_reads_the_properties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher receives the file's path, before its existing arguments."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    for before, after in ((None, "pyspark-shell"), ("--verbose pyspark-shell", "--verbose pyspark-shell")):
+        monkeypatch.delenv(SUBMIT_ARGS, raising=False) if before is None else monkeypatch.setenv(SUBMIT_ARGS, before)
+        with properties_file({"spark.hadoop.fs.s3a.secret.key": "hunter=2"}, str(folder)):
+            arguments = shlex.split(os.environ[SUBMIT_ARGS])
+            file = Path(arguments[arguments.index("--properties-file") + 1])
+            assert " ".join(arguments).endswith(after)
+            assert (file.stat().st_mode & 0o777, file.read_text()) == (
+                0o600,
+                "spark.hadoop.fs.s3a.secret.key=hunter\\=2\n",
+            )
+        assert os.environ.get(SUBMIT_ARGS) == before
+
+
+def test_only_a_standalone_master_has_addresses() -> None:
+    """A standalone master may have standby addresses. Other kinds of masters are not checked."""
+    assert master_addresses("spark://a:7077,b.c:1") == [("a", 7077), ("b.c", 1)]
+    assert [master_addresses(master) for master in ("local[*]", "yarn", "k8s://https://host:443")] == [[], [], []]
+    assert connection_failure("yarn") is None
+
+
+def test_one_master_that_answers_is_enough() -> None:
+    """The session starts if one of the masters is reachable. If none is, each has its reason in the error."""
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
+        ports = [server.getsockname()[1] for server in (there, gone)]
+        gone.close()
+        assert connection_failure(f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[0]}") is None
+        master = f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[1]}"
+    failure = f"127.0.0.1:{ports[1]}: Connection refused"
+    assert connection_failure(master) == f"{failure}; {failure}"
+    assert "a..b:7077: " in (connection_failure("spark://a..b:7077") or "")
+    assert "a:99999: " in (connection_failure("spark://a:99999") or "")
+    expected = rf"{master} .*spark\.master.*{failure}"
+    with pytest.raises(SparkFailed, match=expected), spark_session(SparkSettings(master=master), "test"):
+        raise AssertionError("there is no Spark")
+
+
+@pytest.fixture
+def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
+    """A Java 17, and a cache with the connectors' jars."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").touch()
+    (home / "release").write_text('JAVA_VERSION="17.0.15"\n')
+    jars = tmp_path / "penstock" / spark.SPARK_JARS.folder
+    jars.mkdir(parents=True)
+    for jar in spark.SPARK_JARS.jars:
+        (jars / jar.name).touch()
+        os.truncate(jars / jar.name, jar.size)  # takes no room on the disk
+    return Java(home / "bin" / "java", 17, "PATH")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A jar of a fake pyspark."""
+    monkeypatch.setattr(spark.pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
+    jar = tmp_path / "pyspark" / "jars" / "spark-core.jar"
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(b"classes")
+    return jar
+
+
+def test_each_java_and_class_path_has_an_archive_of_its_own(java: Java) -> None:
+    """An updated Java and another jar lead to another file. A repeated call returns the same file."""
+    one, other = spark.connector_jars()[:2]
+    first = spark.spark_archive(java, [one])
+    assert first == spark.spark_archive(java, [one])
+    assert first != spark.spark_archive(java, [other])
+    (java.home / "release").write_text('JAVA_VERSION="17.0.16"\n')
+    assert first != spark.spark_archive(java, [one])
+
+
+def test_a_pyspark_that_is_installed_again_has_another_archive(java: Java, installed: Path) -> None:
+    """Java compares modification times and sizes of jars, so the archive's name depends on both."""
+    os.utime(installed, (1, 1))
+    first = spark.spark_archive(java, [])
+    os.utime(installed, (2, 2))
+    second = spark.spark_archive(java, [])
+    installed.write_bytes(b"other classes")
+    os.utime(installed, (2, 2))
+    assert len({first, second, spark.spark_archive(java, [])}) == 3
+
+
+def test_a_new_archive_replaces_the_former(java: Java, installed: Path) -> None:
+    """Older archives of the same paths are removed, and archives of other paths stay."""
+    others = spark.spark_archive(java, spark.connector_jars())
+    former = spark.spark_archive(java, [])
+    os.utime(installed, (1, 1))
+    archive = spark.spark_archive(java, [])
+    others.touch()
+    former.touch()
+    recorded_file(archive).touch()
+    assert keep_archive(archive, complete=True)
+    assert set(archive.parent.glob("*.jsa")) == {archive, others}
+
+
+def test_half_a_file_is_no_archive(tmp_path: Path) -> None:
+    """What a killed JVM has written is removed, and a JVM that wrote nothing leaves no archive."""
+    archive = tmp_path / "kafka-1-2.jsa"
+    with recording(archive):
+        recorded_file(archive).touch()
+        assert not keep_archive(archive, complete=False)
+    assert not list(tmp_path.iterdir())
+    with recording(archive):
+        assert not keep_archive(archive, complete=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_local_job_uses_the_archive_that_is_there(java: Java) -> None:
+    """No option names a missing file.
+
+    An existing file is an option of a local job's JVM, before the user's own options.
+    """
+    jars = spark.connector_jars()
+    archive = spark.spark_archive(java, jars)
+
+    def options(master: str) -> str:
+        given = {spark.JAVA_OPTIONS: "-Xss4m"}
+        return spark.configuration(SparkSettings(master=master, conf=given), "scratch", (), java)[spark.JAVA_OPTIONS]
+
+    assert "-XX:SharedArchiveFile" not in options("local[2]")
+    archive.touch()
+    assert f"-XX:SharedArchiveFile={archive} " in options("local[2]")
+    assert options("local[2]").endswith(" -Xss4m")
+    assert "-XX:SharedArchiveFile" not in options("spark://m:7077")
+
+
+def test_a_scratch_folder_goes_with_its_job(tmp_path: Path) -> None:
+    """A folder in use and a folder that is still being made by another job are not removed."""
+    made = tmp_path / f"{SCRATCH_PREFIX}made"
+    made.mkdir()
+    with scratch_folder(tmp_path) as work:
+        assert remove_abandoned(tmp_path) == []
+        with scratch_folder(tmp_path) as other:
+            assert Path(work).is_dir()
+            assert other != work
+    assert list(tmp_path.iterdir()) == [made]
+
+
+def test_what_a_killed_job_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """The folder's lock is free, so the folder is removed with its content. A symbolic link is left alone."""
+    left, elsewhere = tmp_path / f"{SCRATCH_PREFIX}left", tmp_path / "elsewhere"
+    for folder in (left, elsewhere):
+        (folder / "blockmgr").mkdir(parents=True)
+        (folder / SCRATCH_LOCK).touch()
+    link = tmp_path / f"{SCRATCH_PREFIX}link"
+    link.symlink_to(elsewhere)
+    with scratch_folder(tmp_path):
+        assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == [elsewhere, link]
+    assert (elsewhere / "blockmgr").is_dir()
+
+
+def test_workers_import_no_archives_of_a_pyspark_that_is_a_folder(tmp_path: Path) -> None:
+    """Pip's pyspark has both. A Spark without a folder on the path keeps its archives, and so do other packages."""
+    site, spark = tmp_path / "site-packages", tmp_path / "opt" / "spark"
+    (site / "pyspark" / "python" / "lib").mkdir(parents=True)
+    (site / "pyspark" / "__init__.py").touch()
+    archives = [str(site / "pyspark" / of) for of in ("python/lib/pyspark.zip", "jars/spark-core.jar")]
+    others = ["", str(spark / "python" / "lib" / "pyspark.zip"), str(site / "own.zip"), "/job", str(site)]
+    assert without_archives([*others[:2], *archives, *others[2:]]) == others
+    assert without_archives(archives) == archives
