@@ -1,4 +1,4 @@
-"""A service whose Kafka is unreachable or rejects it."""
+"""A service's connection to Kafka, which may be unreachable or reject the service."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from penstock.api.http.app import create_health_app
 from penstock.api.http.server import HttpServer
+from penstock.services.first_connection import first_connection
 from penstock.services.kafka_daemon import KafkaHttpDaemon
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import AuthenticationFailed, ConfigError
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError, PenstockError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -79,3 +81,30 @@ def test_a_missing_certificate(tmp_path: Path) -> None:
     """A missing certificate is a ConfigError before the service listens."""
     with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*no\.pem"):
         Service(KafkaSettings(security_protocol="SSL", ssl_cafile=tmp_path / "no.pem"))
+
+
+async def test_the_first_connection_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retriable errors are retried. A reason is logged again only after another one."""
+    monkeypatch.setattr("penstock.services.first_connection.RETRY_MS", 0)
+    failures = [BrokerNotAvailable(reason) for reason in ("a", "a", "b", "b", "a")]
+
+    async def connect() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "connected"
+
+    with capture_logs() as logged:
+        assert await first_connection(connect) == "connected"
+    assert [line["reason"] for line in logged] == ["a", "b", "a"]
+
+
+async def test_a_rejected_login_is_not_retried() -> None:
+    """An error that a retry cannot fix is raised after the first attempt, and not logged."""
+    failures: list[PenstockError] = [AuthenticationFailed("wrong password")]
+
+    async def connect() -> None:
+        raise failures.pop()
+
+    with capture_logs() as logged, pytest.raises(AuthenticationFailed):
+        await first_connection(connect)
+    assert logged == []
