@@ -1,4 +1,4 @@
-"""The admin client: all requests of one call share one deadline."""
+"""The admin client: calls with one deadline each, offset resets, deletions, and topics for event-time data."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
+from penstock.shared.clients.admin.types import MemberDescription, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import (
-    Api,
-    Delay,
-    Drop,
-    ErrorCode,
-    FakeCluster,
-    Message,
-    Request,
-    Respond,
-)
+from penstock.shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, FakeCluster, Message, Request, Respond
 
 
 async def test_waiting_for_leaders_counts_against_the_timeout() -> None:
@@ -131,3 +123,20 @@ async def test_a_deletion_is_retried_at_the_new_controller() -> None:
         assert await admin.list_topics() == []
         with pytest.raises(UnknownTopicOrPartition, match="topic a"):
             await admin.delete_topics(["a"])
+
+
+def test_event_time_topic() -> None:
+    """Event-time topics never expire and accept any timestamp. The caller's own configs take precedence."""
+    topic = event_time_topic("t", 4, cleanup_policy="compact", segment_ms="5")
+    assert topic.configs == {
+        "retention.ms": "-1",
+        "segment.ms": "5",
+        "message.timestamp.after.max.ms": str(2**63 - 1),
+        "cleanup.policy": "compact",
+    }
+    assert (topic.partitions, topic.replication_factor) == (4, -1)
+
+
+def test_text_of_a_member_has_id_client_id_and_host() -> None:
+    """A member's text has its id, client id and host."""
+    assert str(MemberDescription("m", "c", "/10.0.0.1", None, frozenset())) == "m (client c, host /10.0.0.1)"
