@@ -1,4 +1,5 @@
-"""The connections of one client: client ids, deadlines, retries and redaction of secrets."""
+"""The calls of one client: client ids, deadlines, retries and their waits, secrets that no error shows, and checked
+offsets."""
 
 from __future__ import annotations
 
@@ -11,17 +12,19 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
-from penstock.shared.clients.connection.connection import Connection, default_client_id
+from penstock.shared.clients.connection.connection import Connection, default_client_id, retry_waits
+from penstock.shared.clients.connection.offsets import checked_offset, checked_offsets, checked_spec, checked_time
 from penstock.shared.clients.protocol.flexible_types import Endpoint
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
+    ConcurrentTransactions,
     IllegalState,
     KafkaTimeout,
     NotEnoughReplicas,
     RecordTooLarge,
     RetriableError,
 )
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster, Request
 from tests.shared.clients.producer import clusters
@@ -184,3 +187,50 @@ async def test_which_topics_are_removed_from_metadata() -> None:
     assert not connection.unwatch("c")
     connection.watch_all()
     assert not connection.unwatch("c")
+
+
+BUSY, DOWN = ConcurrentTransactions("x"), BrokerNotAvailable("x")
+
+
+def test_waits_grow() -> None:
+    """Each wait is twice the previous one, up to one second."""
+    wait_after = retry_waits(100)
+    assert [wait_after(DOWN) for _ in range(6)] == pytest.approx([100, 200, 400, 800, 1_000, 1_000])
+
+
+def test_concurrent_transactions_have_short_waits() -> None:
+    """Waits for the completion of the previous transaction are at most 20 ms. Other errors use the normal backoff."""
+    wait_after = retry_waits(100, soon=True)
+    waits = [wait_after(error) for error in (BUSY, BUSY, DOWN, BUSY, BUSY, DOWN)]
+    assert waits == pytest.approx([5, 10, 100, 20, 20, 200])
+
+
+def test_other_calls_have_one_backoff() -> None:
+    """For a call that does not open a transaction, a busy coordinator is backed off like any other error."""
+    wait_after = retry_waits(100)
+    assert [wait_after(BUSY), wait_after(DOWN)] == pytest.approx([100, 200])
+
+
+@pytest.mark.parametrize("retry_backoff_ms", [1, 7])
+def test_no_wait_is_longer_than_the_setting_allows(retry_backoff_ms: int) -> None:
+    """A retry_backoff_ms below the short waits limits them too."""
+    wait_after = retry_waits(retry_backoff_ms, soon=True)
+    assert max(wait_after(BUSY) for _ in range(5)) == retry_backoff_ms
+
+
+A = TopicPartition("t", 0)
+
+
+def test_valid_offsets_pass() -> None:
+    """A valid specification is returned unchanged. A plain number becomes an offset without metadata."""
+    assert checked_offsets({A: 3}) == {A: OffsetAndMetadata(3)}
+    assert [checked_spec(A, spec) for spec in ("earliest", "latest", 0)] == ["earliest", "latest", 0]
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "x", None])
+def test_an_invalid_offset_is_named_with_its_partition(value: object) -> None:
+    """An invalid number raises ValueError, and a value of another type TypeError. The error names the partition."""
+    for check in (checked_offset, checked_time, checked_spec):
+        with pytest.raises(ValueError if value == -1 or (check is checked_spec and value == "x") else TypeError) as e:
+            check(A, value)
+        assert "t-0" in str(e.value)
