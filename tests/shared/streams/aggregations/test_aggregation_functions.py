@@ -1,4 +1,4 @@
-"""Aggregations: results, merging, types from annotations, and the values that each rejects."""
+"""Aggregation functions: results, merging, states as columns, the types of fields, and the values that each rejects."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from penstock.shared.streams.aggregations.aggregation import (
     Min,
     Sum,
 )
-from penstock.shared.streams.aggregations.collect import CollectList
-from penstock.shared.streams.aggregations.quantiles import Quantiles
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
+from penstock.shared.streams.aggregations.first_last import First, Last
+from penstock.shared.streams.aggregations.latest import Latest
+from penstock.shared.streams.aggregations.quantiles import KLL_K, RANKS, Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -406,3 +408,174 @@ def test_nan_is_the_greatest_number_and_there_is_one_zero() -> None:
             for number in order:
                 state = bound.add(state, {"ms": number})
             assert repr(bound.result(state)) == expected
+
+
+Moment = tuple[int, Any]
+
+
+def fold_at(aggregation: Aggregation[Any], *moments: Moment) -> Any:
+    """Return the state after the field `x` had these values at these times."""
+    state = aggregation.initial()
+    for at, value in moments:
+        state = aggregation.add_at(state, {"x": value}, at)
+    return state
+
+
+def result_at(aggregation: Aggregation[Any], *moments: Moment) -> Any:
+    return aggregation.result(fold_at(aggregation, *moments))
+
+
+def test_first_and_last_go_by_event_time() -> None:
+    """First and Last compare timestamps. The order of arrival decides only between equal timestamps. None is not a
+    value."""
+    moments = [(5, None), (20, "b"), (10, "a"), (10, "c"), (20, "d"), (30, None)]
+    assert (result_at(First("x"), *moments), result_at(Last("x"), *moments)) == ("a", "d")
+    assert (result_at(First("x")), result_at(Last("x"), (1, None))) == (None, None)
+
+
+def test_without_timestamps_all_is_one_moment() -> None:
+    """`add` keeps the first or the last value in the order of arrival."""
+    first, last = First("x"), Last("x")
+    assert first.result(first.add(first.add(first.initial(), {"x": 1}), {"x": 2})) == 1
+    assert last.result(last.add(last.add(last.initial(), {"x": 1}), {"x": 2})) == 2
+
+
+def test_a_list_keeps_the_order_and_the_limit() -> None:
+    """Values stay in the order of arrival. Values beyond the limit are counted and left out."""
+    state = fold_at(CollectList("x", limit=3), (0, 3), (1, None), (2, 1), (3, 3), (4, 9))
+    assert (CollectList("x").result(state), state[1]) == ([3, 1, 3], 4)
+
+
+def test_a_set_keeps_each_value_once() -> None:
+    """Values are compared by their JSON, so 1 and true are two values, and equal objects are one."""
+    state = fold_at(
+        CollectSet("x", limit=4), *((0, v) for v in (1, True, {"a": 1, "b": 2}, 1, {"b": 2, "a": 1}, "s", "t"))
+    )
+    assert (CollectSet("x").result(state), state[1]) == ([1, True, {"a": 1, "b": 2}, "s"], 7)
+
+
+@pytest.mark.parametrize("make", [CollectList, CollectSet])
+def test_a_limit_below_one_is_refused(make: Any) -> None:
+    """A collection without room for a value is invalid."""
+    with pytest.raises(ConfigError, match="limit must"):
+        make("x", 0)
+
+
+def test_what_has_no_json_is_refused() -> None:
+    """A value without JSON becomes a dead letter before it is added to a window."""
+    with pytest.raises(DataError, match="has no JSON"):
+        fold_at(CollectSet("x"), (0, object()))
+    with pytest.raises(DataError, match="no field 'x'"):
+        First("x").add_at((-1, None), {}, 0)
+
+
+moments_drawn = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 5) | st.text(max_size=2)), max_size=15)
+EACH = [First("x"), Last("x"), CollectList("x", 4), CollectSet("x", 3)]
+
+
+@pytest.mark.parametrize("aggregation", EACH)
+@given(moments_drawn, st.integers(0, 15))
+def test_merged_collections_equal_sequential(aggregation: Aggregation[Any], moments: list[Moment], cut: int) -> None:
+    """Two merged parts equal the whole, also after each was converted to columns. The empty state is neutral."""
+    a, b, whole = (
+        fold_at(aggregation, *moments[:cut]),
+        fold_at(aggregation, *moments[cut:]),
+        fold_at(aggregation, *moments),
+    )
+    kept = aggregation.merge(*(aggregation.from_columns(aggregation.to_columns(s)) for s in (a, b)))
+    assert aggregation.merge(a, b) == whole == kept
+    assert aggregation.merge(whole, aggregation.initial()) == whole == aggregation.merge(aggregation.initial(), whole)
+
+
+@given(st.permutations([(i, f"v{i}") for i in range(6)]))
+def test_first_and_last_do_not_depend_on_arrival(moments: list[Moment]) -> None:
+    """The result is the same in any order of records with different times."""
+    assert (result_at(First("x"), *moments), result_at(Last("x"), *moments)) == ("v0", "v5")
+
+
+def test_in_a_session() -> None:
+    """Sessions that merge keep the first and last of both, and the earlier one's list before the later one's."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 100)
+    table = windows.aggregate("s", a=First("x"), z=Last("x"), all=CollectList("x"), each=CollectSet("x"))
+    table.on_update().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for at, x in ((40, 4), (20, 2), (21, 2), (30, 3)):
+        driver.pipe("in", key=b"k", value=b'{"x":%d}' % x, timestamp=at)
+        driver.crash()
+        driver.restore()
+    got = msgspec.json.decode(driver.read("out")[-1].value or b"")
+    assert {n: got[n] for n in ("a", "z", "all", "each")} == {"a": 2, "z": 4, "all": [2, 2, 4, 3], "each": [2, 4, 3]}
+
+
+def sketch_of(numbers: Any, aggregation: Quantiles | None = None) -> Any:
+    aggregation = aggregation or Quantiles("x")
+    state = aggregation.initial()
+    for number in numbers:
+        state = aggregation.add(state, {"x": number})
+    return state
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=KLL_K // 2), st.integers(0, 60))
+def test_few_values_are_exact(numbers: list[int], cut: int) -> None:
+    """Up to the sketch's size a quantile is exact, also after a merge."""
+    bound = Quantiles("x", [0, 0.5, 1])
+    merged = bound.result(bound.merge(sketch_of(numbers[:cut]), sketch_of(numbers[cut:])))
+    assert merged == bound.result(sketch_of(numbers))
+    assert merged is not None
+    assert (merged[0], merged[2]) == (min(numbers), max(numbers))
+    assert sum(n <= merged[1] for n in numbers) * 2 >= len(numbers)
+    assert sum(n >= merged[1] for n in numbers) * 2 >= len(numbers)
+
+
+def test_many_values_are_estimated() -> None:
+    """The quantiles of a hundred thousand values are within a few percent of rank, with a state of a few KiB."""
+    state = sketch_of(range(100_000))
+    result = Quantiles("x").result(state)
+    assert result is not None
+    assert all(abs(found / 100_000 - rank) < 0.04 for found, rank in zip(result, RANKS, strict=True))
+    assert len(Quantiles("x").to_columns(state)[0]) < 8_000  # type: ignore[arg-type]
+
+
+def test_nothing_gives_none() -> None:
+    """Without a number the quantiles are None. The empty state survives its conversion to columns."""
+    quantiles = Quantiles("x")
+    assert quantiles.result(quantiles.from_columns(quantiles.to_columns(sketch_of([None])))) is None
+
+
+def test_the_state_has_its_quantiles_as_json() -> None:
+    """Readers of the changelog see the result without a sketch library, and a restored state has the same result."""
+    quantiles = Quantiles("x", (0.25, 0.75))
+    state = sketch_of([1, 2, 3, 4], quantiles)
+    columns = quantiles.to_columns(state)
+    assert (
+        msgspec.json.decode(columns[1]) == quantiles.result(state) == quantiles.result(quantiles.from_columns(columns))
+    )
+
+
+def test_a_copy_is_another_sketch() -> None:
+    """A change of the copy does not change the window's state."""
+    quantiles, state = Quantiles("x"), sketch_of([1])
+    quantiles.add(quantiles.copy(state), {"x": 5})
+    assert quantiles.result(state) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("wrong", ["7", [1], 10**400])
+def test_quantiles_refuse_what_is_no_number(wrong: Any) -> None:
+    """A value that is not a number, or larger than any float, is rejected before it is added to the sketch."""
+    with pytest.raises(DataError, match="quantiles"):
+        sketch_of([wrong])
+
+
+@pytest.mark.parametrize("ranks", [(), (1.1,), (-0.1, 0.5)])
+def test_ranks_are_shares(ranks: Any) -> None:
+    """A rank below 0 or above 1, and an empty list of ranks, are rejected."""
+    with pytest.raises(ConfigError, match="ranks"):
+        Quantiles("x", ranks)
+
+
+def test_the_latest_timestamp_is_merged_and_kept() -> None:
+    """The highest timestamp is the same whatever the order, and survives the changelog."""
+    latest = Latest()
+    state = latest.merge(latest.add_at(latest.initial(), None, 5), latest.add_at(7, None, 3))
+    assert latest.result(latest.from_columns(latest.to_columns(latest.add(state, None)))) == 7
