@@ -1,20 +1,34 @@
-"""Tables, joins with tables, and stores of processors."""
+"""Tables: rows from a topic or an aggregation without windows, joins with them, and stores of processors."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.first_last import Last
 from penstock.shared.streams.changelog.store_schema import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import RowValue
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.property_tests import examples
 
 
 class User(msgspec.Struct):
@@ -27,7 +41,7 @@ def pair(value: Any, row: Any) -> Any:
     return {"value": value, "city": None if row is None else row.city}
 
 
-def driver_of(*, left: bool) -> TopologyTestDriver:
+def joined(*, left: bool) -> TopologyTestDriver:
     builder = StreamsBuilder()
     clicks, users = builder.stream("clicks"), builder.table("users", User)
     (clicks.left_join(users, pair) if left else clicks.join(users, pair)).to("out")
@@ -41,7 +55,7 @@ def out(driver: TopologyTestDriver) -> list[Any]:
 @pytest.mark.parametrize("left", [False, True])
 def test_a_stream_looks_up_the_row_of_its_key(left: bool) -> None:
     """A join uses the row as of its record. Without a row, a left join passes None and an inner join has no result."""
-    driver = driver_of(left=left)
+    driver = joined(left=left)
     driver.pipe("clicks", key=b"ann", value=b"1", timestamp=5)
     driver.pipe("users", key=b"ann", value=b'{"city":"Oslo"}', timestamp=6)
     driver.pipe("clicks", key=b"ann", value=b"2", timestamp=7)
@@ -57,7 +71,7 @@ def test_a_stream_looks_up_the_row_of_its_key(left: bool) -> None:
 
 def test_what_is_neither_key_nor_value_is_skipped() -> None:
     """A stream record without a key or value, and a table record without a key, are skipped and counted."""
-    driver = driver_of(left=False)
+    driver = joined(left=False)
     driver.pipe("clicks", key=None, value=b"1")
     driver.pipe("clicks", key=b"k", value=None)
     driver.pipe("users", key=None, value=b'{"city":"Oslo"}')
@@ -66,7 +80,7 @@ def test_what_is_neither_key_nor_value_is_skipped() -> None:
 
 def test_a_left_join_keeps_what_has_no_key() -> None:
     """A left join passes None for a record without a key. A record without a value is skipped."""
-    driver = driver_of(left=True)
+    driver = joined(left=True)
     driver.pipe("clicks", key=None, value=b"1")
     driver.pipe("clicks", key=None, value=None)
     assert (out(driver), driver.task.metrics.skipped_total) == ([{"value": 1, "city": None}], 1)
@@ -74,7 +88,7 @@ def test_a_left_join_keeps_what_has_no_key() -> None:
 
 def test_a_row_that_cannot_be_read_is_a_dead_letter() -> None:
     """A table record that cannot be decoded becomes a dead letter, and the old row stays."""
-    driver = driver_of(left=False)
+    driver = joined(left=False)
     driver.pipe("users", key=b"k", value=b'{"city":"Oslo"}')
     driver.pipe("users", key=b"k", value=b'{"city":7}')
     driver.pipe("clicks", key=b"k", value=b"1", timestamp=1)
@@ -139,3 +153,403 @@ def test_a_rows_value_is_read_back_as_its_type() -> None:
     assert typed.from_columns(typed.to_columns(User("Oslo"))) == User("Oslo")
     assert raw.from_columns(raw.to_columns(b"\xff")) == b"\xff"
     assert typed.result(typed.merge(typed.initial(), typed.add(None, 1))) == typed.merge(1, None) == 1
+
+
+INT64 = range(-(2**63), 2**63)
+NUMBERS: dict[str, Aggregation[Any]] = {
+    "count": Count(), "total": Sum("n"), "mean": Mean("ms"), "low": Min("ms"), "high": Max("n")
+}  # fmt: skip
+OBJECTS: dict[str, Aggregation[Any]] = {"last": Last("n"), "all": CollectList("n", limit=5)}
+
+
+def add_small(state: list[int], value: Any) -> list[int]:
+    state.append(value.n)
+    if value.n == 3:
+        raise ValueError("not three")
+    return state[-4:]
+
+
+OWN: dict[str, Aggregation[Any]] = {"own": Aggregate(list, add_small, lambda a, b: a + b)}
+SETS = {"numbers": NUMBERS, "objects": NUMBERS | OBJECTS, "own": NUMBERS | OBJECTS | OWN}
+
+
+class Value(msgspec.Struct):
+    """A value with a field of each kind."""
+
+    n: int
+    ms: float | None = None
+
+
+Piped = tuple[bytes | None, bytes | None, int]
+
+
+@dataclass
+class Model:
+    """The expected rows, computed record by record."""
+
+    aggregations: frozenset[str]
+    taken: dict[str, list[tuple[int, Value]]] = field(default_factory=dict)
+    rejected: int = 0
+    skipped: int = 0
+    out: list[tuple[bytes, Any, int]] = field(default_factory=list)
+    """Every update: key, row and time."""
+
+    def take(self, key: bytes | None, value: bytes | None, timestamp: int) -> None:
+        try:
+            text = None if key is None else key.decode()
+            own = None if value is None else msgspec.json.decode(value, type=Value)
+            if timestamp < 0:
+                raise ValueError
+            if text is None:
+                self.skipped += 1
+                return
+            if own is None or own.n not in INT64 or ("own" in self.aggregations and own.n == 3):
+                raise ValueError
+            before = self.taken.get(text, [])
+            if sum(v.n for _, v in before) + own.n not in INT64:
+                raise ValueError
+        except ValueError:
+            self.rejected += 1
+            return
+        self.taken[text] = [*before, (timestamp, own)]
+        self.out.append((text.encode(), self.row(text), self.latest(text)))
+
+    def latest(self, key: str) -> int:
+        return max(at for at, _ in self.taken[key])
+
+    def row(self, key: str) -> dict[str, Any]:
+        values = [v for _, v in self.taken[key]]
+        n, ms = [v.n for v in values], [v.ms for v in values if v.ms is not None]
+        last = max(enumerate(self.taken[key]), key=lambda one: (one[1][0], one[0]))[1][1].n
+        mean = sum(ms) / len(ms) if ms else None
+        row = {"key": key, "count": len(n), "total": sum(n), "mean": mean, "low": min(ms, default=None)}
+        row |= {"high": max(n), "last": last, "all": n[:5], "own": n[-4:]}
+        return {name: row[name] for name in ("key", *self.aggregations)}
+
+    def rows(self) -> dict[str, Any]:
+        return {key: self.row(key) for key in self.taken}
+
+
+def aggregated(aggregations: dict[str, Aggregation[Any]], name: str = "s") -> Topology:
+    builder = StreamsBuilder()
+    table = builder.stream("in", value=Value).group_by_key().aggregate(name, **aggregations)
+    table.to_stream().to("out")
+    return builder.build()
+
+
+@contextmanager
+def folder(is_on_disk: bool) -> Iterator[StateDirectory | None]:
+    """The folder of state on disk, with hardly any rows in memory."""
+    with tempfile.TemporaryDirectory() as path:
+        yield StateDirectory(path, "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=0) if is_on_disk else None
+
+
+def written(driver: TopologyTestDriver) -> list[tuple[bytes, Any, int]]:
+    out = driver.read("out")
+    return [(r.key or b"", msgspec.json.decode(r.value or b""), r.timestamp or 0) for r in out]
+
+
+keys = st.sampled_from([b"a", b"a", b"b", b"c", b"", None, b"\xff"])
+numbers = st.one_of(st.integers(-9, 9), st.sampled_from([2**62, -(2**62), 2**63 - 1, 2**63]))
+values = st.one_of(
+    st.builds(lambda n, ms: b'{"n":%d,"ms":%s}' % (n, ms), numbers, st.sampled_from([b"null", b"0.5", b"-4", b"8.25"])),
+    st.sampled_from([None, b"{", b"{}", b'{"n":"x"}']),
+)
+piped = st.tuples(keys, st.one_of(values, values, st.just(b'{"n":1}')), st.integers(-1, 60))
+batches = st.lists(
+    st.tuples(st.lists(piped, max_size=30), st.sampled_from(["commit", "commit", "nothing", "crash", "torn"])),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("named", sorted(SETS))
+@settings(max_examples=examples(30), deadline=None)
+@given(plan=batches, deduplicate=st.booleans(), columns_min=st.sampled_from([1, 4, 1 << 30]))
+def test_rows_are_those_of_a_dict(
+    named: str, is_on_disk: bool, plan: list[Any], deduplicate: bool, columns_min: int
+) -> None:
+    """Rows, updates, rejected and skipped records agree for any batches, after crashes, in memory and on disk."""
+    aggregations = SETS[named]
+    with folder(is_on_disk) as state:
+        driver = TopologyTestDriver(
+            aggregated(aggregations),
+            commit_each=False,
+            deduplicate_updates=deduplicate,
+            columns_min=columns_min,
+            errors=ErrorHandlers(),
+            state=state,
+        )
+        assert ("in" in driver.task.vectorized_executors) == (deduplicate and named != "own")
+        model = Model(frozenset(aggregations))
+        for records, then in plan:
+            driver.pipe_columns("in", records)
+            if then in ("crash", "torn"):  # what was not committed is taken again
+                driver.crash(torn_entries=2 if then == "torn" else 0)
+                driver.restore()
+            for record in records:
+                model.take(*record)
+            assert dict(driver.store("s").items()) == model.rows()
+            assert len(driver.store("s")) == len(model.taken)
+            if then == "nothing":
+                continue
+            driver.commit()
+            updates, model.out = model.out, []
+            if deduplicate:
+                updates = list({key: (key, row, at) for key, row, at in updates}.values())
+                got = written(driver)
+                assert [at for _, _, at in got] == sorted(at for _, _, at in got)
+                assert sorted(got, key=repr) == sorted(updates, key=repr)
+            else:
+                assert written(driver) == updates
+            assert len(driver.read("in-dlq")) == model.rejected
+            model.rejected = 0
+        driver.commit()
+        driver.close()
+        again = TopologyTestDriver(aggregated(aggregations), errors=ErrorHandlers())
+        again.changelog = list(driver.changelog)
+        again.restore()
+        assert dict(again.store("s").items()) == model.rows()
+
+
+def test_a_table_skips_null_keys_and_takes_what_is_out_of_order() -> None:
+    """No record is late. A row is written with the highest timestamp of its key, also after a restart."""
+    driver = TopologyTestDriver(aggregated(NUMBERS))
+    for key, at in ((b"a", 50), (None, 99), (b"b", 7), (b"a", 3)):
+        driver.pipe("in", key=key, value=b'{"n":1}', timestamp=at)
+    driver.crash()
+    driver.restore()
+    driver.pipe("in", key=b"a", value=b'{"n":1}', timestamp=4)
+    assert [(key, row["count"], at) for key, row, at in written(driver)] == [
+        *((b"a", 1, 50), (b"b", 1, 7), (b"a", 2, 50), (b"a", 3, 50)),
+    ]
+    (operator,) = driver.task.times.operators
+    assert (driver.metrics()["late_records"], operator.stream_time_ms, operator.close_time_ms) == (0, 50, None)
+
+
+def test_a_refused_record_moves_no_time_and_leaves_nothing() -> None:
+    """A sum that would leave 64 bits, and a user function that raises, make a dead letter, no row and no advance of
+    time."""
+    driver = TopologyTestDriver(aggregated(SETS["own"]), errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b'{"n":%d}' % (2**63 - 1), timestamp=5)
+    before = dict(driver.store("s").items())
+    for key, n in ((b"a", 1), (b"a", 3), (b"b", 3)):
+        driver.pipe("in", key=key, value=b'{"n":%d}' % n, timestamp=90)
+    assert (dict(driver.store("s").items()), len(driver.read("in-dlq"))) == (before, 3)
+    assert (driver.task.stream_time_ms, driver.task.times.operators[0].stream_time_ms) == (5, 5)
+
+
+def test_what_is_handed_out_are_copies() -> None:
+    """A function or processor that changes a row does not change the store."""
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().aggregate("s", last=Last("x"))
+
+    def spoil(row: Any) -> Any:
+        row["last"]["y"] = 5
+        return row
+
+    table.to_stream().map_values(spoil).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"a", value=b'{"x":{"y":1}}')
+    spoil(driver.store("s").get("a"))
+    assert (driver.store("s").get("a"), written(driver)) == (
+        {"key": "a", "last": {"y": 1}},
+        [(b"a", {"key": "a", "last": {"y": 5}}, 0)],
+    )
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_stream_looks_up_the_aggregate_of_its_key(left: bool, is_on_disk: bool) -> None:
+    """The join gets the row as of the record, whether it is committed or not. Without a row a left join gets None."""
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().aggregate("s", n=Count(), total=Sum("x"))
+    orders = builder.stream("orders")
+    joiner = lambda value, row: [value, row]  # noqa: E731
+    (orders.left_join(table, joiner) if left else orders.join(table, joiner)).to("out")
+    with folder(is_on_disk) as state:
+        driver = TopologyTestDriver(builder.build(), deduplicate_updates=True, commit_each=False, state=state)
+        driver.pipe("orders", key=b"ann", value=b"1", timestamp=5)
+        driver.pipe("in", key=b"ann", value=b'{"x":2.5}', timestamp=6)
+        driver.pipe("orders", key=b"ann", value=b"2", timestamp=7)
+        driver.commit()
+        driver.crash()
+        driver.restore()
+        driver.pipe_columns("in", [(b"ann", b'{"x":1}', 8), (b"bob", b'{"x":9}', 8)] * 20)
+        driver.pipe("orders", key=b"ann", value=b"3", timestamp=9)
+        driver.pipe("orders", key=b"cat", value=b"4", timestamp=9)
+        driver.commit()
+        rows = [msgspec.json.decode(r.value or b"") for r in driver.read("out")]
+        driver.close()
+    found = [[2, {"key": "ann", "n": 1, "total": 2.5}], [3, {"key": "ann", "n": 21, "total": 22.5}]]
+    assert rows == ([[1, None], *found, [4, None]] if left else found)
+
+
+def test_a_stream_that_feeds_a_table_and_is_joined_with_it_sees_its_own_record() -> None:
+    """The table comes first in the topology, so it has the record before the join looks the key up."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    table = stream.group_by_key().aggregate("s", n=Count())
+    stream.join(table, lambda value, row: row["n"]).to("out")
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=True, columns_min=1)
+    driver.pipe_columns("in", [(b"a", b"{}", 1), (b"a", b"{}", 2), (b"b", b"{}", 3)])
+    assert [r.value for r in driver.read("out")] == [b"1", b"2", b"1"]
+
+
+class Reads(Processor):
+    """Asks the table for a key, and for all of them."""
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self.table = context.store("s")
+
+    def process(self, record: Record) -> None:
+        rows = sorted((key, row["n"]) for key, row in self.table.items())
+        self.context.forward(record._replace(value=[self.table.get(record.key), rows, self.table.get(7)]))
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True], ids=["in memory", "on disk"])
+def test_keys_of_bytes(is_on_disk: bool) -> None:
+    """A processor reads rows by the record's bytes key. The row contains the key in base64, as in JSON."""
+    builder = StreamsBuilder()
+    table = builder.stream("in", key="bytes").group_by_key().aggregate("s", n=Count())
+    table.to_stream().to("out")
+    builder.stream("requests", key="bytes").process(Reads, table.store).to("answers")
+    with folder(is_on_disk) as state:
+        driver = TopologyTestDriver(builder.build(), state=state)
+        driver.pipe("in", key=b"\xff\x00", value=b"{}", timestamp=4)
+        driver.pipe("requests", key=b"\xff\x00", value=b"{}", timestamp=5)
+        row = {"key": "/wA=", "n": 1}
+        assert written(driver) == [(b"\xff\x00", row, 4)]
+        assert [msgspec.json.decode(r.value or b"") for r in driver.read("answers")] == [[row, [["/wA=", 1]], None]]
+        driver.close()
+
+
+def test_rows_behind_a_repartition_topic() -> None:
+    """Grouped by another key before the table, and by a third one after it: fields of a row are aggregated as any."""
+    builder = StreamsBuilder()
+    users = builder.stream("in").group_by(lambda r: r.value["user"], name="by-user").aggregate("users", n=Count())
+    by_size = users.to_stream().group_by(lambda r: r.value["key"][0], name="by-letter")
+    by_size.aggregate("letters", rows=Count(), high=Max("n")).to_stream().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for user in ("ann", "bob", "al", "ann"):
+        driver.pipe("in", key=b"k", value=msgspec.json.encode({"user": user}))
+    driver.crash()
+    driver.restore()
+    driver.pipe("in", key=b"k", value=b'{"user":"ann"}')
+    assert driver.store("users").get("ann") == {"key": "ann", "n": 3}
+    assert dict(driver.store("letters").items()) == {
+        "a": {"key": "a", "rows": 4, "high": 3.0},
+        "b": {"key": "b", "rows": 1, "high": 1.0},
+    }
+
+
+def test_windows_behind_a_table_move_on_while_nothing_comes() -> None:
+    """A table forwards idle time as a source does, but not beyond a row that no commit has forwarded."""
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().aggregate("s", n=Count())
+    windows = table.to_stream().group_by_key().tumbling_window(100)
+    windows.aggregate("w", rows=Count(), high=Max("n")).on_close().to("out")
+    driver = TopologyTestDriver(
+        builder.build(), deduplicate_updates=True, commit_each=False, idle_timeout_ms=1_000, now_ms=10_000
+    )
+    driver.pipe("in", key=b"z", value=b"{}", timestamp=120)
+    driver.commit()
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=130)
+    driver.advance_wall_clock(5_000)
+    table_, windows_ = driver.task.times.operators
+    assert (table_.stream_time_ms, windows_.stream_time_ms) == (5_130, 130)
+    driver.commit()
+    driver.advance_wall_clock(2_000)
+    driver.commit()
+    assert windows_.stream_time_ms == 7_130
+    assert sorted(msgspec.json.decode(r.value or b"")["key"] for r in driver.read("out")) == ["a", "z"]
+
+
+def test_a_row_that_a_node_cannot_take_is_left_out() -> None:
+    """The store keeps the row. The failed output is a dead letter that names the store."""
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().aggregate("s", n=Count())
+    table.to_stream().map_values(lambda row: 1 // (row["n"] - 2)).to("out")
+    for deduplicate in (False, True):
+        driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers(), deduplicate_updates=deduplicate)
+        for _ in range(3):
+            driver.pipe("in", key=b"a", value=b"{}")
+        assert ([r.value for r in driver.read("out")], driver.store("s").get("a")) == (
+            [b"-1", b"1"],
+            {"key": "a", "n": 3},
+        )
+        (dead_letter,) = driver.read("in-dlq")
+        assert (dead_letter.value, dict(dead_letter.headers)["penstock.dlq.store"]) == (b'{"key":"a","n":2}', b"s")
+
+
+def task_of(topology: Topology, **given: Any) -> StreamTask:
+    """A task that has processed a small list of ann, a large one of bob, and another one of ann."""
+    task = StreamTask(topology, 0, application="app", **given)
+    task.initialize(0)
+    values = (("ann", 5), ("bob", 40_000), ("ann", 6))
+    records = [
+        ConsumerRecord("in", 0, at, at, key.encode(), b'{"x":"%s"}' % (b"x" * size))
+        for at, (key, size) in enumerate(values)
+    ]
+    task.process(Columns.of(records), 0)
+    return task
+
+
+def of_lists() -> Topology:
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().aggregate("s", n=Count(), all=CollectList("x"))
+    table.to_stream().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("columns_min", [1, 1 << 30])
+def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) -> None:
+    """A record that would make a state too large is a dead letter. An existing row stays unchanged, and no new row is
+    created."""
+    task = task_of(of_lists(), record_bytes_max=30_000, columns_min=columns_min)
+    assert [(r.topic, r.key) for r in task.prepare_commit(0).outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
+    store: Any = task.stores["s"]
+    assert (store.get("bob"), store.get("ann")["n"], len(store)) == (None, 2, 1)
+
+
+def test_a_key_that_no_result_could_hold_is_refused() -> None:
+    """A record whose key is too large for a result becomes a dead letter and is not stored, in a batch too."""
+    driver = TopologyTestDriver(aggregated(NUMBERS), errors=ErrorHandlers(), deduplicate_updates=True, columns_min=1)
+    large = b"k" * 600_000
+    driver.pipe_columns("in", [(large, b'{"n":1}', 1), *[(b"a", b'{"n":1}', 2)] * 40])
+    assert (len(driver.read("in-dlq")), driver.store("s").get("a")["count"], len(driver.store("s"))) == (1, 40, 1)
+
+
+def test_what_may_change_of_a_store() -> None:
+    """Aggregations may be added and begin empty. Another kind or source is rejected."""
+    first = TopologyTestDriver(aggregated({"n": Count()}))
+    first.pipe("in", key=b"a", value=b'{"n":4}')
+    more = TopologyTestDriver(aggregated({"n": Count(), "total": Sum("n")}))
+    more.changelog = list(first.changelog)
+    more.restore()
+    assert more.store("s").get("a") == {"key": "a", "n": 1, "total": None}
+    stored = first.topology.schemas()
+    for what, changed in (("source", "other"), ("kind", "table"), ("key", "bytes")):
+        with pytest.raises(SchemaMismatch, match=what):
+            check_schema(stored, (msgspec.structs.replace(stored[0], **{what: changed}),))
+    with pytest.raises(SchemaMismatch, match="total"):
+        check_schema(more.topology.schemas(), stored)
+
+
+def test_what_the_dsl_refuses() -> None:
+    """The DSL rejects reserved result names, an aggregate without aggregations, and an existing store name."""
+    grouped = StreamsBuilder().stream("in").group_by_key()
+    for name in ("key", "start", "latest_ms"):
+        with pytest.raises(ConfigError, match=name):
+            grouped.aggregate("s", **{name: Count()})
+    with pytest.raises(ConfigError, match="at least one"):
+        grouped.aggregate("s")
+    assert grouped.aggregate(n=Count()).store == "in-aggregate"
+    with pytest.raises(ConfigError, match="in-aggregate"):
+        grouped.aggregate(n=Count())
+
+
+def test_a_table_alone_has_no_late_topic() -> None:
+    """An aggregation without windows has no late topic."""
+    assert aggregated(NUMBERS).output_topics() == ["out", "in-dlq"]

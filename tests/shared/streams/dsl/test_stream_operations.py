@@ -1,4 +1,4 @@
-"""The DSL: the effect of each call on the records, and the calls that it rejects."""
+"""The DSL: the effect of each call on the records and on the stored definition of a store."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.common.errors import ConfigError, ProcessingFailed, SchemaMismatch
 from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.processor import Processor, ProcessorContext
+from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.topology import Topology
@@ -314,82 +315,6 @@ def test_the_schema_says_whether_json_has_the_fields() -> None:
         assert schema.results is None
 
 
-# --- refusals ---
-
-
-def windows_of(builder: StreamsBuilder) -> Any:
-    return builder.stream("in", value=Click).group_by_key().session_window(10)
-
-
-@pytest.mark.parametrize("name", ["key", "start", "end"])
-def test_reserved_result_names(name: str) -> None:
-    """A result may not have the name of a part of its window."""
-    with pytest.raises(ConfigError, match=rf"aggregate\('s'\).*{name}"):
-        windows_of(StreamsBuilder()).aggregate("s", **{name: Count()})
-
-
-def test_no_aggregation() -> None:
-    """An aggregate without aggregations is rejected by its name."""
-    with pytest.raises(ConfigError, match=r"aggregate\('s'\): at least one"):
-        windows_of(StreamsBuilder()).aggregate("s")
-
-
-def test_no_such_field() -> None:
-    """A field that the stream's type lacks is rejected when the topology is built."""
-    with pytest.raises(ConfigError, match=r"mean\('msec'\).*Click.*ms, user"):
-        windows_of(StreamsBuilder()).aggregate("s", ms=Mean("msec"))
-
-
-def test_a_store_name_is_taken_once() -> None:
-    """Two stores of one name are rejected, and so is one table emitted twice."""
-    builder = StreamsBuilder()
-    table = windows_of(builder).aggregate("s", n=Count())
-    table.on_close().to("out")
-    with pytest.raises(ConfigError, match="store 's'"):
-        table.on_update()
-
-
-def test_a_topic_has_one_source() -> None:
-    """Reading one topic twice is rejected. The stream must be branched instead."""
-    builder = StreamsBuilder()
-    builder.stream("in")
-    with pytest.raises(ConfigError, match="topic 'in'"):
-        builder.stream("in")
-
-
-def test_a_processor_name_is_taken_once() -> None:
-    """Two processors of one name are rejected."""
-    builder = StreamsBuilder()
-    stream = builder.stream("in")
-    stream.process(lambda: _never(), name="mine")
-    with pytest.raises(ConfigError, match="name 'mine'"):
-        stream.process(lambda: _never(), name="mine")
-
-
-def _never() -> Any:
-    raise AssertionError("a topology makes no processors")
-
-
-def test_nothing_defined() -> None:
-    """A topology without a stream is rejected."""
-    with pytest.raises(ConfigError, match="no stream was defined"):
-        StreamsBuilder().build()
-
-
-@pytest.mark.parametrize("value", [None, 3, "json"])
-def test_no_type(value: Any) -> None:
-    """A value type that is neither a type nor a deserializer is rejected."""
-    with pytest.raises(ConfigError, match="value must"):
-        StreamsBuilder().stream("in", value=value)
-
-
-@pytest.mark.parametrize(("gap", "grace"), [(0, 0), (-1, 0), (1.5, 0), (1, -1)])
-def test_durations(gap: Any, grace: Any) -> None:
-    """A gap below 1 ms, a fractional gap and a negative grace are rejected."""
-    with pytest.raises(ConfigError, match="whole number of ms"):
-        StreamsBuilder().stream("in").group_by_key().session_window(gap, grace)
-
-
 def test_a_store_has_a_name_of_its_own() -> None:
     """An unnamed store is named after the topic and the windows, whatever is between them.
 
@@ -423,3 +348,66 @@ def test_a_changed_aggregation_under_a_derived_name_is_refused() -> None:
     driver.topology = windows(Sum("ms"), filtered=True)
     with pytest.raises(SchemaMismatch, match="clicks-session"):
         driver.restore()
+
+
+class Keeping(Processor):
+    """A values processor that uses a store and a schedule, and holds records back until a commit."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.held: list[Record] = []
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self.rows = context.store("rows")
+        context.schedule(
+            10, PunctuationType.STREAM_TIME, lambda now: context.forward(Record("other", now, now)), start=10
+        )
+
+    def process(self, record: Record) -> None:
+        self.rows.put(record.key, record.value)
+        self.held.append(record)
+        if record.value == "rekey":
+            self.context.forward(record._replace(key="else"))
+
+    def commit(self) -> None:
+        while self.held:
+            self.context.forward(self.held.pop())
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_a_values_processor_is_a_whole_processor() -> None:
+    """A values processor has stores, schedules, commit and close. It may change keys only outside of `process`."""
+    made: list[Keeping] = []
+
+    def supplier() -> Keeping:
+        made.append(Keeping())
+        return made[-1]
+
+    builder = StreamsBuilder()
+    builder.stream("in").process_values(supplier, builder.add_store("rows", str)).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"k", value=b'"a"', timestamp=12)
+    assert [(r.key, r.value) for r in driver.read("out")] == [(b"other", b"12"), (b"k", b'"a"')]
+    assert driver.store("rows").get("k") == "a"
+    driver.task.close()
+    assert made[-1].calls == ["closed"]
+    with pytest.raises(ProcessingFailed, match=r"'else'.*'k'"):
+        driver.pipe("in", key=b"k", value=b'"rekey"', timestamp=13)
+
+
+def test_a_processor_that_rekeys_is_counted_in_one_place() -> None:
+    """Records that `process` forwards pass a repartition topic before a grouping, and may have another key type."""
+
+    class Rekeyed(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(key=record.value.encode()))
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process(Rekeyed, name="users", key="bytes")
+    stream.group_by_key().session_window(10)
+    topology = builder.build()
+    assert topology.internal_topics() == ["users-repartition"]
+    assert [source.key for source in topology.sources()] == ["string", "bytes"]

@@ -1,4 +1,4 @@
-"""Errors of the DSL while a topology is built. The error names the argument."""
+"""The calls of the DSL that are rejected while a topology is built. The error names the argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
 from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table, WindowedTable
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
@@ -244,3 +244,76 @@ def test_loops_of_two_streams() -> None:
     builder.stream("b").to("a")
     with pytest.raises(ConfigError, match=r"to\('a'\).*'a'.*by way of b"):
         builder.build()
+
+
+def windows_of(builder: StreamsBuilder) -> Any:
+    return builder.stream("in", value=Click).group_by_key().session_window(10)
+
+
+@pytest.mark.parametrize("name", ["key", "start", "end"])
+def test_reserved_result_names(name: str) -> None:
+    """A result may not have the name of a part of its window."""
+    with pytest.raises(ConfigError, match=rf"aggregate\('s'\).*{name}"):
+        windows_of(StreamsBuilder()).aggregate("s", **{name: Count()})
+
+
+def test_no_aggregation() -> None:
+    """An aggregate without aggregations is rejected by its name."""
+    with pytest.raises(ConfigError, match=r"aggregate\('s'\): at least one"):
+        windows_of(StreamsBuilder()).aggregate("s")
+
+
+def test_no_such_field() -> None:
+    """A field that the stream's type lacks is rejected when the topology is built."""
+    with pytest.raises(ConfigError, match=r"mean\('msec'\).*Click.*ms"):
+        windows_of(StreamsBuilder()).aggregate("s", ms=Mean("msec"))
+
+
+def test_a_store_name_is_taken_once() -> None:
+    """Two stores of one name are rejected, and so is one table emitted twice."""
+    builder = StreamsBuilder()
+    table = windows_of(builder).aggregate("s", n=Count())
+    table.on_close().to("out")
+    with pytest.raises(ConfigError, match="store 's'"):
+        table.on_update()
+
+
+def test_a_topic_has_one_source() -> None:
+    """Reading one topic twice is rejected. The stream must be branched instead."""
+    builder = StreamsBuilder()
+    builder.stream("in")
+    with pytest.raises(ConfigError, match="topic 'in'"):
+        builder.stream("in")
+
+
+def test_a_processor_name_is_taken_once() -> None:
+    """Two processors of one name are rejected."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    stream.process(lambda: _never(), name="mine")
+    with pytest.raises(ConfigError, match="name 'mine'"):
+        stream.process(lambda: _never(), name="mine")
+
+
+def _never() -> Any:
+    raise AssertionError("a topology makes no processors")
+
+
+def test_nothing_defined() -> None:
+    """A topology without a stream is rejected."""
+    with pytest.raises(ConfigError, match="no stream was defined"):
+        StreamsBuilder().build()
+
+
+@pytest.mark.parametrize("value", [None, 3, "json"])
+def test_no_type(value: Any) -> None:
+    """A value type that is neither a type nor a deserializer is rejected."""
+    with pytest.raises(ConfigError, match="value must"):
+        StreamsBuilder().stream("in", value=value)
+
+
+@pytest.mark.parametrize(("gap", "grace"), [(0, 0), (-1, 0), (1.5, 0), (1, -1)])
+def test_durations(gap: Any, grace: Any) -> None:
+    """A gap below 1 ms, a fractional gap and a negative grace are rejected."""
+    with pytest.raises(ConfigError, match="whole number of ms"):
+        StreamsBuilder().stream("in").group_by_key().session_window(gap, grace)
