@@ -1,9 +1,12 @@
-"""Punctuation schedules are called on their grids, also after gaps and restores."""
+"""Punctuation schedules are called on their grids, also after gaps and restores, as docs/streams.md says."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +15,20 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
-from penstock.shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule, Start
+from penstock.shared.streams.punctuation import (
+    SWEEP_MIN,
+    PunctuationQueue,
+    PunctuationType,
+    Schedule,
+    Start,
+    TaskSchedules,
+)
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.documents import DOCS, blocks, names_of
 
 STREAM, WALL = PunctuationType.STREAM_TIME, PunctuationType.WALL_CLOCK_TIME
 
@@ -462,3 +474,239 @@ def test_the_first_grid_is_committed_before_anything_happens() -> None:
         driver.restore()
     assert called == [14, 21, 35]
     assert not driver.task.needs_commit
+
+
+def add_schedule(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
+    at_node = {"now_ms": 0, "start": start, "name": name, "node": "n"}
+    return schedules.schedule(1, PunctuationType.STREAM_TIME, lambda _: None, **at_node)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [3, 100, 300])
+def test_cancelled_schedules_are_forgotten(count: int) -> None:
+    """However many schedules are made and cancelled, also far ahead, only active ones are kept."""
+    schedules = TaskSchedules()
+    kept = [add_schedule(schedules, f"kept-{i:03}") for i in range(count)]
+    for i in range(5_000):
+        add_schedule(schedules, f"timer-{i}").cancel()
+        assert len(schedules._named) <= max(SWEEP_MIN, 2 * count)
+        assert len(schedules.stream_time._heap) <= max(SWEEP_MIN, 2 * count)
+    assert sorted(schedules.grids_ms()) == [f"n/kept-{i:03} (stream_time, every 1 ms)" for i in range(count)]
+    assert not any(schedule.cancelled for schedule in kept)
+
+
+def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
+    """A restored time two days ahead is due on its grid within an interval. A given start stays."""
+    now, interval, day = 1_800_000_000_000, 300_000, 86_400_000
+    wall = {"node": None, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
+
+    def due(schedules: TaskSchedules, now_ms: int, start: int | None) -> Schedule:
+        return schedules.schedule(interval, now_ms=now_ms, start=start, name="compaction", **wall)  # type: ignore[arg-type]
+
+    ahead, schedules = TaskSchedules(), TaskSchedules()
+    was = due(ahead, now + 2 * day + 7, None).due_ms
+    schedules.restored = ahead.grids_ms()
+    now_due = due(schedules, now, None).due_ms
+    assert now < now_due <= now + interval
+    assert (was - now_due) % interval == 0
+    planned = TaskSchedules()
+    planned.restored = ahead.grids_ms()
+    assert due(planned, now, was).due_ms == was
+
+
+MINE = "mine (wall_clock_time, every 300 ms)"
+
+
+def wall_clock_due(
+    schedules: TaskSchedules, now_ms: int = 1_000, start: Start = None, name: str | None = "mine"
+) -> int:
+    of = PunctuationType.WALL_CLOCK_TIME
+    return schedules.schedule(300, of, lambda _: None, now_ms=now_ms, start=start, name=name, node=None).due_ms
+
+
+@pytest.mark.parametrize(
+    ("restored", "start", "due"),
+    [
+        (1_300, None, 1_300),
+        (1_301, None, 1_001),
+        (1_600, None, 1_300),
+        (1_601, None, 1_001),
+        (500, None, 500),
+        (0, None, 0),
+        (2_000, 2_000, 2_000),
+        (2_001, 2_000, 1_701),
+        (2_300, 2_000, 2_000),
+        (1_700, 1_100, 1_100),
+        (1_300, 1_299, 1_300),
+    ],
+)
+def test_a_restored_wall_clock_grid_is_due_within_an_interval(restored: int, start: int | None, due: int) -> None:
+    """It stays on its grid: at most one interval ahead, or at its start, and in the past if it was missed."""
+    schedules = TaskSchedules()
+    schedules.restored = {MINE: restored, "mine (stream_time, every 7 ms)": 5, "mine2 (stream_time, every 7 ms)": 6}
+    assert wall_clock_due(schedules, start=start) == due
+    assert schedules.restored == {"mine2 (stream_time, every 7 ms)": 6}
+    assert schedules.grids_ms() == {MINE: due, "mine2 (stream_time, every 7 ms)": 6}
+
+
+def test_a_new_grid_is_to_be_committed() -> None:
+    """Only a named schedule without a restored grid is a new grid to commit."""
+    schedules = TaskSchedules()
+    schedules.restored = {MINE: 1_100}
+    wall_clock_due(schedules, name=None)
+    wall_clock_due(schedules)
+    assert not schedules.has_new_grid
+    wall_clock_due(schedules, name="other")
+    assert schedules.has_new_grid
+    schedules.restored = {"third (wall_clock_time, every 300 ms)": 1_100}
+    wall_clock_due(schedules, name="third")
+    assert schedules.has_new_grid
+    with pytest.raises(ConfigError, match="'mine'"):
+        wall_clock_due(schedules)
+
+
+def test_a_stream_time_grid_is_restored_as_it_was() -> None:
+    """A stream-time grid is restored unchanged, however far ahead it is."""
+    schedules = TaskSchedules()
+    schedules.restored = {"n/mine (stream_time, every 1 ms)": 10**12}
+    assert add_schedule(schedules, "mine").due_ms == 10**12
+    assert not schedules.has_new_grid
+
+
+@pytest.mark.parametrize("start", [0, 0.0, timedelta(0), datetime(1970, 1, 1, tzinfo=UTC)])
+def test_a_start_may_be_the_epoch(start: Any) -> None:
+    """A start at the epoch is in the past, so the schedule is due at once."""
+    assert wall_clock_due(TaskSchedules(), start=start) == 0
+
+
+@pytest.mark.parametrize(
+    "start", [-1, True, 5.5, math.inf, math.nan, "5", timedelta(microseconds=1_500), timedelta(milliseconds=-1)]
+)
+def test_a_start_that_is_no_whole_ms(start: Any) -> None:
+    """The error has the value and the valid ones."""
+    with pytest.raises(ConfigError, match="start must"):
+        wall_clock_due(TaskSchedules(), start=start)
+
+
+def test_a_name_is_text() -> None:
+    """An empty one would be no name."""
+    for name in ("", 3):
+        with pytest.raises(ConfigError, match="name must be text"):
+            wall_clock_due(TaskSchedules(), name=name)  # type: ignore[arg-type]
+
+
+def test_many_that_live_are_all_called() -> None:
+    """Removing cancelled schedules keeps all others, in their order."""
+    schedules, called = TaskSchedules(), []
+    for i in range(10 * SWEEP_MIN):
+        made = schedules.stream_time.schedule(10**9, 1_000 - i, lambda _, i=i: called.append(i))  # type: ignore[misc]
+        if i % 3:
+            made.cancel()
+    schedules.stream_time.may_punctuate(1_000)
+    assert called == [i for i in reversed(range(10 * SWEEP_MIN)) if i % 3 == 0]
+
+
+DOCUMENT = DOCS / "streams.md"
+DOCUMENT_TEXT = DOCUMENT.read_text(encoding="utf-8")
+
+
+class GivenSchedules(Processor):
+    """Creates the given schedules, and forwards the time of each call."""
+
+    def __init__(self, *schedules: tuple[Any, ...], **named: Any) -> None:
+        self._schedules, self._named = schedules, named
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        for interval, kind in self._schedules:
+            context.schedule(interval, kind, self.call, **self._named)
+
+    def process(self, record: Record) -> None:
+        """Ignores records: only the schedules forward."""
+
+    def call(self, now_ms: int) -> None:
+        self.context.forward(Record("now", {"at": now_ms}, now_ms))
+
+
+def driver_of_schedules(*schedules: tuple[Any, ...], **named: Any) -> TopologyTestDriver:
+    builder = StreamsBuilder()
+    builder.stream("in").process(lambda: GivenSchedules(*schedules, **named)).to("out")
+    return TopologyTestDriver(builder.build())
+
+
+def call_times(driver: TopologyTestDriver, *stream_times: int, wall_ms: int = 0) -> list[int | None]:
+    for at in stream_times:
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=at)
+    if wall_ms:
+        driver.advance_wall_clock(wall_ms)
+    return [record.timestamp for record in driver.read("out")]
+
+
+def test_the_blocks_of_the_document_run() -> None:
+    """Each topology of the document can be built, and the cart example writes the notes that the document shows."""
+    shown = names_of(DOCUMENT)
+    assert len(blocks(DOCUMENT)) == 5
+    assert [note[0] for note in shown["notes"]] == [b"ann", b"all"]
+
+
+def test_a_cart_that_closes_cancels_its_schedule() -> None:
+    """Cancelling the handle that `schedule` returned ends the calls."""
+    shown = names_of(DOCUMENT)
+    driver = TopologyTestDriver(shown["builder"].build())
+    driver.pipe("cart-events", key=b"ann", value=b'{"closes": true}', timestamp=0)
+    driver.advance_wall_clock(600_000)
+    assert driver.read("cart-notes") == []
+
+
+def test_grids_without_a_start() -> None:
+    """Without a start, a stream-time grid begins at 0 and a wall-clock grid one interval from now."""
+    assert call_times(driver_of_schedules((5, STREAM))) == []
+    assert call_times(driver_of_schedules((5, STREAM)), 0, 4, 5) == [0, 5]
+    driver = driver_of_schedules((5, WALL))
+    assert (call_times(driver, wall_ms=4), call_times(driver, wall_ms=1)) == ([], [5])
+
+
+def test_missed_points_are_one_call() -> None:
+    """Several missed grid points cause one call, and the grid stays the same."""
+    driver = driver_of_schedules((5, STREAM), start=5)
+    assert call_times(driver, 4, 21, 24, 25) == [21, 25]
+
+
+@pytest.mark.parametrize(("name", "after"), [("n", [1_000]), (None, [])])
+def test_a_named_grid_survives(name: str | None, after: list[int]) -> None:
+    """A named grid survives a restart. An unnamed grid begins one interval after the restart."""
+    driver = driver_of_schedules((1_000, WALL), name=name)
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
+    driver.advance_wall_clock(500)
+    driver.crash()
+    driver.restore()
+    assert call_times(driver, wall_ms=500) == after
+
+
+def test_what_the_document_says_is_refused() -> None:
+    """An invalid argument of `schedule` is rejected by its name, and so is a call outside the task's callbacks."""
+    for schedule, named, argument in (
+        ((0, STREAM), {}, "interval"),
+        ((timedelta(microseconds=1_500), STREAM), {}, "interval"),
+        ((5, "stream_time"), {}, "type"),
+        ((5, WALL), {"start": datetime(2024, 1, 1)}, "start"),
+        ((5, WALL), {"start": -1}, "start"),
+    ):
+        with pytest.raises(ConfigError, match=f"schedule: {argument}"):
+            driver_of_schedules(schedule, **named)
+    with pytest.raises(ConfigError, match="'n'"):
+        driver_of_schedules((5, STREAM), (5, WALL), name="n")
+    kept = GivenSchedules((5, STREAM))
+    builder = StreamsBuilder()
+    builder.stream("in").process(lambda: kept).to("out")
+    TopologyTestDriver(builder.build())
+    with pytest.raises(IllegalState, match="schedule"):
+        kept.context.schedule(5, STREAM, kept.call)
+    with pytest.raises(IllegalState, match="init"):
+        GivenSchedules().context.schedule(5, STREAM, kept.call)
+
+
+def test_settings_that_the_document_names_exist() -> None:
+    """Each `streams.` setting that the document names exists."""
+    named = set(re.findall(r"`streams\.([a-z_]+)", DOCUMENT_TEXT))
+    assert len(named) > 10
+    assert named - StreamsSettings.model_fields.keys() == set()

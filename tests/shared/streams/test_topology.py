@@ -1,19 +1,26 @@
-"""A topology's nodes, stores and topics: how they are described, and which are rejected."""
+"""A topology: how its nodes, stores and topics are described, how it is loaded by name, and which are rejected."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.common.serialization import bytes_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import STORES_MAX
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
-from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.dsl.builder import RESERVED_RESULTS, StreamsBuilder
+from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.result_encoders import encode_json
 from penstock.shared.streams.state.store_builder import StoreBuilder
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, SourceNode, Topology
+from penstock.shared.streams.topology_loading import load_topology
 
 
 def source(name: str, topic: str) -> SourceNode:
@@ -158,3 +165,115 @@ def test_mermaid_of_odd_names() -> None:
         "  n0 --> n1",
         "  n1 --> n2",
     ]
+
+
+TOPOLOGIES_MODULE = """
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+
+CONSTANT = 3
+
+def build(topic="in", gap="10"):
+    builder = StreamsBuilder()
+    builder.stream(topic).to(f"{topic}-{gap}")
+    return builder.build()
+
+def unfinished():
+    return StreamsBuilder()
+
+def empty():
+    return StreamsBuilder().build()
+"""
+
+
+@pytest.fixture
+def my_topologies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "my_topologies.py").write_text(TOPOLOGIES_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("my_topologies", None)
+
+
+@pytest.mark.usefixtures("my_topologies")
+def test_a_function_of_the_current_folder() -> None:
+    """A module of the current folder is found, and its function gets the options."""
+    topology = load_topology("my_topologies:build", {"topic": "clicks", "gap": "5"})
+    assert topology.source_topics() == ["clicks"]
+    assert "clicks-5" in topology.output_topics()
+
+
+@pytest.mark.usefixtures("my_topologies")
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("no_such_module:build", {}, "no_such_module:build: No module named 'no_such_module'"),
+        ("my_topologies:biuld", {}, "my_topologies:biuld: module 'my_topologies' has no attribute 'biuld'"),
+        ("my_topologies:CONSTANT", {}, "my_topologies:CONSTANT: 'int' object is not callable"),
+        ("my_topologies:build", {"gpa": "5"}, "unexpected keyword argument 'gpa'"),
+        ("my_topologies:unfinished", {}, "my_topologies:unfinished returned StreamsBuilder, not a Topology"),
+        ("my_topologies:empty", {}, "no stream was defined"),
+    ],
+)
+def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], message: str) -> None:
+    """A module, function or option that does not exist, or a result that is not a topology, raises a ConfigError with
+    the reason."""
+    with pytest.raises(ConfigError, match="topology: ") as raised:
+        load_topology(name, options)
+    assert message in str(raised.value)
+
+
+@pytest.mark.usefixtures("my_topologies")
+def test_an_error_of_the_modules_code_is_raised_unchanged(tmp_path: Path) -> None:
+    """An AttributeError of the module's own code is no missing function, so it is raised unchanged."""
+    (tmp_path / "my_topologies.py").write_text("import json\njson.dump_all\n")
+    with pytest.raises(AttributeError, match="dump_all"):
+        load_topology("my_topologies:build", {})
+
+
+def session_stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
+    """Return the schemas of session stores with these names, each with one aggregation."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    for name in names:
+        stream.group_by_key().session_window(10).aggregate(name, **{result: Count()}).on_close().to("out")
+    return builder.build().schemas()
+
+
+@pytest.mark.parametrize("name", STATE_COLUMNS)
+def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
+    """A store named like a column of `state`, in any case, is rejected. The error names the store and the column."""
+    message = f"'{name.title()}': .*table state .*'{name}'"
+    with pytest.raises(ConfigError, match=message):
+        require_lake_names(session_stores(name.title()))
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        *(("closed", name) for name in sorted({*CLOSED_COLUMNS} - RESERVED_RESULTS)),
+        *(("late", name) for name in sorted({*LATE_COLUMNS} - {*CLOSED_COLUMNS})),
+    ],
+)
+def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
+    """An aggregation named like a column of `closed` or `late` is rejected, even if the DSL accepts the name."""
+    message = f"'visits': .*{table}/visits .*'{name}'"
+    with pytest.raises(ConfigError, match=message):
+        require_lake_names(session_stores("visits", result=name))
+
+
+@pytest.mark.parametrize("name", ["a b", "a=b", "a/b", "a,b", "a;b"])
+def test_a_store_that_is_no_columns_name_is_refused(name: str) -> None:
+    """An invalid name of a column or folder is rejected. The error lists the invalid characters."""
+    with pytest.raises(ConfigError, match=r"store '.*'.*table state"):
+        require_lake_names(session_stores(name))
+
+
+def test_names_that_differ_in_case_alone_are_refused() -> None:
+    """Store names that differ only in case are rejected, because Delta has one column for both."""
+    with pytest.raises(ConfigError, match=r"'Banks'.*'banks'"):
+        require_lake_names(session_stores("banks", "Banks"))
+
+
+def test_names_that_delta_accepts_are_valid() -> None:
+    """Columns of the other table are valid names, and so is every character that Delta accepts."""
+    require_lake_names(session_stores("day", "clicks-session", "a.b", result="run"))

@@ -1,4 +1,5 @@
-"""User functions that return a coroutine or generator: rejected in the topology, or an error of their record."""
+"""User code: functions that return a coroutine or generator, copies of values that it may change, and forwarded
+headers."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.shared.common.errors import ConfigError
@@ -15,7 +17,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.user_code import plain, require_callable
+from penstock.shared.streams.user_code import plain, require_callable, user_copy
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -221,3 +223,65 @@ def test_what_is_there_goes_on() -> None:
         assert plain("a function", lambda value=value: value)() is value
     for function in (dict, len, functools.partial(max, 1), print, Callback):
         require_callable("a function", function)
+
+
+class Point(msgspec.Struct):
+    """A value that can be changed."""
+
+    x: list[int]
+
+
+@pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", b"bytes"])
+def test_immutable_values_are_not_copied(value: Any) -> None:
+    """Numbers, text and bytes are not copied."""
+    assert user_copy(value) is value
+
+
+@pytest.mark.parametrize("value", [[1, [2]], {"a": {"b": [1]}}, {1, 2}, Point([1]), (1, [2]), [Point([1])]])
+def test_mutable_values_are_copied_deeply(value: Any) -> None:
+    """A copy is equal and of the same type, and shares nothing that can be changed."""
+    copied, before = user_copy(value), repr(value)
+    assert (copied, type(copied)) == (value, type(value))
+    spoil(copied)
+    assert repr(value) == before
+
+
+def spoil(value: Any) -> None:
+    """Change all that can be changed."""
+    match value:
+        case Point():
+            spoil(value.x)
+        case list() | tuple():
+            for item in value:
+                spoil(item)
+            if isinstance(value, list):
+                value.append(9)
+        case dict():
+            for item in value.values():
+                spoil(item)
+            value["new"] = 9
+        case set():
+            value.add(9)
+
+
+class Tagging(Processor):
+    def process(self, record: Record) -> None:
+        assert record.headers == (("trace", b"1"),)
+        self.context.forward(Record(record.key, record.value, record.timestamp, {"tag": b"2", "none": None}))
+
+
+class Reading(Processor):
+    def process(self, record: Record) -> None:
+        assert record.headers == (("tag", b"2"), ("none", None))
+        self.context.forward(record)
+
+
+def test_headers_may_be_a_dict() -> None:
+    """The next processor and the sink read pairs."""
+    builder = StreamsBuilder()
+    builder.stream("clicks").process(Tagging).process(Reading).to("tagged")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("clicks", key=b"ann", value=b"1", headers={"trace": b"1"})
+    driver.commit()
+    (record,) = driver.read("tagged")
+    assert record.headers == (("tag", b"2"), ("none", None))

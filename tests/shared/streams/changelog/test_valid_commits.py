@@ -1,21 +1,26 @@
-"""A changelog reader applies valid commits, and reports corrupt entries and incompatible stores."""
+"""Only valid commits of a changelog define the state: the reader case by case, against a plain model of its rule over
+logs that no owner alone would write, and its kernels against the plain functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.aggregations.aggregation import Count, Max, Sum
+from penstock.shared.streams.aggregations.aggregation import Column, Count, Max, Sum
 from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog import reader_kernels as k
 from penstock.shared.streams.changelog.changelog_reader import (
     Change,
     ChangelogReader,
@@ -25,8 +30,10 @@ from penstock.shared.streams.changelog.changelog_reader import (
     ignore_changes,
     reader_start_offset,
 )
-from penstock.shared.streams.changelog.format import Progress, Takeover
+from penstock.shared.streams.changelog.format import DecodedEntry, Progress, Takeover
+from penstock.shared.streams.changelog.state_codec import StateCodec
 from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema, check_schema
+from tests.property_tests import examples
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -528,3 +535,422 @@ def test_missing_changelog_offsets_are_in_the_error(covered: int | None, first: 
     """The offsets that are missing between a snapshot and the log are in the error."""
     with pytest.raises(ChangelogHole, match=message):
         reader_start_offset(AT, covered, first, end)
+
+
+PLAIN_STORE = StoreSchema(
+    *("s", "session", "bytes", 1, 0, "on_close", "in", None, None, None), (AggregationSchema.of("n", Count()),)
+)
+GROWN_STORES = (PLAIN_STORE, StoreSchema(*("t", "session", "bytes", 1, 0, "on_close", "in", None, None, None), ()))
+
+
+@dataclass
+class Model:
+    """The rule of `format`, written in the simplest way."""
+
+    epoch: int = 0
+    applied: list[tuple[int, bytes, str, bytes | None, bytes]] = field(default_factory=list)
+    progress: list[int] = field(default_factory=list)
+    pending: list[tuple[int, bytes | None, DecodedEntry]] = field(default_factory=list)
+    foreign: int = 0
+    ignored: int = 0
+    covered: int | None = None
+
+    def take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        if fmt.is_foreign_record(value):
+            self.foreign += 1
+        else:
+            self.take_entry(offset, key, fmt.decode_entry(value))
+        if not self.pending:
+            self.covered = offset + 1
+
+    def take_entry(self, offset: int, key: bytes | None, entry: DecodedEntry) -> None:
+        if entry.operation == fmt.TAKEOVER:
+            if entry.epoch > self.epoch:
+                self.epoch, self.ignored, self.pending = entry.epoch, self.ignored + len(self.pending), []
+        elif entry.operation == fmt.PROGRESS:
+            stores = fmt.decode_progress(entry.body).stores
+            if entry.epoch > self.epoch:
+                raise CorruptRecord("no takeover")
+            if entry.epoch < self.epoch or self.epoch == 0:
+                self.ignored += 1
+                return
+            own = [(at, k, e) for at, k, e in self.pending if e.commit == entry.commit]
+            for at, _, e in own:
+                if e.store >= len(stores):
+                    raise CorruptEntry(at, "no such store")
+            self.applied += [(at, e.operation, stores[e.store].name, k, e.body) for at, k, e in own]
+            self.ignored, self.pending = self.ignored + len(self.pending) - len(own), []
+            self.progress.append(offset)
+        elif key is None:
+            raise CorruptRecord("no key")
+        elif entry.epoch == self.epoch > 0:
+            self.pending.append((offset, key, entry))
+        else:
+            self.ignored += 1
+
+
+EPOCHS, COMMITS, STORES = st.integers(0, 3), st.integers(1, 2), st.sampled_from([0, 0, 0, 0, 1])
+TIMES = st.sampled_from([-(2**63), -1, 0, 5, 2**63 - 1])
+KEYS = st.sampled_from([b"a", b"b", b""])
+STATES = st.binary(max_size=12)
+TAKEOVERS = st.builds(lambda epoch: (None, fmt.encode_takeover(epoch, Takeover("app", "i", 0))), EPOCHS)
+
+
+def progress_of(epoch: int, commit: int, stores: tuple[StoreSchema, ...]) -> Written:
+    return None, fmt.encode_progress(epoch, commit, Progress("app", "exactly_once", {}, 0, {}, {}, stores, 0))
+
+
+ANY_ENTRIES = st.one_of(
+    st.tuples(KEYS, st.builds(fmt.encode_live, STORES, EPOCHS, COMMITS, TIMES, TIMES, STATES)),
+    st.tuples(KEYS, st.builds(fmt.encode_final, STORES, EPOCHS, COMMITS, TIMES, TIMES, TIMES, STATES)),
+    st.tuples(KEYS, st.builds(fmt.encode_deleted, STORES, EPOCHS, COMMITS, TIMES)),
+    st.tuples(
+        KEYS,
+        st.builds(
+            fmt.encode_late, STORES, EPOCHS, COMMITS, TIMES, TIMES, st.lists(TIMES, max_size=3), st.none() | STATES
+        ),
+    ),
+)
+PROGRESS = st.builds(progress_of, EPOCHS, COMMITS, st.sampled_from([(PLAIN_STORE,), GROWN_STORES, GROWN_STORES]))
+FOREIGN_RECORDS = st.tuples(
+    st.one_of(st.none(), KEYS), st.one_of(st.none(), st.sampled_from([b"", b"\x01", b"{}", bytes(30)]))
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> Written:
+    """A record with a byte that is another, cut off, longer, or without its key."""
+    key, value = draw(st.one_of(ANY_ENTRIES, PROGRESS, TAKEOVERS))
+    assert value is not None
+    how = draw(st.sampled_from(["byte", "cut", "more", "key"]))
+    at = draw(st.integers(0, min(len(value) - 1, 40)))
+    if how == "byte":
+        value = value[:at] + draw(st.binary(min_size=1, max_size=1)) + value[at + 1 :]
+    elif how == "cut":
+        value = value[:at]
+    elif how == "more":
+        value += b"!"
+    return (None if how == "key" else key), value
+
+
+RECORDS = st.one_of(ANY_ENTRIES, ANY_ENTRIES, ANY_ENTRIES, PROGRESS, PROGRESS, TAKEOVERS, FOREIGN_RECORDS)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Written]:
+    """Logs with complete commits, torn commits, records of zombies and duplicates, and sometimes a damaged record."""
+    log: list[Written] = []
+    for _ in range(draw(st.integers(0, 5))):
+        if draw(st.booleans()):
+            log += draw(st.lists(RECORDS, max_size=5))
+            continue
+        epoch, commit = draw(EPOCHS), draw(COMMITS)
+        log += [draw(TAKEOVERS)] * draw(st.booleans())
+        operations = draw(st.lists(st.tuples(KEYS, TIMES, STATES), max_size=4))
+        log += [(key, fmt.encode_live(0, epoch, commit, at, at, state)) for key, at, state in operations]
+        log.append(progress_of(epoch, commit, GROWN_STORES))
+    if log and draw(st.booleans()):
+        copied = draw(st.sampled_from(log))
+        log.insert(draw(st.integers(0, len(log))), copied)
+    if draw(st.sampled_from([False, False, True])):
+        log.insert(draw(st.integers(0, len(log))), draw(damaged()))
+    return log
+
+
+CUTS, GAPS = st.lists(st.integers(0, 40), max_size=6), st.lists(st.integers(1, 3), min_size=1)
+
+
+@given(log=logs(), epoch=EPOCHS, cuts=CUTS, gaps=GAPS)
+@example(
+    log=[(None, fmt.encode_takeover(1, Takeover("app", "i", 0)))]
+    + [(b"a", fmt.encode_live(1, 1, commit, 0, 0, b"")) for commit in (1, 2)]
+    + [progress_of(1, 1, (PLAIN_STORE,))],
+    epoch=0,
+    cuts=[2],
+    gaps=[1],
+)
+@example(
+    log=[(None, fmt.encode_takeover(1, Takeover("app", "i", 0)))]
+    + [(b"a", fmt.encode_live(store, 1, 1, 0, 0, b"")) for store in (0, 1)]
+    + [progress_of(1, 1, (PLAIN_STORE,))],
+    epoch=0,
+    cuts=[2],
+    gaps=[1],
+)
+@settings(max_examples=examples(400), deadline=None)
+def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: list[int], gaps: list[int]) -> None:
+    """Reader and model apply the same entries in the same order, reject the same record, and report the same position,
+    wherever batches end."""
+    offsets = np.cumsum([gaps[i % len(gaps)] for i in range(len(log))])
+    model, failed_at = Model(epoch), None
+    for offset, (key, value) in zip(offsets.tolist(), log, strict=True):
+        try:
+            model.take(offset, key, value)
+        except CorruptEntry as e:
+            failed_at = e.offset
+        except CorruptRecord:
+            failed_at = offset
+        if failed_at is not None:
+            break
+    applied: list[tuple[int, bytes, str, bytes, bytes]] = []
+    commits: list[int] = []
+
+    def apply(confirmed: ConfirmedChanges) -> None:
+        ends = [commit.changes for commit in confirmed.commits]
+        assert ends == sorted(ends)
+        assert not ends or ends[-1] == len(confirmed)
+        own = [(offset, *change[:3], body_of(*change[:-1])) for offset, change in confirmed.changes()]
+        applied.extend(sorted(own + late_in(confirmed)))
+        commits.extend(commit.offset for commit in confirmed.commits)
+
+    reader, failed = ChangelogReader(apply, epoch=epoch), None
+    keys, values = PackedBytes.of([key for key, _ in log]), PackedBytes.of([value for _, value in log])
+    bounds = sorted({0, len(log), *(cut for cut in cuts if cut < len(log))})
+    for low, high in pairwise(bounds):
+        try:
+            reader.feed(offsets[low:high], keys[low:high], values[low:high])
+        except CorruptEntry as e:
+            failed = e.offset
+            break
+    assert failed == failed_at
+    by_offset = zip(offsets.tolist(), log, strict=True)
+    bodies = {offset: (value or b"")[fmt.ENVELOPE.size :] for offset, (_, value) in by_offset}
+    assert [one[:4] for one in applied] == [one[:4] for one in model.applied]
+    assert [body for *_, body in applied] == [bodies[offset][: len(body)] for offset, *_, body in applied]
+    assert all(body == bodies[offset] for offset, operation, *_, body in applied if operation == fmt.LATE)
+    assert commits == model.progress
+    assert (reader.epoch, reader.entries_applied) == (model.epoch, len(model.applied))
+    if failed_at is None:
+        assert (reader.entries_ignored, reader.foreign_records) == (model.ignored, model.foreign)
+        assert (reader.covered_offset, not reader._unconfirmed) == (model.covered, not model.pending)
+        assert reader.next_offset == (int(offsets[-1]) + 1 if log else None)
+
+
+def body_of(operation: bytes, store: str, key: bytes, start: int, end: int, state: bytes) -> bytes:
+    """The body of a change's entry, as far as it has one without the time of closing."""
+    if operation == fmt.DELETED:
+        return fmt.START.pack(start)
+    return fmt.START_END.pack(start, end) + (state if operation == fmt.LIVE else b"")
+
+
+def late_in(confirmed: ConfirmedChanges) -> list[tuple[int, bytes, str, bytes, bytes]]:
+    """The late records of a batch, each with the body that its columns represent."""
+    found = []
+    for i in np.flatnonzero(confirmed.operations == fmt.LATE[0]).tolist():
+        missed, state = confirmed.missed[i], confirmed.states[i]
+        head = fmt.TIME_OFFSET_COUNT.pack(confirmed.starts[i], confirmed.ends[i], confirmed.closed_at[i])
+        body = head + (missed or b"") + (b"\0" if state is None else b"\1" + state)
+        store = confirmed.stores[confirmed.numbers[i]].name
+        found.append((int(confirmed.offsets[i]), fmt.LATE, store, confirmed.keys[i] or b"", body))
+    return found
+
+
+UNSET = -77
+"""Stands in every output before a kernel runs, so that a test sees what the kernel left alone."""
+AROUND = [b"\1L" * 15, b"L" * 30]
+"""Bytes of other records before and after the record that is read: it would be another with some of them."""
+BEGIN = 30
+
+# --- parse_envelopes ---
+
+ENTRIES = {
+    "live": fmt.encode_live(3, 5, 7, -2, 258, b"st"),
+    "live without a state": fmt.encode_live(3, 5, 7, 1, 2, b""),
+    "deleted": fmt.encode_deleted(3, 5, 7, -2),
+    "final": fmt.encode_final(3, 5, 7, -2, 258, 300, b"st"),
+    "late": fmt.encode_late(3, 5, 7, -2, -1, [4, 5], b"st"),
+    "late without a state": fmt.encode_late(3, 5, 7, -2, 258, [4, 5], None),
+    "late in no window": fmt.encode_late(3, 5, 7, -2, 258, [], b""),
+    "progress": fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 5, 7) + b"{}",
+    "takeover": fmt.ENVELOPE.pack(1, fmt.TAKEOVER, 0, 5, 0) + b"{}",
+}
+
+
+def parsed(value: bytes, has_key: bool, around: bytes = AROUND[0]) -> list[int] | None:
+    """The numbers of a record as the kernel reads them; None if it finds the record invalid."""
+    data = np.frombuffer(around + value + around, np.uint8)
+    numbers = np.full((1, k.NUMBERS), UNSET, np.int64)
+    at, size, key_size = (np.array([number]) for number in (BEGIN, len(value), 0 if has_key else -1))
+    count = k.parse_envelopes(data, at, size, key_size, numbers)
+    return numbers[0].tolist() if count else None
+
+
+def expected(value: bytes, has_key: bool) -> list[int] | None:
+    """The numbers of a record as the functions of the format read it."""
+    if fmt.is_foreign_record(value):
+        return [k.FOREIGN, *[UNSET] * (k.NUMBERS - 1)]
+    try:
+        operation, store, epoch, commit, body = fmt.decode_entry(value)
+    except CorruptRecord:
+        return None
+    envelope = [operation[0], store, epoch, commit]
+    if operation in (fmt.PROGRESS, fmt.TAKEOVER):
+        return [*envelope, *[UNSET] * (k.NUMBERS - 4)]
+    if not has_key:
+        return None
+    begin = BEGIN + fmt.ENVELOPE.size
+    if operation == fmt.LATE:
+        time, offset, missed = fmt.TIME_OFFSET_COUNT.unpack_from(body)
+        head = fmt.TIME_OFFSET_COUNT.size + 8 * missed + 1
+        return [*envelope, time, offset, missed, begin + head, len(body) - head if body[head - 1] else k.NO_STATE]
+    layout = {fmt.LIVE: fmt.START_END, fmt.DELETED: fmt.START, fmt.FINAL: fmt.START_END_CLOSED}[operation]
+    times = [*layout.unpack_from(body), 0, 0][:3]
+    return [*envelope, *times, begin + layout.size, len(body) - layout.size]
+
+
+def variants(value: bytes) -> list[bytes]:
+    """The record itself, cut off anywhere, longer by a byte, and with each of its bytes replaced by others."""
+    found = [value[:size] for size in range(len(value) + 1)] + [value + b"\0"]
+    for at in range(len(value)):
+        others = b"\0\1\2\7\x08@AZ[\x7f\x80\xff" if at < fmt.ENVELOPE.size else b"\0\1\2\xff"
+        found += [value[:at] + bytes([other]) + value[at + 1 :] for other in others]
+    return found
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_records_are_read_as_the_format_defines_them(kind: str) -> None:
+    """An entry, and each record that differs from it in one byte or in length, has the numbers of the format's own
+    functions, or is invalid where these reject it."""
+    for value, has_key, around in product(variants(ENTRIES[kind]), (True, False), AROUND):
+        assert parsed(value, has_key, around) == expected(value, has_key), value
+    assert expected(ENTRIES[kind], has_key=True) is not None
+
+
+@pytest.mark.parametrize(("epoch", "is_valid"), [(fmt.EPOCH_MAX, True), (fmt.EPOCH_MAX + 1, False)])
+def test_the_highest_epoch_is_valid(epoch: int, is_valid: bool) -> None:
+    """No owner takes an epoch above the highest."""
+    assert (parsed(fmt.encode_deleted(3, epoch, 7, 1), has_key=True) is not None) == is_valid
+
+
+def test_parsing_stops_at_the_first_invalid_record() -> None:
+    """The records before an invalid one are read, the records after it are not."""
+    good = fmt.encode_deleted(3, 5, 7, 1)
+    for values, count in (([b"", good, b"\1Y", good], 2), ([good, good], 2), ([b"\2L", good], 0), ([], 0)):
+        sizes = np.array([len(value) for value in values], np.int64)
+        numbers = np.full((len(values), k.NUMBERS), UNSET, np.int64)
+        data = np.frombuffer(b"".join(values) + AROUND[0], np.uint8)
+        assert k.parse_envelopes(data, np.cumsum(sizes) - sizes, sizes, np.zeros_like(sizes), numbers) == count
+        assert [operation != UNSET for operation in numbers[:, k.OPERATION].tolist()] == [
+            index < count for index in range(len(values))
+        ]
+
+
+# --- apply_reader_rule ---
+
+Row = tuple[int, int, int]
+"""A record's operation, epoch and commit number."""
+
+ROWS: list[Row] = [
+    (k.FOREIGN, 0, 0),
+    *((k.TAKEOVER, epoch, 0) for epoch in (0, 1, 2)),
+    *((k.LIVE, epoch, commit) for epoch, commit in ((0, 1), (1, 1), (1, 2), (2, 1))),
+    *((k.PROGRESS, epoch, 1) for epoch in (0, 1, 2)),
+]
+
+
+def table_of(rows: tuple[Row, ...]) -> NDArray[np.int64]:
+    numbers = np.full((len(rows), k.NUMBERS), UNSET, np.int64)
+    for i, (operation, epoch, commit) in enumerate(rows):
+        numbers[i, [k.OPERATION, k.EPOCH, k.COMMIT]] = operation, epoch, commit
+    return numbers
+
+
+def applied(rows: tuple[Row, ...], force: int, at: int = 0) -> tuple[object, ...]:
+    """What the kernel returns and leaves: confirmed changes, commits with their ends, and counters."""
+    counters = np.zeros(k.COUNTERS, np.int64)
+    counters[k.FORCE], counters[k.AT] = force, at
+    confirmed = np.full(len(rows), UNSET, np.int64)
+    commits = np.full((len(rows), 2), UNSET, np.int64)
+    why = k.apply_reader_rule(table_of(rows), len(rows), confirmed, commits, counters)
+    pending = counters[k.PENDING]
+    return (
+        int(why),
+        int(counters[k.AT]),
+        confirmed[: counters[k.CONFIRMED]].tolist(),
+        commits[: counters[k.COMMITS]].tolist(),
+        (int(pending), int(counters[k.FIRST_PENDING]) if pending else None),
+        (int(counters[k.IGNORED]), int(counters[k.FOREIGN_RECORDS])),
+    )
+
+
+def by_the_rule(rows: tuple[Row, ...], force: int, at: int = 0) -> tuple[object, ...]:
+    """The same by the rule of `format`, record by record."""
+    confirmed: list[int] = []
+    commits: list[list[int]] = []
+    pending: list[int] = []
+    ignored = foreign = 0
+    why = k.DONE
+    for i in range(at, len(rows)):
+        operation, epoch, commit = rows[i]
+        if operation == k.TAKEOVER and epoch > force:
+            why = k.BEGINS
+            break
+        if operation == k.PROGRESS and epoch > force:
+            why = k.LOST
+            break
+        if operation == k.FOREIGN:
+            foreign += 1
+        elif operation == k.TAKEOVER:
+            pass
+        elif epoch != force or not force:
+            ignored += 1
+        elif operation == k.PROGRESS:
+            own = [j for j in pending if rows[j][2] == commit]
+            confirmed += own
+            ignored += len(pending) - len(own)
+            pending = []
+            commits.append([i, len(confirmed)])
+        else:
+            pending.append(i)
+    else:
+        i = len(rows)
+    return why, i, confirmed, commits, (len(pending), pending[0] if pending else None), (ignored, foreign)
+
+
+@pytest.mark.parametrize("first", ROWS)
+def test_every_short_log_is_settled_by_the_rule(first: Row) -> None:
+    """The kernel and the rule agree about all logs of up to four records, with and without an epoch in force."""
+    for rest in product(ROWS, repeat=3):
+        assert applied((first, *rest), 1) == by_the_rule((first, *rest), 1), (first, *rest)
+    for size, force in product((0, 1, 2), (0, 2)):
+        for rest in product(ROWS, repeat=size):
+            assert applied((first, *rest), force) == by_the_rule((first, *rest), force), (first, *rest)
+    assert applied((), 1) == by_the_rule((), 1)
+
+
+def test_commits_with_records_of_others_between() -> None:
+    """A commit has its own changes alone, and the next one begins after it; the kernel goes on where it is told."""
+    rows: tuple[Row, ...] = (
+        (k.PROGRESS, 1, 1),
+        *((k.LIVE, 2, 1), (k.FINAL, 2, 2), (k.LIVE, 1, 2), (k.PROGRESS, 1, 2), (k.TAKEOVER, 2, 2)),
+        *((k.FOREIGN, 2, 2), (k.LATE, 2, 2), (k.DELETED, 2, 2), (k.PROGRESS, 2, 2)),
+        *((k.LIVE, 2, 2), (k.LIVE, 2, 3), (k.PROGRESS, 2, 3), (k.PROGRESS, 2, 4)),
+        *((k.LIVE, 1, 5), (k.LIVE, 2, 5), (k.LIVE, 2, 5)),
+    )
+    for at in range(len(rows)):
+        assert applied(rows, 2, at) == by_the_rule(rows, 2, at)
+    assert applied(rows, 2) == (
+        *(k.DONE, len(rows), [2, 7, 8, 11], [[9, 3], [12, 4], [13, 4]]),
+        *((2, 15), (6, 1)),
+    )
+
+
+# --- read_state_columns ---
+
+
+def test_states_are_read_as_the_codec_unpacks_them() -> None:
+    """Each state has the codec's values. The first one that is cut off or too long is reported by its index."""
+    codec = StateCodec([Column("a", "binary"), Column("b", "int64"), Column("c", "int64"), Column("d", "binary")])
+    rows = [[b"abc", -2, 258, b"defg"], [b"", 1, 2, b""], [b"x" * 300, 2**62, -1, b"y"]]
+    packed = [codec.pack(row) for row in rows]
+    damaged = [state[:size] for state in packed for size in range(len(state))] + [state + b"\0" for state in packed]
+    for states in ([*packed], *([*packed, one, *after] for one in damaged for after in ([], [packed[0]]))):
+        # Nothing follows the last state, so that a read beyond it would fail.
+        data = np.frombuffer(AROUND[0] + b"".join(states), np.uint8)
+        sizes = np.array([len(state) for state in states])
+        offsets = BEGIN + np.cumsum(sizes) - sizes
+        cells, begins, lengths = np.full((3, 2, len(states)), UNSET, np.int64)
+        assert k.read_state_columns(data, offsets, sizes, 2, 2, cells, begins, lengths) == len(packed)
+        for i, (a, b, c, d) in enumerate(rows):
+            found = [data[at : at + size].tobytes() for at, size in zip(begins[:, i], lengths[:, i], strict=True)]
+            assert (cells[:, i].tolist(), found) == ([b, c], [a, d])
