@@ -1,20 +1,34 @@
-"""A task's state on disk is never ahead of its confirmed commits."""
+"""A task's state on disk: it is never ahead of its confirmed commits, it is used only if it is valid, and its folder
+has one owner."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns, ConsumerRecord
-from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, ignore_changes
+from penstock.shared.streams.changelog.format import EPOCH_MAX, Takeover, encode_deleted, encode_takeover
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.checkpoint import CommitPosition
+from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
+from penstock.shared.streams.state.local_restore import (
+    Overtaken,
+    continue_from_local_state,
+    require_local_state_in_force,
+)
 from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, CommitOffsetUnknown, LocalState
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 @pytest.fixture
@@ -117,3 +131,148 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
     assert (len(store), len(list(store.rows()))) == (300, 300)
     assert 0 < len(store._cache) < 50
     state.close()
+
+
+FOUND = Checkpoint("id", epoch=3, covered_offset=50, verified_offset=40, progress=None)
+
+
+def topology(**more: Sum) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count(), **more).on_close().to("out")
+    return builder.build()
+
+
+def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
+    """A higher epoch that began before the state on disk was written makes it invalid. No other record does."""
+    own, other = (encode_takeover(epoch, Takeover("app", "i", 0)) for epoch in (3, 4))
+    for value in (own, encode_deleted(0, 4, 1, 1), b"foreign", None):
+        require_local_state_in_force(FOUND, 44, value)
+    with pytest.raises(Overtaken, match=r"epoch 4.*offset 44"):
+        require_local_state_in_force(FOUND, 44, other)
+
+
+def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
+    """A corrupt record before the covered offset is an error with its offset, because it may have been a takeover."""
+    damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
+    with pytest.raises(CorruptEntry, match=r"offset 44.*version 3"):
+        require_local_state_in_force(FOUND, 44, damaged)
+
+
+def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:
+    """A local state with the highest epoch is not used."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    local, schemas = state.state_of(0), topology().schemas()
+    local.begin(schemas)
+    for highest, at in ((EPOCH_MAX - 1, 50), (EPOCH_MAX, None)):
+        local.write(msgspec.structs.replace(FOUND, epoch=highest))
+        assert continue_from_local_state(ChangelogReader(ignore_changes), local, schemas) == at
+    local.close()
+
+
+def test_a_restart_reads_the_tail_alone(tmp_path: Path) -> None:
+    """Records that the state on disk covers are not read again. Incomplete state is not used."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(topology(), commit_each=False, state=state)
+    for i in range(20):
+        driver.pipe("in", key=b"%d" % i, value=b"{}", timestamp=i % 3)
+        driver.commit()
+    driver.crash()
+    driver.restore()
+    assert (driver.restored_entries, len(driver.task.stores["s"]), driver.task.epoch) == (0, 20, 2)
+    assert driver.task.local is not None
+    driver.task.local.write(None)
+    driver.crash()
+    driver.restore()
+    assert (driver.restored_entries, len(driver.task.stores["s"]), driver.task.epoch) == (
+        len(driver.changelog) - 1,
+        20,
+        3,
+    )
+    driver.close()
+
+
+def test_rows_of_other_aggregations_come_from_the_changelog(tmp_path: Path) -> None:
+    """A store whose aggregations have changed is restored from the changelog and not from disk."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    driver = TopologyTestDriver(topology(), state=state)
+    driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)
+    driver.crash()
+    driver.topology = topology(sum=Sum("id")).of_application("test-driver")
+    driver.restore()
+    assert driver.restored_entries > 0
+    assert [(s.key, s.states[0]) for s in driver.task.stores["s"].rows()] == [("a", 1)]
+    driver.pipe("in", key=b"a", value=b'{"id":4}', timestamp=6)
+    driver.pipe("in", key=b"b", value=b'{"id":9}', timestamp=60)
+    assert [record.value for record in driver.read("out")] == [b'{"key":"a","start":5,"end":6,"n":2,"sum":4.0}']
+    driver.close()
+
+
+def test_a_changelog_that_does_not_go_on_from_there() -> None:
+    """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
+    assert FOUND.mismatch("id", 40, 50) is None
+    assert "now has id other" in (FOUND.mismatch("other", 0, 90) or "")
+    assert FOUND.mismatch("id", 41, 90) == "the changelog goes on at 41, it ends at 40"
+    assert FOUND.mismatch("id", 0, 49) == "the changelog ends at 49, it is of offset 50"
+
+
+def directory(folder: Path) -> StateDirectory:
+    return StateDirectory(str(folder), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+
+
+def test_one_owner_at_a_time(tmp_path: Path) -> None:
+    """A second instance is rejected with the setting's name, and can use the folder after the first has closed it."""
+    first, second = directory(tmp_path), directory(tmp_path)
+    first.acquire()
+    with pytest.raises(ConfigError, match=rf"streams.state_dir.*{tmp_path}/app.*locked"):
+        second.acquire()
+    first.release()
+    first.release()
+    second.acquire()
+    assert repr(second) == f"<StateDirectory {tmp_path}/app locked>"
+    second.release()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A path that is no folder, or cannot be created, is rejected with the path and the system's reason."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"streams.state_dir.*file/app.*Not a directory"):
+        directory(tmp_path / "file").acquire()
+
+
+def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If rocksdict is not installed, the error names the setting and the extra."""
+    for module in ("local_state", "rocksdb"):
+        monkeypatch.delitem(sys.modules, f"penstock.shared.streams.state.{module}", raising=False)
+        package = sys.modules["penstock.shared.streams.state"]
+        monkeypatch.delattr(package, module, raising=False)
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(ConfigError, match=r"default_dsl_store: .*rocksdict: .*penstock\[rocksdb\]"):
+        directory(tmp_path)
+
+
+def test_each_partition_has_a_database_of_its_own(tmp_path: Path) -> None:
+    """Partitions are folders below the application's folder. Other entries there are ignored."""
+    own = directory(tmp_path)
+    own.acquire()
+    states = [own.state_of(partition) for partition in (3, 11)]
+    assert own.partitions() == [3, 11]
+    for state in states:
+        state.close()
+    own.release()
+
+
+def test_what_is_not_used_any_more_is_deleted(tmp_path: Path) -> None:
+    """A partition's folder is deleted if it was not open for the delay. An open or recently used one stays."""
+    own = directory(tmp_path)
+    own.acquire()
+    states = {partition: own.state_of(partition) for partition in (1, 2, 3)}
+    states[1].close()
+    states[2].close()
+    closed_ms = (tmp_path / "app" / "2").stat().st_mtime * 1000
+    os.utime(tmp_path / "app" / "1", (closed_ms / 1000 - 60, closed_ms / 1000 - 60))
+    assert own.clean(30_000, int(closed_ms) + 1_000) == [1]
+    assert own.partitions() == [2, 3]
+    assert own.clean(30_000, int(closed_ms) + 60_000) == [2]
+    assert (own.clean(30_000, int(closed_ms) + 60_000), own.partitions()) == ([], [3])
+    states[3].close()
+    own.release()

@@ -1,4 +1,4 @@
-"""Stores on disk behave exactly as stores in memory."""
+"""Stores on disk behave as stores in memory, and their rows in RocksDB come back unchanged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,14 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, StateStoreFailed
+from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectSet
+from penstock.shared.streams.changelog.store_schema import StoreSchema
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.rocksdb import META, Meta, RocksDb, RocksMemory, RowId, StoredRow
+from penstock.shared.streams.state.row_codec import RowCodec, row_layout
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -92,6 +98,7 @@ def aggregated() -> Topology:
 def directory(cache_bytes_max: int = NONE) -> Iterator[StateDirectory]:
     with tempfile.TemporaryDirectory() as folder:
         yield StateDirectory(folder, "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=cache_bytes_max)
+
         # A driver that a test leaves behind has its files open; they go with the folder.
 
 
@@ -223,3 +230,172 @@ def test_a_key_of_another_type_is_an_error_on_disk_too(key: Any) -> None:
         for call in (rows.get, rows.delete, lambda key: rows.put(key, None)):
             with pytest.raises(DataError, match=r"store 'rows'.*key"):
                 call(key)
+
+
+MEMORY = RocksMemory(8 * 1024 * 1024)
+AT = Checkpoint("id", 3, 17, 15, None)
+
+
+def test_rows_are_found_by_key_in_order_of_start(tmp_path: Path) -> None:
+    """The rows of a key are sorted by start. Rows of other stores, and of keys with the same prefix, are left out."""
+    db = RocksDb(tmp_path / "0", MEMORY)
+    rows = {(0, b"a", 9): 10, (0, b"a", -1): 2, (0, b"ab", 1): 2, (1, b"a", 5): 6, (0, b"", 0): 1}
+    assert db.write({id_: StoredRow(end, b"%d" % end) for id_, end in rows.items()}, AT, indexed={0}) == {0: 4, 1: 1}
+    assert db.rows_of(0, b"a") == [(-1, StoredRow(2, b"2")), (9, StoredRow(10, b"10"))]
+    assert (db.rows_of(0, b"b"), db.rows_of(0, b"")) == ([], [(0, StoredRow(1, b"1"))])
+    many = dict(db.rows_of_many(0, [b"", b"b", b"a", b"ab"]))
+    assert many == {key: db.rows_of(0, key) for key in (b"", b"a", b"ab", b"b")}
+    assert (len(many[b"ab"]), len(many[b"a"])) == (1, 2)
+    assert (db.row(1, b"a", 5), db.row(1, b"a", 6)) == (StoredRow(6, b"6"), None)
+    assert sorted(db.rows(0)) == sorted((key, start, StoredRow(end, b"%d" % end))
+        for (store, key, start), end in rows.items() if store == 0)  # fmt: skip
+    assert (db.count(0), db.count(1)) == (4, 1)
+    db.close()
+
+
+def test_rows_and_checkpoint_outlive_the_process(tmp_path: Path) -> None:
+    """Rows, counts and the checkpoint are there when the folder is opened again."""
+    db = RocksDb(tmp_path / "0", MEMORY)
+    assert (db.is_new, db.checkpoint) == (True, None)
+    db.write({(0, b"a", 1): StoredRow(2, b"x"), (0, b"b", 1): StoredRow(2, b"y")}, AT)
+    db.write({(0, b"b", 1): None, (0, b"c", 1): None}, AT)
+    db.close()
+    again = RocksDb(tmp_path / "0", MEMORY)
+    assert (again.is_new, again.checkpoint, again.count(0)) == (False, AT, 1)
+    assert list(again.rows(0)) == [(b"a", 1, StoredRow(2, b"x"))]
+    again.clear()
+    assert (again.is_new, again.checkpoint, again.count(0), list(again.rows(0))) == (True, None, 0, [])
+    again.close()
+
+
+def test_rows_of_an_unknown_format_are_not_used(tmp_path: Path) -> None:
+    """Rows in an unknown format have no valid checkpoint, so they are not used."""
+    db = RocksDb(tmp_path / "0", MEMORY)
+    db.write({}, AT)
+    db._db[META] = msgspec.msgpack.encode(Meta(format=99, checkpoint=AT))
+    db.close()
+    again = RocksDb(tmp_path / "0", MEMORY)
+    assert (again.checkpoint, again.is_new) == (None, False)
+    again._db[META] = b"\xc1"
+    again.close()
+    assert RocksDb(tmp_path / "0", MEMORY).checkpoint is None
+
+
+def test_damaged_files_are_thrown_away(tmp_path: Path) -> None:
+    """If RocksDB reports corrupt files, the state is deleted and restored."""
+    db = RocksDb(tmp_path / "0", MEMORY)
+    db.write({(0, b"a", 1): StoredRow(2, b"x")}, AT)
+    db.close()
+    (tmp_path / "0" / "CURRENT").write_text("nothing of this kind\n")
+    again = RocksDb(tmp_path / "0", MEMORY)
+    assert (again.is_new, again.checkpoint, list(again.rows(0))) == (True, None, [])
+    again.close()
+
+
+def test_errors_of_the_disk_name_the_folder(tmp_path: Path) -> None:
+    """A folder that is already open and one that is closed raise errors that name it."""
+    db = RocksDb(tmp_path / "0", MEMORY)
+    with pytest.raises(StateStoreFailed, match=rf"{tmp_path}/0.*lock"):
+        RocksDb(tmp_path / "0", MEMORY)
+    db.close()
+    db.close()
+    with pytest.raises(StateStoreFailed, match="closed"):
+        db.row(0, b"a", 0)
+
+
+def test_the_index_moves_on_what_has_grown(tmp_path: Path) -> None:
+    """If a row's end grows, its index entry is moved when it is due, and the row is due at its new end."""
+    db = RocksDb(tmp_path / "0", MEMORY)
+    for end in (10, 20, 30):
+        db.write({(0, b"a", 5): StoredRow(end, b"")}, AT, indexed={0})
+    db.write({(0, b"b", 5): StoredRow(12, b"")}, AT, indexed={0})
+    assert db.take_due(0, -100, 11) == (set(), 12)
+    assert db.take_due(0, 11, 30) == ({b"b"}, 30)
+    assert db.take_due(0, 30, 31)[0] == {b"a"}
+    db.write({(0, b"a", 5): None, (0, b"b", 5): None}, AT, indexed={0})
+    assert db.take_due(0, -100, 1_000) == (set(), 1 << 63)
+    db.close()
+
+
+ids = st.tuples(st.just(0), st.sampled_from([b"a", b"b"]), st.integers(0, 4))
+writes = st.lists(st.dictionaries(ids, st.one_of(st.none(), st.integers(0, 30)), max_size=4), max_size=8)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(plan=st.lists(st.tuples(writes, st.integers(0, 35)), max_size=4))
+def test_due_is_what_ends_before_the_limit(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[list[dict[RowId, int | None]], int]]
+) -> None:
+    """`take_due` finds exactly the rows that end between two limits, after any writes and earlier calls."""
+    db = RocksDb(tmp_path_factory.mktemp("db"), MEMORY)
+    rows: dict[RowId, int] = {}
+    since = -1
+    for changes, limit in plan:
+        for change in changes:
+            # Ends do not shrink, and nothing comes that ends before what was looked through.
+            change = {id_: end if end is None else max(end, since, rows.get(id_, 0)) for id_, end in change.items()}
+            written = {id_: None if end is None else StoredRow(end, b"") for id_, end in change.items()}
+            db.write(written, AT, indexed={0}, due={0: since})
+            for id_, end in change.items():
+                if end is None:
+                    rows.pop(id_, None)
+                else:
+                    rows[id_] = end
+        assert db.count(0) == len(rows)
+        if limit > since:
+            keys, upcoming = db.take_due(0, since, limit)
+            assert keys == {key for (_, key, _), end in rows.items() if since <= end < limit}
+            assert all(end >= upcoming for end in rows.values() if end >= limit)
+            rows = {id_: end for id_, end in rows.items() if end >= limit}
+            db.write({(0, key, s): None for key, s, row in db.rows(0) if row.end < limit}, AT, indexed={0})
+            since = limit
+    db.close()
+
+
+def codec(key: str = "string") -> RowCodec:
+    builder = StreamsBuilder()
+    windows = builder.stream("in", key=key).group_by_key().session_window(10)  # type: ignore[arg-type]
+    windows.aggregate("s", n=Count(), ids=CollectSet("id", limit=9), sum=Sum("id")).on_close().to("out")
+    (store,) = builder.build().stores.values()
+    return RowCodec(store.schema, store.aggregations)
+
+
+def test_states_come_back_as_they_were() -> None:
+    """Numbers and bytes are decoded unchanged, as new objects."""
+    own = codec()
+    states = [a.initial() for a in own._aggregations]
+    states = [a.add_at(s, {"id": 7}, 1) for a, s in zip(own._aggregations, states, strict=True)]
+    again = own.unpack(own.pack(states))
+    assert [a.result(s) for a, s in zip(own._aggregations, again, strict=True)] == [1, [7], 7.0]
+    assert again[1] is not states[1]
+
+
+def test_bytes_that_are_no_states_end_the_task() -> None:
+    """A row that cannot be read is an error of the store's, never a record's."""
+    with pytest.raises(StateStoreFailed, match=r"store 's'.*row"):
+        codec().unpack(b"short")
+    own = codec()
+    columns = [value for a in own._aggregations for value in a.to_columns(a.initial())]
+    columns[columns.index(b"[]")] = b"[" * 100_000
+    with pytest.raises(StateStoreFailed, match=r"store 's'.*row"):
+        own.unpack(own._codec.pack(columns))
+
+
+def test_keys_by_the_stores_type() -> None:
+    """Text keys are stored in UTF-8. A key of the other type is converted to the store's type."""
+    text, raw = codec(), codec("bytes")
+    assert (raw_key("é"), text.key_of(b"\xc3\xa9"), raw.key_of(b"\xff")) == (b"\xc3\xa9", "é", b"\xff")
+    assert (text.own_key(b"a"), raw.own_key("a"), text.own_key("a"), text.own_key(None)) == ("a", b"a", "a", None)
+    assert text.own_key(b"\xff") == b"\xff"  # there is no such key
+
+
+def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(gap).aggregate(name, n=Count(), **more).on_close().to("out")
+    return builder.build().schemas()
+
+
+def test_the_layout_is_what_the_bytes_depend_on() -> None:
+    """The layout changes with a store's name or aggregations, but not with its gap."""
+    assert row_layout(schemas()) == row_layout(schemas(gap=99))
+    assert len({row_layout(schemas()), row_layout(schemas(name="t")), row_layout(schemas(sum=Sum("id")))}) == 3
