@@ -1,4 +1,4 @@
-"""Rejected records are logged at once, then once an interval, and when the task ends."""
+"""Rejected records are logged at once, then once an interval, and with the commit or the end of the task."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.changelog_partition import LogReplaced
+from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.rejection_log import LOG_INTERVAL_MS, RejectionLog
+from penstock.shared.streams.runtime.task_commits import TaskCommits
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.task.metrics import StreamTaskMetrics, Totals
+from penstock.shared.streams.task.stream_task import StreamTask
+from tests.shared.streams.runtime.test_commits import Member
 
 
 @pytest.fixture
@@ -57,3 +68,42 @@ def test_pending_rejections_are_logged_at_the_end(logged: list[Any]) -> None:
     task.dead_letter("in", "process")
     log.report(task.totals(), 1, at_once=True)
     assert [line["dead_letters"] for line in logged] == [1, 1]
+
+
+class Working:
+    """A changelog partition: its task rejects one more record while a commit is written. The second commit fails."""
+
+    topic_partition = TopicPartition("app-changelog", 0)
+
+    def __init__(self) -> None:
+        self.task: Any = None
+        self.offset = 0
+
+    def reject_one(self) -> None:
+        self.task.process(Columns.of([ConsumerRecord("in", 0, self.offset, 5, b"a", b"{")]), 0)
+        self.offset += 1
+
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
+        if self.offset > 1:
+            raise LogReplaced("made again")
+        self.reject_one()
+        return CommitPosition("id", 7, 7)
+
+
+async def test_rejections_are_logged_with_the_commit_that_contains_them() -> None:
+    """A record that is rejected while a commit is written is not logged with it. If the next commit fails, it is
+    processed again, and would be logged twice."""
+    builder, changelog, member = StreamsBuilder(), Working(), Member()
+    builder.stream("in").to("out")
+    owned = OwnedTask(changelog)  # type: ignore[arg-type]
+    changelog.task = task = StreamTask(builder.build(), 0, application="app")
+    owned.begin(task, StreamsSettings())
+    task.initialize(0)
+    commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
+    changelog.reject_one()
+    with capture_logs() as logged:
+        await commits.commit([owned], member)  # type: ignore[arg-type]
+        ended = await commits.commit([owned], member)  # type: ignore[arg-type]
+    assert (len(ended.failed), task.metrics.dead_letters_total) == (1, 2)
+    lines = [line for line in logged if line["event"] == "records rejected"]
+    assert [(line["dead_letters"], line["last_dead_letters"]) for line in lines] == [(1, "in-0@0")]

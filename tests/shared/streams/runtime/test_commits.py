@@ -1,0 +1,321 @@
+"""Commits of an instance's tasks: the group's offsets, commits that are aborted or interrupted by a crash, and purged
+records.
+
+After any aborted commit a task is discarded and restored, so that its outputs are written again, once. A task that kept
+its state would never write the removed windows of that commit again. A process is killed between kernel, encoding and
+commit. The next one produces the output of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import IllegalState, PenstockError, ProducerFenced, UnknownMember
+from penstock.shared.common.records import (
+    Columns,
+    ConsumerRecord,
+    GroupMetadata,
+    OffsetAndMetadata,
+    ProducerRecord,
+    TopicPartition,
+)
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
+from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
+from penstock.shared.streams.runtime.task_commits import TaskCommits
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import CommitPosition
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.fake_broker import Action, Api, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.manual_clock import ManualClock
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.integration.stream_worker_child import POINTS
+from tests.integration.test_soak_crashes import State, offline_state, rows_of
+from tests.integration.test_stream_worker import (
+    GAP_MS,
+    GRACE_MS,
+    GUARANTEES,
+    Chain,
+    chain_of,
+    child,
+    offline,
+    running,
+    topology,
+    wait_or_raise,
+)
+
+
+class Member:
+    """A group member as commits see it: it accepts or rejects offsets, and keeps those that it could not commit."""
+
+    def __init__(self, error: PenstockError | None = None, *, is_closed: bool = False) -> None:
+        self._error, self._is_closed = error, is_closed
+        self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("app")
+
+    async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        if self._error is not None:
+            self.pending |= offsets
+            raise self._error
+        self.committed |= offsets
+
+    def forget_commits(self) -> None:
+        if self._is_closed:
+            raise IllegalState("closed")
+        self.pending.clear()
+
+
+async def group_offsets(member: Any) -> None:
+    """Commit the offsets of two tasks under at-least-once."""
+    commits = TaskCommits(StreamsSettings(processing_guarantee="at_least_once"), SYSTEM_CLOCK, CollectorRegistry())
+    held: Any = [(SimpleNamespace(partition=p), SimpleNamespace(sources={"in": 10 + p})) for p in range(2)]
+    await commits._commit_group_offsets(held, member)
+
+
+async def test_group_offsets_follow_the_progress_records() -> None:
+    """Without transactions a task's position is committed after its progress record is written."""
+    member = Member()
+    await group_offsets(member)
+    assert {at.partition: to.offset for at, to in member.committed.items()} == {0: 10, 1: 11}
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_group_offsets_that_were_refused_are_not_sent_later(is_closed: bool) -> None:
+    """In a later generation they would be from commits that a new owner has overtaken, and it could not restore."""
+    member = Member(UnknownMember("gone"), is_closed=is_closed)
+    await group_offsets(member)
+    assert (member.committed, bool(member.pending)) == ({}, is_closed)
+
+
+class Elsewhere:
+    """A changelog partition whose topic was replaced by another."""
+
+    topic_partition = TopicPartition("app-changelog", 0)
+
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
+        raise LogReplaced("made again")
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        pass
+
+
+async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
+    """If a log has lost its end, the offsets on disk belong to other records, so the state on disk is deleted."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    builder, elsewhere, member = StreamsBuilder(), Elsewhere(), Member()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    owned = OwnedTask(elsewhere)  # type: ignore[arg-type]
+    owned.local = state.state_of(0)
+    task = StreamTask(builder.build(), 0, application="app", local=owned.local)
+    owned.begin(task, StreamsSettings())
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
+    task.prepare_commit(0)
+    task.commit_succeeded(CommitPosition("id", 7, 7))
+    commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
+    with pytest.raises(LogReplaced):
+        await commits._write_commit(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
+    assert owned.local.checkpoint is not None
+    await owned.close()
+    again = state.state_of(0)
+    assert again.checkpoint is None
+    again.close()
+
+
+TOPIC = "clicks"
+BROKER = {"group.min.session.timeout.ms": "10"}
+OUT, CHANGELOG = TopicPartition(f"{TOPIC}-out", 0), TopicPartition(f"{TOPIC}-changelog", 0)
+Window = tuple[str, int, int, tuple[object, ...]]
+
+
+def hopping() -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(TOPIC).group_by_key().hopping_window(GAP_MS, GAP_MS // 3, GRACE_MS)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{TOPIC}-out")
+    return builder.build()
+
+
+KINDS = {"session": topology(TOPIC), "hopping": hopping()}
+
+
+def windows_of_an_unbroken_run(chain: Chain, kind: str) -> set[Window]:
+    """The live windows after all that was sent."""
+    driver = TopologyTestDriver(KINDS[kind])
+    for _, key, timestamp, number in chain.sent:
+        driver.pipe(TOPIC, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
+    return {(s.key, s.start, s.end, tuple(s.states)) for s in driver.task.stores["s"].rows()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "api", "code", "partition", "before"),
+    [
+        ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 300),
+        ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, CHANGELOG, 300),
+        ("session", Api.TXN_OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION, None, 300),
+        ("session", Api.END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, None, 300),
+        ("session", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, OUT, 0),
+        ("hopping", Api.PRODUCE, ErrorCode.INVALID_REQUIRED_ACKS, CHANGELOG, 300),
+        ("hopping", Api.END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, None, 300),
+    ],
+)
+async def test_an_aborted_commit_is_done_again(
+    kind: str, api: Api, code: ErrorCode, partition: TopicPartition | None, before: int
+) -> None:
+    """Whichever step of the first or a later commit fails, results, late records and state are those of an
+    uninterrupted run."""
+
+    def fail(request: Request) -> Action | None:
+        if partition is None or partition in request.partitions():
+            return Fail(code)
+        return None
+
+    async with FakeCluster(configs=BROKER) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+        worker = chain.worker(KINDS[kind])
+        async with running(worker):
+            await chain.send(before)
+            await chain.wait_processed(worker)
+            fault = cluster.control(api, fail, times=1)
+            await chain.send(600 - before)
+            await chain.wait_processed(worker)
+            assert fault.acted == 1
+            (owned,) = worker.tasks().values()
+            assert owned.task is not None
+            assert owned.task.epoch == 2
+            rows = {(s.key, s.start, s.end, tuple(s.states)) for s in owned.task.stores["s"].rows()}
+            assert owned.task.vectorized_executors
+        assert rows == windows_of_an_unbroken_run(chain, kind)
+        assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent, KINDS[kind])
+        progress = (await chain.confirmed(0)).progress
+        assert progress is not None
+        assert progress.sources == {TOPIC: 600}
+
+
+@pytest.mark.parametrize(
+    ("error", "events"),
+    [
+        (LogReplaced("recreated"), ["task failed: restoring it"] * 2),
+        (ProducerFenced("took too long"), ["fenced: the instance joins its group again"] * 2),
+    ],
+    ids=["replaced", "fenced"],
+)
+async def test_a_commit_that_always_fails_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, error: PenstockError, events: list[str]
+) -> None:
+    """A changelog that is recreated again and again, or a transaction that is always too long, ends the worker after
+    `restore_attempts_max` retries. Only a fenced task makes the instance join its group again."""
+
+    async def fail(self: ChangelogPartition, *given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ChangelogPartition, "commit", fail)
+    async with FakeCluster(configs=BROKER) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+        await chain.send(10)
+        with capture_logs() as logged, pytest.raises(type(error)):
+            async with running(chain.worker(KINDS["session"], restore_attempts_max=2)) as loop:
+                await wait_or_raise(loop, asyncio.Event().wait())
+        attempts = [(one["event"], one["attempt"]) for one in logged if one["event"] in events]
+        assert attempts == list(zip(events, (1, 2), strict=True))
+
+
+QUICK = {"session_timeout_ms": 500, "heartbeat_interval_ms": 100, "poll_ms": 10}
+EVENTS_BETWEEN = 200
+DEADLINE_SECONDS = 60
+DEATHS = [(point, calls) for point in POINTS for calls in ((1, 2, 3) if point == "a write" else (2,))]
+"""A commit writes twice at least once: results and entries, then the progress record; once in a transaction."""
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+async def test_killed_at_each_point(guarantee: str) -> None:
+    """A task that is killed at each point in turn has the results and state of an uninterrupted run. With
+    at_least_once, results may repeat."""
+    async with FakeCluster(configs=BROKER) as cluster, chain_of(cluster, TOPIC, 1) as chain:
+        for death in DEATHS:
+            await chain.send(EVENTS_BETWEEN)
+            async with child(chain, guarantee, dies_after=death, **QUICK) as process:
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    assert await process.wait() == -signal.SIGKILL
+        async with running(worker := chain.worker(processing_guarantee=guarantee, **QUICK)):
+            await chain.wait_processed(worker)
+            (owned,) = worker.tasks().values()
+            rows = rows_of(owned)
+        state = State.of((entry.key, entry.value) for entry in await chain.read(f"{TOPIC}-changelog"))
+        assert state == offline_state(chain, 0)
+        assert state.reader.epoch == len(DEATHS) + 1
+        assert rows == {at: end for at, (end, _) in state.live.items()}
+        closed, late = offline(TOPIC, chain.sent)
+        got = await chain.values("out"), await chain.values("late")
+        if guarantee == "exactly_once":
+            assert got == (closed, late)
+        else:
+            assert len(got[0]) > len(closed), "nobody was killed between results and progress"
+            assert (set(got[0]), set(got[1])) == (set(closed), set(late))
+
+
+OWN = TopicPartition("app-by-user-repartition", 0)
+
+
+def repartitioned() -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").key_by(lambda record: "k", name="by-user").repartition().to("out")
+    return builder.build().of_application("app")
+
+
+async def test_what_was_committed_is_deleted() -> None:
+    """At most once an interval, records of a repartition topic are deleted up to the last committed position."""
+    async with FakeCluster() as cluster:
+        kafka, clock = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), ManualClock(0)
+        cluster.create_topic(OWN.topic, 1)
+        async with Producer(kafka) as producer, Admin(kafka) as admin:
+            await (await producer.send_many([ProducerRecord(OWN.topic, b"{}", b"k")] * 10))
+
+            async def first_offset() -> int:
+                return (await admin.list_offsets({OWN: "earliest"}))[OWN]
+
+            purge = RepartitionPurge(kafka, repartitioned(), clock, 1_000)
+            purge.committed(0, {"in": 50, OWN.topic: 4})
+            await purge.run()
+            assert await first_offset() == 0
+            clock.advance(1_000)
+            await purge.run()
+            assert await first_offset() == 4
+            clock.advance(1_000)
+            await purge.run()
+            assert await first_offset() == 4
+            purge.committed(0, {"in": 90, OWN.topic: 9})
+            clock.advance(1_000)
+            await purge.run()
+            assert await first_offset() == 9
+
+
+async def test_what_cannot_be_deleted_waits_for_the_next_time() -> None:
+    """A missing topic is logged and ends nothing. An application without repartition topics sends no request."""
+    clock = ManualClock(0)
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        purge = RepartitionPurge(kafka, repartitioned(), clock, 1_000, timeout_ms=50)
+        purge.committed(0, {OWN.topic: 4})
+        clock.advance(1_000)
+        await purge.run()
+        assert purge._deleted == {}
+    plain = StreamsBuilder()
+    plain.stream("in").to("out")
+    await RepartitionPurge(kafka, plain.build(), clock, 0).run()

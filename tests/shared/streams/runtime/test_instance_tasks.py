@@ -1,0 +1,289 @@
+"""The tasks of an instance: where their state is, how they share fetching and a turn's time, and how they are
+closed."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
+from penstock.shared.streams.runtime.owned_task import OwnedTask, RunningTask, WorkerTasks
+from penstock.shared.streams.runtime.stream_task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
+from penstock.shared.streams.runtime.stream_worker import pause_full_partitions
+from penstock.shared.streams.runtime.turn_time import PROCESSING_MS_MAX, TurnTime
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.testing.manual_clock import ManualClock
+
+
+def owned_of(partition: int) -> OwnedTask:
+    """A task that is assigned and not restored yet."""
+    of = (
+        KafkaSettings(),
+        StreamsSettings(),
+        partition,
+        "here",
+        ManualClock(),
+        1_000,
+        RestoreMetrics(CollectorRegistry()),
+    )
+    return OwnedTask(ChangelogPartition(*of))
+
+
+def begin(owned: OwnedTask, settings: StreamsSettings | None = None) -> None:
+    settings = settings or StreamsSettings()
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings)
+
+
+def test_a_partition_is_held_while_the_group_meets() -> None:
+    """The partition of a suspended task is still held."""
+    tasks = WorkerTasks()
+    assert not tasks.holds(5)
+    tasks.owned[5] = owned_of(5)
+    assert tasks.holds(5)
+    tasks.suspended[5] = tasks.owned.pop(5)
+    assert tasks.holds(5)
+    tasks.suspended.clear()
+    assert not tasks.holds(5)
+
+
+def test_a_task_that_is_restored_takes_no_records() -> None:
+    """A task that is being restored is neither running nor ready."""
+    tasks = WorkerTasks()
+    tasks.owned[0] = owned = owned_of(0)
+    assert (tasks.running(), tasks.ready()) == ([], {})
+    begin(owned)
+    assert (tasks.running(), tasks.ready()) == ([owned], {0: owned.running})
+    assert [one["state"] for one in tasks.describe()] == ["running"]
+    assert repr(tasks) == "WorkerTasks(owned [0], suspended [])"
+
+
+@pytest.mark.parametrize(("given", "limit"), [({}, 1_000), ({"buffered_records_per_partition": 4}, 4)])
+def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -> None:
+    """A partition is full with more than `buffered_records_per_partition` records, by default Kafka Streams' 1,000."""
+    owned = owned_of(3)
+    begin(owned, StreamsSettings(**given))
+    assert owned.running is not None
+    inputs = owned.running.inputs
+    full = []
+    for at in range(limit + 1):
+        inputs.add(Columns.of([ConsumerRecord("in", 3, at, 0, b"k", b"{}")]))
+        full.append(inputs.is_full("in"))
+    assert full == [False] * limit + [True]
+
+
+def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
+    """All tasks are removed, and the log names the one whose closing failed, with the reason."""
+    tasks = WorkerTasks()
+    tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
+    with capture_logs() as lines:
+        tasks.closed([None, OSError("no response")])
+    assert [(line["event"], line["log_level"], line["partition"], line["reason"]) for line in lines] == [
+        ("a task cannot be closed", "error", 4, "no response")
+    ]
+    assert tasks.all() == []
+
+
+async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None:
+    """An error while closing a processor is logged with task and node. The other processors and the task are still
+    closed."""
+    calls: list[str] = []
+
+    class Closing(Processor):
+        def __init__(self, message: str) -> None:
+            self._message = message
+
+        def close(self) -> None:
+            calls.append(self._message)
+            if self._message:
+                raise ValueError(self._message)
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    for name, message in (("first", "disk full"), ("second", ""), ("third", "no such file")):
+        stream.process(partial(Closing, message), name=name)
+    owned = owned_of(5)
+    task = StreamTask(builder.build(), 5, application="app")
+    owned.begin(task, StreamsSettings())
+    with capture_logs() as lines:
+        await owned.close(100)
+        await owned.close(100)
+    assert calls == ["disk full", "", "no such file"]
+    ((line),) = [line for line in lines if line["log_level"] == "error"]
+    assert (line["event"], line["partition"]) == ("a task was not closed as it should be", 5)
+    assert line["reason"] == (
+        "the processors of partition 5 cannot be closed: node 'first': ValueError: disk full; "
+        "node 'third': ValueError: no such file"
+    )
+
+
+def task_factory(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> StreamTaskFactory:
+    settings, registry = StreamsSettings(**given), CollectorRegistry()  # type: ignore[arg-type]
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(10)
+    sessions.aggregate("s", **{result: Count()}).on_close().to("out")
+    return StreamTaskFactory(settings, builder.build(), clock, registry)
+
+
+def test_state_is_in_memory_unless_it_is_asked_for() -> None:
+    """By default state is in memory, without a local folder."""
+    made = task_factory()
+    made.startup()
+    assert made.open_state(0) is None
+    assert type(made.task(0, None).stores["s"]) is WindowStore
+    made.shutdown()
+
+
+def test_state_on_disk_is_below_the_applications_folder(tmp_path: Path) -> None:
+    """With rocksDB each partition has a folder, with the stores of its task."""
+    made = task_factory(default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
+    made.startup()
+    state = made.open_state(3)
+    assert state is not None
+    assert type(made.task(3, state).stores["s"]) is PersistentWindowStore
+    assert (tmp_path / "app" / "3" / "CURRENT").is_file()
+    state.close()
+    made.shutdown()
+
+
+def test_a_standby_is_counted_only_once_it_runs() -> None:
+    """A standby task cannot schedule punctuations and has no metrics of the instance. Both begin when it becomes
+    active."""
+    made = task_factory()
+    task = made.standby_task(3)
+    with pytest.raises(IllegalState, match=r"partition 3.*schedule"):
+        task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
+    labels = {"partition": "3"}
+    assert made._registry.get_sample_value("penstock_streams_records_total", labels) is None
+    made.start(task, {})
+    task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
+    assert made._registry.get_sample_value("penstock_streams_records_total", labels) == 0
+
+
+def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -> None:
+    """State that no task has used for the delay is searched for once a minute."""
+    clock = ManualClock(int(time.time() * 1000) + 3_600_000)
+    made = task_factory(clock, default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
+    made.startup()
+    state = made.open_state(3)
+    assert state is not None
+    state.close()
+    made.clean()
+    assert (tmp_path / "app" / "3").is_dir()
+    clock.advance(CLEAN_INTERVAL_MS)
+    made.clean()
+    assert not (tmp_path / "app" / "3").exists()
+    made.shutdown()
+
+
+def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
+    """With a lake, a name that collides with a column of its tables is rejected at the start. Without a lake the name
+    is valid."""
+    assert task_factory(result="state").task(0, None).stores
+    with pytest.raises(ConfigError, match=r"'s'.*'state'.*closed/s"):
+        task_factory(result="state", lake="lake")
+    assert task_factory(lake="lake").task(0, None).stores
+
+
+SIZE = 100
+
+
+class Fetching:
+    """A consumer's partitions, and which of them are paused."""
+
+    def __init__(self, *partitions: TopicPartition) -> None:
+        self._assigned, self._paused = frozenset(partitions), set[TopicPartition]()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self._assigned
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return frozenset(self._paused)
+
+    def pause(self, at: TopicPartition) -> None:
+        assert at not in self._paused
+        self._paused.add(at)
+
+    def resume(self, at: TopicPartition) -> None:
+        self._paused.remove(at)
+
+
+def task_of(partition: int) -> RunningTask:
+    """A task that merges two topics."""
+    builder, settings = StreamsBuilder(), StreamsSettings()
+    builder.stream("a").merge(builder.stream("b")).to("out")
+    owned = owned_of(partition)
+    owned.begin(StreamTask(builder.build(), partition, application="app"), settings)
+    assert owned.running is not None
+    return owned.running
+
+
+def records(topic: str, partition: int, number: int) -> Columns:
+    values = [ConsumerRecord(topic, partition, i, i, None, b"x" * SIZE) for i in range(number)]
+    return Columns.of(values)
+
+
+def test_bytes_of_all_tasks_hold_the_fetching_up() -> None:
+    """Partitions with buffered records are not fetched until enough of them are processed. A partition without buffered
+    records is fetched, because the others may wait for it."""
+    ready = {p: task_of(p) for p in (0, 1)}
+    at = {(topic, p): TopicPartition(topic, p) for topic in ("a", "b") for p in ready}
+    consumer: Any = Fetching(*at.values())
+    for p, running in ready.items():
+        running.inputs.add(records("a", p, 5))
+    pause_full_partitions(ready, consumer, 10 * SIZE)
+    assert consumer.paused() == frozenset()
+    pause_full_partitions(ready, consumer, 10 * SIZE - 1)
+    assert consumer.paused() == {at["a", 0], at["a", 1]}
+    ready[0].inputs.process(0, {"b": 0})
+    pause_full_partitions(ready, consumer, 10 * SIZE - 1)
+    assert consumer.paused() == frozenset()
+
+
+def test_equal_shares() -> None:
+    """Each task gets an equal share of the turn. The unused rest of one goes to the tasks after it."""
+    clock = ManualClock()
+    turn = TurnTime(clock)
+    turn.begin(4)
+    assert turn.share().ms == PROCESSING_MS_MAX // 4
+    clock.advance(10)
+    assert turn.share().ms == (PROCESSING_MS_MAX - 10) // 3
+
+
+def test_a_slow_task_does_not_reduce_the_next_share() -> None:
+    """A task that exceeds its share does not reduce the share of the next task."""
+    clock = ManualClock()
+    turn = TurnTime(clock)
+    turn.begin(2)
+    slow = turn.share()
+    clock.advance(10 * PROCESSING_MS_MAX)
+    assert (slow.is_left(), slow.used_ms()) == (False, 10 * PROCESSING_MS_MAX)
+    assert turn.share().ms == PROCESSING_MS_MAX // 2
+
+
+def test_each_share_is_at_least_1_ms() -> None:
+    """With very many tasks each share is at least 1 ms. A turn without tasks can begin."""
+    turn = TurnTime(ManualClock())
+    turn.begin(10 * PROCESSING_MS_MAX)
+    assert turn.share().ms == 1
+    turn.begin(0)
+    assert turn.share().ms == PROCESSING_MS_MAX

@@ -1,0 +1,355 @@
+"""A restore: where a task continues, how far it is, and state that is discarded or does not fit."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from penstock.shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, ChangelogPosition, LogReplaced
+from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.partition_restore import RESTORE_RECORDS_MAX, PartitionRestore
+from penstock.shared.streams.runtime.restore_progress import LOG_INTERVAL_MS, RestoreProgress
+from penstock.shared.streams.runtime.source_positions import (
+    AheadPartition,
+    GroupAhead,
+    OnMissing,
+    PartitionExtent,
+    StartPosition,
+    ahead_of,
+    committed_position,
+    position_of,
+    raise_unread,
+    start_position_of,
+    unread_repartition_topics,
+)
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.manual_clock import ManualClock
+from tests.integration.test_stream_worker import chain_of, commit, owner, process_records, topology
+
+
+class Steps:
+    """A log whose reader advances by a hundred transaction markers and a second with each poll."""
+
+    def __init__(self, clock: ManualClock, owned: OwnedTask) -> None:
+        self.at, self.seen, self._clock, self._owned = 0, [], clock, owned  # type: ignore[var-annotated]
+
+    async def position(self, at: TopicPartition) -> int:
+        return self.at
+
+    async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
+        self.seen.append(self._owned.describe())
+        self.at += 100
+        self._clock.advance(1_000)
+        return {}
+
+
+async def test_a_restore_shows_how_far_it_is() -> None:
+    """During a restore the task's description has the remaining records, the rate and the remaining time."""
+    builder, clock = StreamsBuilder(), ManualClock(0)
+    builder.stream("in").to("out")
+    kafka, settings = KafkaSettings(bootstrap_servers="localhost:1"), StreamsSettings(application_id="app")
+    owned = OwnedTask(ChangelogPartition(kafka, settings, 2, "here", clock))
+    restoring = PartitionRestore(kafka, settings, StreamTask(builder.build(), 2, application="app"), clock)
+    owned.changelog.progress = restoring.progress
+    steps = Steps(clock, owned)
+    await restoring.read_until(300, steps)  # type: ignore[arg-type]
+    assert [(s["state"], s["remaining_records"], s["records_per_second"], s["eta_ms"]) for s in steps.seen] == [
+        ("restoring", 300, None, None),
+        ("restoring", 200, 100, 2_000),
+        ("restoring", 100, 100, 1_000),
+    ]
+    assert owned.describe()["remaining_records"] == 0
+
+
+async def test_a_restore_yields_to_the_event_loop() -> None:
+    """The changelog is processed in slices, so that other tasks of the event loop run in between."""
+    turns: list[int] = []
+
+    class AtHand:
+        """A consumer that has everything, and so awaits nothing."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        async def position(self, at: TopicPartition) -> int:
+            return self.at
+
+        async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
+            self.at += max_records
+            return {}
+
+    consumer = AtHand()
+
+    async def beside() -> None:
+        while True:
+            turns.append(consumer.at)
+            await asyncio.sleep(0)
+
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    task = StreamTask(builder.build(), 2, application="app")
+    kafka = KafkaSettings(bootstrap_servers="localhost:1")
+    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    other = asyncio.create_task(beside())
+    await restoring.read_until(10 * RESTORE_RECORDS_MAX, consumer)  # type: ignore[arg-type]
+    other.cancel()
+    assert turns == [step * RESTORE_RECORDS_MAX for step in range(10)]
+
+
+class Whole:
+    """A consumer of a changelog partition that has its first ten records."""
+
+    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 10)
+
+
+async def test_discarded_state_on_disk_leaves_no_epoch_or_progress(tmp_path: Path) -> None:
+    """After discarding a state on disk, a restore keeps neither its epoch nor its progress."""
+    builder, consumer = StreamsBuilder(), Whole()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    task = StreamTask(builder.build(), 0, application="app", local=local)
+    task.initialize(0)
+    kafka = KafkaSettings(bootstrap_servers="localhost:1")
+    restoring = PartitionRestore(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None))
+    restoring.topic_id = "id"
+    assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
+    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 4)
+    restoring.topic_id = "another"
+    assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
+    reader = restoring.reader
+    assert (reader.epoch, reader.progress, restoring.next_epoch(), local.checkpoint) == (0, None, 1, None)
+    local.close()
+
+
+def test_remaining_records_rate_and_time_are_estimated() -> None:
+    """It has the remaining records, the rate since the beginning and the remaining time.
+
+    These are unknown before the first record.
+    """
+    progress = RestoreProgress(3)
+    assert progress.describe() == {"remaining_records": None, "records_per_second": None, "eta_ms": None}
+    progress.moved(100, 1_100, now_ms=50)
+    assert progress.describe() == {"remaining_records": 1_000, "records_per_second": None, "eta_ms": None}
+    progress.moved(350, 1_100, now_ms=550)
+    assert progress.describe() == {"remaining_records": 750, "records_per_second": 500, "eta_ms": 1_500}
+    progress.moved(1_100, 1_100, now_ms=1_050)
+    assert progress.describe() == {"remaining_records": 0, "records_per_second": 1_000, "eta_ms": 0}
+
+
+def test_an_empty_log() -> None:
+    """An empty log is done at once."""
+    progress = RestoreProgress(0)
+    progress.moved(7, 7, now_ms=1)
+    assert (progress.remaining_records, progress.eta_ms) == (0, 0)
+
+
+def test_gauges_while_it_runs() -> None:
+    """The metrics have the partition's remaining records after every step."""
+    registry = CollectorRegistry()
+    progress = RestoreProgress(3, RestoreMetrics(registry))
+
+    def shown(name: str) -> float | None:
+        return registry.get_sample_value(f"penstock_streams_restore_{name}", {"partition": "3"})
+
+    progress.moved(0, 1_000, now_ms=0)
+    assert (shown("remaining_records"), shown("eta_seconds")) == (1_000, None)
+    progress.moved(250, 1_000, now_ms=500)
+    assert (shown("remaining_records"), shown("records_per_second"), shown("eta_seconds")) == (750, 500, 1.5)
+
+
+def test_a_long_restore_logs_once_an_interval() -> None:
+    """A long restore logs its progress once an interval. A short restore and the end of a restore log nothing."""
+    progress = RestoreProgress(3)
+    with capture_logs() as lines:
+        for now_ms in range(0, 2 * LOG_INTERVAL_MS + 1, 1_000):
+            progress.moved(now_ms, 4 * LOG_INTERVAL_MS, now_ms=now_ms)
+        progress.moved(4 * LOG_INTERVAL_MS, 4 * LOG_INTERVAL_MS, now_ms=4 * LOG_INTERVAL_MS)
+    assert [(line["event"], line["partition"], line["remaining_records"], line["eta_ms"]) for line in lines] == [
+        ("state is being restored", 3, 3 * LOG_INTERVAL_MS, 3 * LOG_INTERVAL_MS),
+        ("state is being restored", 3, 2 * LOG_INTERVAL_MS, 2 * LOG_INTERVAL_MS),
+    ]
+
+
+AT = TopicPartition("flights", 3)
+ID, OTHER = "2ia3basOR-KblWWPsTuLbw", "AAAAAAAAAAAAAAAAAAAAAA"
+offsets = st.integers(0, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("known", "committed", "from_group", "position"),
+    [
+        (None, None, False, None),
+        (None, 0, False, None),
+        (None, 0, True, 0),
+        (None, 7, True, 7),
+        (5, None, False, 5),
+        (5, 5, False, 5),
+        (5, 3, False, 5),
+        (5, 3, True, 5),
+    ],
+)
+def test_the_position_in_the_changelog_counts(
+    known: int | None, committed: int | None, from_group: bool, position: int | None
+) -> None:
+    """The position in the changelog counts. The group's committed offset counts only if there is none, and only if
+    requested."""
+    offset = None if committed is None else OffsetAndMetadata(committed)
+    assert ahead_of(AT, known, offset, from_group=from_group) is None
+    assert position_of(known, offset, from_group=from_group) == position
+
+
+@pytest.mark.parametrize(("known", "from_group"), [(None, False), (5, False), (5, True), (0, False)])
+@pytest.mark.parametrize("offset", [committed_position(7), OffsetAndMetadata(7), OffsetAndMetadata(7, "x")])
+def test_a_group_that_is_ahead(known: int | None, from_group: bool, offset: OffsetAndMetadata) -> None:
+    """The group's offset is above the changelog's position. The offset's metadata tells whether the application
+    committed it."""
+    by_application = offset.metadata == committed_position(0).metadata
+    assert ahead_of(AT, known, offset, from_group=from_group) == AheadPartition(AT, 7, known, by_application)
+
+
+FOREIGN, LOST = (
+    AheadPartition(TopicPartition("flights", 0), 7, 5, False),
+    AheadPartition(TopicPartition("flights", 1), 8, 6, True),
+)
+GONE = AheadPartition(TopicPartition("banks", 0), 9, None, True)
+UNKNOWN = AheadPartition(TopicPartition("banks", 2), 9, None, False)
+COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "named", "not_named"),
+    [
+        ([FOREIGN], ["flights-0 (committed 7, changelog 5)", "not lost state", f"{COMMAND}`"], ["lost the", "empty"]),
+        ([LOST], ["flights-1 (committed 8, changelog 6)", "has lost the commits", f"{COMMAND}`"], ["not lost"]),
+        ([GONE], ["banks-0 (committed 9, changelog none)", "was lost", "--start-over banks`"], ["not lost", "or its"]),
+        ([UNKNOWN], ["banks-2 (committed 9, changelog none)", f"{COMMAND} --start-over banks`"], ["not lost state"]),
+        (
+            [UNKNOWN, LOST, FOREIGN],
+            ["flights-0", "flights-1", "banks-2", f"{COMMAND} --start-over banks`"],
+            [],
+        ),
+    ],
+    ids=["another client's", "the application's own", "the changelog's loss", "nothing known", "all"],
+)
+def test_the_error_names_partitions_cause_and_command(
+    ahead: list[AheadPartition], named: list[str], not_named: list[str]
+) -> None:
+    """The error lists all partitions, mentions lost state only if it is possible, and has one command that is
+    sufficient."""
+    message = str(GroupAhead("app", ahead))
+    assert [part for part in named if part not in message] == []
+    assert [part for part in not_named if part in message] == []
+    assert message.count("penstock streams") == 1
+
+
+@pytest.mark.parametrize("known_id", [None, ID])
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+@given(first=offsets, length=offsets, into=offsets)
+def test_a_position_within_is_kept(
+    known_id: str | None, on_missing: OnMissing, first: int, length: int, into: int
+) -> None:
+    """A position between the first offset and the end is kept, whatever the policy for missing offsets."""
+    position = first + min(into, length)
+    held = PartitionExtent(ID, first, first + length)
+    assert start_position_of(AT, position, known_id, held, on_missing) == StartPosition(position)
+
+
+@given(first=offsets)
+def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) -> None:
+    """Records that were deleted before the application first read the partition are not missing."""
+    assert start_position_of(AT, None, None, PartitionExtent(ID, first, first), "fail") == StartPosition(first)
+
+
+def test_deleted_records_stop_or_are_counted() -> None:
+    """If records after the position were deleted, `fail` raises an error with their offsets, and `skip` counts them."""
+    held = PartitionExtent(ID, 40, 90)
+    with pytest.raises(SourceOffsetsMissing, match=r"flights-3.*25 to 39.*streams.on_missing_source_off"):
+        start_position_of(AT, 25, ID, held, "fail")
+    assert start_position_of(AT, 25, ID, held, "skip") == StartPosition(40, skipped=15)
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
+    """A recreated topic is rejected with both ids, even if the position fits. No setting allows it."""
+    with pytest.raises(SourceTopicChanged, match=rf"{OTHER}.*{ID}.*application_id"):
+        start_position_of(AT, 5, ID, PartitionExtent(OTHER, 0, 90), on_missing)
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
+    """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
+    with pytest.raises(SourceTopicChanged, match=r"flights-3.*91.*90"):
+        start_position_of(AT, 91, None, PartitionExtent(ID, 0, 90), on_missing)
+
+
+def test_own_topics_that_the_topology_left() -> None:
+    """Positions in internal topics that no node reads any more are returned. Source topics may be removed."""
+    sources = {"app-key_by-2-repartition": 5, "app-by-user-repartition": 7, "clicks": 1, "other-x-repartition": 9}
+    assert unread_repartition_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
+
+
+def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
+    """The message has the coordinates, the topics that the topology reads now, and the name that keeps the topic."""
+    at = TopicPartition("app-key_by-2-repartition", 3)
+    with pytest.raises(SchemaMismatch) as raised:
+        raise_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
+    message = str(raised.value)
+    assert "app-key_by-2-repartition-3 holds records" in message
+    assert "its own topics are app-key_by-3-repartition." in message
+    assert "name='key_by-2'" in message
+    assert "until everything is read" in message
+    assert "penstock streams reset" in message
+
+
+def test_commits_end_to_end_prove_one_owner() -> None:
+    """While each commit begins where the previous one ended, all of it is verified. After a gap nothing more is."""
+    position = ChangelogPosition("id", 5, marks=0)
+    assert position.written(0, 5) == CommitPosition("id", 6, 6)
+    assert position.written(2, 8) == CommitPosition("id", 9, 9)
+    assert position.written(2, 12) == CommitPosition("id", 13, 9)
+    assert position.written(2, 15) == CommitPosition("id", 16, 9)
+
+
+def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
+    """A log with the earlier commit has no room for it there. An unknown offset proves nothing."""
+    position = ChangelogPosition("id", 5, marks=1)
+    position.written(2, 7)
+    assert position.between(2, -1) == range(9, 9)
+    assert position.written(2, -1) == CommitPosition("id", 0, 8)
+    assert position.between(2, 14) == range(9, 14)
+    with pytest.raises(LogReplaced, match=r"offset 10.*11.*before"):
+        position.between(2, 10)
+
+
+async def test_state_that_does_not_fit_is_reported_with_its_partition() -> None:
+    """The error of a takeover names the changelog's topic and partition, and the difference."""
+    async with FakeCluster() as cluster, chain_of(cluster, "clicks", 1) as chain:
+        async with owner(chain, "exactly_once") as (changelog, task):
+            process_records(task, chain, 0, 10)
+            await commit(changelog, task, chain)
+        other = ChangelogPartition(chain.kafka, chain.settings(), 0, "other")
+        await other.open()
+        with pytest.raises(SchemaMismatch, match=r"^clicks-changelog-0: .*'s'.*sum"):
+            await other.take_over(lambda: StreamTask(topology("clicks", sum=Count()), 0, application="clicks"))
+        await other.close()
