@@ -38,6 +38,8 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
     key: Any
     value_schema: Schema | None
     value: Any
+    timestamp: int | None = None
+    headers: tuple[Header, ...] = ()
 
     def with_key(self, schema: Schema | None, key: Any) -> Self:
         """Return a copy of the record with another key and key schema."""
@@ -63,8 +65,6 @@ class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
     changed the topic. `pre_commit` refers to offsets by these coordinates.
     """
 
-    timestamp: int | None = None
-    headers: tuple[Header, ...] = ()
     kafka_offset: int
     original_topic: str = ""
     original_partition: int = -1
@@ -82,5 +82,3 @@ class SourceRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
 
     source_partition: Partition
     source_offset: Offset
-    timestamp: int | None = None
-    headers: tuple[Header, ...] = ()

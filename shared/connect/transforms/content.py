@@ -79,7 +79,7 @@ class _InsertField(OnPart):
                 raise DataError("Offset insertion is only supported for sink connectors")
             return record.kafka_offset
         if what == "timestamp":
-            at: int | None = getattr(record, "timestamp", None)
+            at = record.timestamp
             return at if plain or at is None else timestamp_from_ms(at)
         return record.kafka_partition if what == "partition" else record.topic
 

@@ -22,12 +22,6 @@ from penstock.shared.connect.transforms.parts import (
 )
 
 
-def headers_of(record: ConnectRecord) -> tuple[Header, ...]:
-    """Return a Connect record's headers; an empty tuple if it has none."""
-    found: tuple[Header, ...] = getattr(record, "headers", ())
-    return found
-
-
 class DropHeaders(Transformation):
     """Removes headers by name."""
 
@@ -41,7 +35,7 @@ class DropHeaders(Transformation):
         self._names = set(values["headers"])
 
     def apply(self, record: ConnectRecord) -> ConnectRecord:
-        return record.replaced(headers=tuple(h for h in headers_of(record) if h.name not in self._names))
+        return record.replaced(headers=tuple(h for h in record.headers if h.name not in self._names))
 
 
 class InsertHeader(Transformation):
@@ -62,7 +56,7 @@ class InsertHeader(Transformation):
         self._header = Header(values["header"], value, schema)
 
     def apply(self, record: ConnectRecord) -> ConnectRecord:
-        return record.replaced(headers=(*headers_of(record), self._header))
+        return record.replaced(headers=(*record.headers, self._header))
 
 
 class _HeaderFrom(OnPart):
@@ -105,7 +99,7 @@ class _HeaderFrom(OnPart):
                 schema = self.updated(
                     schema, lambda old: with_fields(old, [f for f in old.fields if f.name not in moved])
                 )
-        return self.new(record, schema, rest).replaced(headers=(*headers_of(record), *headers))
+        return self.new(record, schema, rest).replaced(headers=(*record.headers, *headers))
 
 
 HeaderFromKey, HeaderFromValue = key_and_value(_HeaderFrom, "HeaderFrom")

@@ -9,7 +9,6 @@ from typing import Any
 from penstock.shared.connect.config_def import MEDIUM, NO_DEFAULT, ConfigDef, Type, non_empty, regex
 from penstock.shared.connect.record import ConnectRecord
 from penstock.shared.connect.transform import Predicate
-from penstock.shared.connect.transforms.headers import headers_of
 
 PACKAGE = "org.apache.kafka.connect.transforms.predicates."
 
@@ -27,7 +26,7 @@ class HasHeaderKey(Predicate):
         self._name = values["name"]
 
     def test(self, record: ConnectRecord) -> bool:
-        return any(header.name == self._name for header in headers_of(record))
+        return any(header.name == self._name for header in record.headers)
 
 
 class RecordIsTombstone(Predicate):

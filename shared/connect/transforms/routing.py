@@ -76,7 +76,7 @@ class TimestampRouter(Transformation):
         self._pattern = DatePattern(values["timestamp.format"])
 
     def apply(self, record: ConnectRecord) -> ConnectRecord:
-        at: int | None = getattr(record, "timestamp", None)
+        at = record.timestamp
         if at is None:
             raise DataError(f"Timestamp missing on record: {record.topic}")
         topic = self._format.replace("${topic}", record.topic)
