@@ -28,7 +28,11 @@ REPLAY_MAX = 100_000
 
 
 class DeadLetters(Protocol):
-    """The operations behind the routes. Methods with a `topic` raise UnknownTopicOrPartition if it does not exist."""
+    """The operations that the routes call.
+
+    Methods with a `topic` raise InvalidRequest if its name is not that of a dead-letter or late topic, and
+    UnknownTopicOrPartition if the topic does not exist.
+    """
 
     async def topics(self) -> list[dict[str, Any]]:
         """Return each dead-letter and late topic: topic, kind, source and the number of `records`.
@@ -53,9 +57,9 @@ class DeadLetters(Protocol):
         dry_run: bool,
         to: str | None,
     ) -> dict[str, Any]:
-        """Send dead letters to their source topics, or to the topic `to`.
+        """Send dead letters to their source topics, or to the topic `to`. A dry run sends none.
 
-        Returns the fields of `ReplayResponse` except `topic` and `dry_run`.
+        Returns `would_send` for a dry run. Otherwise returns the other counts of `ReplayResponse`, and `errors`.
         """
         ...
 
@@ -106,7 +110,8 @@ class SourceCoordinates(TypedDict):
 class DeadLetterRow(TypedDict, total=False):
     """A record of a dead-letter or late topic.
 
-    The optional fields are absent if the record is neither a dead letter nor a late record.
+    If the record is neither a dead letter nor a late record, the optional fields are left out, not null. A late record
+    lacks only `exception`, `attempts` and `group`.
     """
 
     partition: Required[of.Partition]
