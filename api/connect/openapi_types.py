@@ -87,7 +87,10 @@ class ExpandedConnector(TypedDict, total=False):
 
 
 class ConnectorOffset(TypedDict):
-    """A source partition with its offset. Each connector defines the fields of both."""
+    """A partition with its offset. Each source connector defines the fields of both.
+
+    Those of a sink connector are `kafka_topic`, `kafka_partition` and `kafka_offset`.
+    """
 
     partition: Annotated[Any, Field(examples=[{"filename": "in.txt"}])]
     offset: Annotated[Any, Field(examples=[{"position": 42}])]
