@@ -123,7 +123,11 @@ class GroupEvent(TypedDict):
 
 
 class IngestState(TypedDict):
-    """The ingest of all services together. `records_per_second` is a rate; counts are since each service started."""
+    """The ingest of all services together.
+
+    `stored`, `rejected` and `rejected_requests` count from the start of each service. The other values cover the last
+    seconds.
+    """
 
     p50_ms: of.Milliseconds | None
     p99_ms: of.Milliseconds | None
@@ -211,8 +215,8 @@ class GroupWatch:
     def observe(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
         """Add a sample of the groups. Returns the overview's groups, each with `lag_per_second` and `catch_up_s`.
 
-        `lag_per_second` is negative if the group catches up, and None for its first sample. `catch_up_s` is 0 without
-        lag, and None if the lag does not fall.
+        `lag_per_second` is negative if the group catches up, and None for the group's first sample. `catch_up_s` is 0
+        without lag, and None if the lag does not fall.
         """
         rows = []
         for group in groups[:GROUPS_MAX]:
@@ -423,9 +427,10 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
     Returns None if the number of these changelog records is unknown, or if no task has been restored yet. There are two
     other cases:
 
-    1. Some restores read at least RESTORE_RATE_RECORDS_MIN windows and records: the estimate is N divided by the rate
-       of these restores.
-    2. No restore did: the estimate is the duration of the shortest restore, plus N divided by RESTORE_RECORDS_PER_MS.
+    1. Some restores each read at least RESTORE_RATE_RECORDS_MIN windows and records: the estimate is N divided by the
+       rate of these restores.
+    2. No restore did: the estimate is the duration of the shortest restore, plus the time that N takes at
+       RESTORE_RECORDS_PER_MS.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))
