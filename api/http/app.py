@@ -28,7 +28,9 @@ SHOWN_MAX = 40
 
 
 async def reject_unknown_query(request: Request) -> None:
-    """Reject unknown query parameters under `/v1`, and name the nearest parameter of the route.
+    """Reject unknown query parameters under `/v1`.
+
+    The error names a similar parameter of the route, or all parameters if none is similar.
 
     Without this check, a request that misspells `?atomic=true` would store its events one by one. The routes of REST
     Proxy and Kafka Connect ignore unknown parameters, as the originals do. Forwarded routes are not in the schema and

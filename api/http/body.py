@@ -145,8 +145,9 @@ class BodyReader:
     async def wait_for_turn(self, events: int) -> Turn:
         """Wait for the turn in which this request may parse and send its next batch. Only a bulk request waits.
 
-        A request is bulk if its body is longer than BULK_BYTES, or if `events`, the number of events before the batch,
-        is above BULK_EVENTS. Raises ServiceShuttingDown at the drain's deadline.
+        A request is bulk if its Content-Length or the bytes read so far exceed BULK_BYTES, or if `events` exceeds
+        BULK_EVENTS. `events` is the number of the body's events as far as it is known. Raises ServiceShuttingDown at
+        the drain's deadline.
         """
         entry = self._queue_entry
         is_bulk = max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
@@ -257,7 +258,8 @@ def body_too_long(max_body_bytes: int) -> Problem:
 async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
     """Return a request's complete body, up to `max_body_bytes`.
 
-    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 if the service shuts down.
+    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 at the drain's deadline.
+    Raises ClientDisconnected.
     """
     if body.declared_bytes > max_body_bytes:
         raise body_too_long(max_body_bytes)
@@ -273,7 +275,7 @@ async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
 async def next_turn(body: BodyReader, events: int) -> Turn:
     """Wait for the turn to parse and send the next batch, like `BodyReader.wait_for_turn`.
 
-    Raises Problem (503) if the service shuts down. Then no event of this batch is stored.
+    Raises Problem (503) at the drain's deadline. Then no event of this batch is stored.
     """
     try:
         return await body.wait_for_turn(events)

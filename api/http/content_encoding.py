@@ -123,13 +123,16 @@ class Inflater:
         return inflated
 
     def close(self) -> None:
-        """End the body. Raises CorruptBody if a member is incomplete."""
+        """End the body. Raises CorruptBody if the last member is incomplete, or if no data was fed."""
         if self._stream is not None:
             raise CorruptBody(f"the body ends in the middle of its {self._encoding} data (Content-Encoding)")
 
 
 def inflater_of(headers: Headers) -> Inflater | None:
-    """Return the inflater for a request's body; None for a plain body. Raises Problem (415) for other encodings."""
+    """Return the inflater for a request's body; None for a plain body.
+
+    Raises Problem (415) for an encoding that is not in STREAMS, or for several encodings.
+    """
     names = [name.strip() for name in ",".join(headers.getlist("content-encoding")).lower().split(",")]
     encodings = [ALIASES.get(name, name) for name in names if name not in ("", "identity")]
     if not encodings:

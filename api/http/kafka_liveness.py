@@ -87,8 +87,8 @@ class KafkaLiveness:
 class KafkaProbe:
     """Checks at intervals whether Kafka answers a request, so reading the result costs nothing and never waits.
 
-    `/health` shows the result, and ingest answers 503 at once while the brokers are known to be unreachable. Otherwise
-    every client would wait for a timeout. The result is not ok until the first response.
+    `/health` shows the result, and ingest answers 503 at once while the result is not ok. Otherwise every client would
+    wait for a timeout. The result is not ok until the first response.
     """
 
     def __init__(

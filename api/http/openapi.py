@@ -25,7 +25,8 @@ _METHODS = ("get", "put", "post", "patch", "delete")
 def serve_openapi_document(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]] = tuple) -> None:
     """Make the app serve the completed document at `/openapi.json`.
 
-    `forwarded_documents` returns the documents of forwarded routes. It is called once, by the first request.
+    `forwarded_documents` returns the documents of forwarded routes. It is called once, by the first request for
+    `/openapi.json`.
     """
 
     def openapi_document() -> dict[str, Any]:

@@ -109,7 +109,8 @@ def kind_of(error: BaseException) -> ErrorKind:
 def kind_of_record_error(error: BaseException) -> ErrorKind:
     """Return how the error of one record is answered as a problem.
 
-    The status is 504 if and only if Kafka may hold the record.
+    The status of a PenstockError is 504 if and only if Kafka may hold the record (`maybe_written`). The status of any
+    other error is 500, and it is unknown whether Kafka holds the record.
 
     >>> timeout = errors.DeliveryTimeout("t-0: it was not written")
     >>> timeout.maybe_written = False

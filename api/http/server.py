@@ -157,7 +157,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """Return a socket at this path. Raises ConfigError."""
+    """Return a socket that is bound to this path. Raises ConfigError if it cannot be bound."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)  # left by a process that was killed
@@ -171,7 +171,10 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _bind_socket(settings: HttpSettings) -> socket.socket:
-    """Return a socket at the first address of the host. Raises ConfigError."""
+    """Return a socket that is bound to the first address of the host.
+
+    Raises ConfigError if the host has no address, or if the address cannot be bound.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
