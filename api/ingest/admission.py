@@ -84,11 +84,11 @@ class Admission:
     async def check(self, topic: str, client: str) -> None:
         """Accept a request, or raise.
 
-        A request within the client's rates counts towards them, even if its topic is rejected.
+        A request within the client's rates counts towards `max_requests_per_second`, even if its topic is rejected.
 
-        Raises IllegalState if the service is shutting down, BrokerNotAvailable, InvalidTopic, and
-        UnknownTopicOrPartition. Raises Problem (403) if the topic does not accept events, and Problem (429) if the
-        client exceeds a rate.
+        Raises IllegalState if the service is shutting down, BrokerNotAvailable if Kafka does not answer, InvalidTopic
+        for an invalid name, and UnknownTopicOrPartition. Raises Problem (403) if the topic does not accept events, and
+        Problem (429) if the client exceeds a rate.
         """
         if self.drain.begun:
             raise IllegalState("the service is shutting down")

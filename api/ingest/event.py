@@ -85,9 +85,9 @@ def load_event_schema(path: Path) -> Validate:
 
 
 def compile_event_schema(schema: Any, name: str) -> Validate:
-    """Return the validator of events by a JSON Schema; `name` is its name in errors.
+    """Return the validator of events by a JSON Schema.
 
-    Raises ConfigError if the schema is invalid.
+    Raises ConfigError, with the schema's `name` in its message, if the schema is invalid.
 
     >>> schema = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}
     >>> validate = compile_event_schema(schema, "it")

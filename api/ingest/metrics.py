@@ -55,7 +55,7 @@ class IngestMetrics:
         counter.inc(records)
 
     def rejected_request(self, topic: str, kind: ErrorKind) -> None:
-        """Count a request that was rejected as a whole. The topic is empty if it is unknown."""
+        """Count a request that was rejected as a whole. `topic` is empty if no request for it was accepted yet."""
         self._requests.labels(topic, kind.status).inc()
         self._rejected_requests.labels(kind.error_code).inc()
 

@@ -58,8 +58,8 @@ class RequestEvents(Protocol):
     async def wait(self) -> bool:
         """Wait until `parse_batch` has a batch. Returns False at the end.
 
-        Raises BodyStalled, CorruptBody or ServiceShuttingDown if reading ended early; the events before remain valid.
-        Raises ClientDisconnected.
+        Raises BodyStalled, CorruptBody or ServiceShuttingDown if reading ended early. The response then has the
+        outcomes of the events before. Raises ClientDisconnected if nobody waits for a response any more.
         """
         ...
 
@@ -207,7 +207,10 @@ async def open_events(
 
 
 def check_media_type(request: Request) -> str:
-    """Return the Content-Type without parameters. Raises Problem (415) for a type that ingest does not read."""
+    """Return the Content-Type without parameters.
+
+    Raises Problem (415) for a type that ingest does not read, except for a CloudEvent in binary mode.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     known = NDJSON_TYPES | {JSON_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
     if media_type in known or cloudevents.is_binary_cloudevent(request.headers):

@@ -49,9 +49,10 @@ def log_unexpected_outcome(error: BaseException) -> None:
 
 
 class IngestResult:
-    """Counts, last offsets and errors of one request. `unit` is what a position counts: lines or array indexes.
+    """Counts, the last offset in each partition, and errors of one request.
 
-    The response has at most `max_offsets` offsets; 0 for none.
+    `unit` is what a position counts: lines or array indexes. The response lists the offsets of at most `max_offsets`
+    events; 0 for none.
     """
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
