@@ -23,9 +23,9 @@ INVALID = "INVALID_RECORD"
 
 
 def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -> bytes | None:
-    """Return the bytes of a key or a value in an embedded format; None for null. Raises EventRejected.
+    """Return the bytes of a key or a value in an embedded format; None for null.
 
-    `name` is the key's or the value's name in errors.
+    Raises EventRejected if `data` does not have the format. `name` ("key" or "value") is for the error message.
     """
     if data_format == "JSON":
         content = bytes(data)
@@ -39,7 +39,7 @@ def decode_embedded(data: msgspec.Raw, data_format: EmbeddedFormat, name: str) -
 def decode_base64(text: str, name: str) -> bytes:
     """Return the bytes of a BINARY key or value, or of a header, which a request to REST Proxy has in base64.
 
-    Raises EventRejected for another text, which it calls `name`.
+    Raises EventRejected, with `name` in its message, if `text` is not base64.
     """
     try:
         return base64.b64decode(text, validate=True)

@@ -12,7 +12,7 @@ from penstock.shared.common.records import TopicPartition
 
 
 async def describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
-    """Return the description of a topic and its partitions. Raises UnknownTopicOrPartition."""
+    """Return the description of a topic and its partitions. Raises UnknownTopicOrPartition for an unknown topic."""
     description = (await admin.describe_topics([topic])).get(topic)
     if description is None:
         raise UnknownTopicOrPartition(f"{topic}: no such topic")

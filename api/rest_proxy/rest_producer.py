@@ -34,7 +34,7 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 
 class SentRecords(NamedTuple):
-    """Records that were sent, some of which may not be acknowledged yet.
+    """The records of one call of `RestProducer.send`. Some may have failed, and some may not be acknowledged yet.
 
     `outcomes` has one entry for each record, in order. The entries at `indexes` are None: `deliveries` returns
     these outcomes. `deadline` is a time of the event loop's clock.
@@ -77,7 +77,7 @@ class RestProducer:
         return self._ingest.admission.body(request)
 
     async def read_body(self, body: BodyReader) -> bytes:
-        """Return the complete body. Raises Problem if it is too long, too slow, corrupt, or the service shuts down."""
+        """Return the complete body, up to `max_body_bytes`. Raises what `penstock.api.http.body.read_body` raises."""
         return await read_body(body, self.settings.max_body_bytes)
 
     def check_count(self, records: int) -> None:

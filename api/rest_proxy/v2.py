@@ -184,7 +184,7 @@ def _decode_v2_records(
 ) -> list[ProducerRecord | str]:
     """Return the records of a v2 request; a record that cannot be decoded is the text of its error.
 
-    `partition` overrides the partition of the records. Raises EventRejected if the body is invalid.
+    A `partition` overrides that of each record; None keeps it. Raises EventRejected if the body is invalid.
     """
     request = decode_request(body, V2Request)
     if not request.records:

@@ -169,7 +169,10 @@ class DeliveryReports(Response):
                 self._producer.answered(self._topic, status, self.reader)
 
     async def _read_record_stream(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-        """Read the stream in groups of records. For each group, put the task that makes its reports into the queue."""
+        """Read the stream in groups of records.
+
+        For each group, put into the queue a task that sends the records and returns their reports.
+        """
         splitter = RecordStreamSplitter(self._producer.settings.max_line_bytes)
         count = 0
         try:

@@ -157,7 +157,10 @@ class RecordStreamSplitter:
         return self._depth > 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the objects of records that this chunk of the stream completes. Raises NotAnObject."""
+        """Return the objects of records that this chunk of the stream completes.
+
+        Raises NotAnObject if data between objects is neither whitespace nor a comma, or if an object is too long.
+        """
         self._rest += chunk
         objects: list[bytes] = []
         start = 0
