@@ -177,7 +177,7 @@ class StreamsView(Protocol):
         ...
 
     def compact(self) -> str:
-        """Request a compaction. Returns "" if it was started, else the reason why not."""
+        """Request a compaction. Returns "" if it will start, else the reason why it does not."""
         ...
 
 
@@ -205,8 +205,8 @@ class InstancesView(Protocol):
     async def compact(self) -> str:
         """Request a compaction from the instance that runs compactions, for the route `POST /v1/compactions`.
 
-        Returns "" if it was started, else the reason why not. Raises Problem (503) if that instance is unknown or does
-        not answer.
+        Returns "" if it will start, else the reason why it does not. Raises Problem (503) if that instance is unknown
+        or returns no usable response.
         """
         ...
 

@@ -48,7 +48,9 @@ class StoresView(Protocol):
     """The stores of a service that runs tasks."""
 
     async def read_store(self, store: str, **query: Unpack[StoreQueryParams]) -> Any:
-        """Return `rows`, the `position` that they reflect, and the `continuation`, which is None after the last row.
+        """Return `rows`, their `position`, and the `continuation`, which is None after the last row.
+
+        The rows reflect all records before the source offsets in `position`.
 
         Raises ConfigError if there is no such store or it does not support the query, WrongContinuation for an invalid
         continuation.
@@ -70,7 +72,7 @@ class InstancesStoresView(Protocol):
     async def read_store(self, store: str, *, partial: bool, **query: Unpack[StoreQueryParams]) -> dict[str, Any]:
         """Return the rows of a store of all instances, like `StoresView.read_store`, and the `missing` partitions.
 
-        Raises Problem (503) if a partition is missing, unless `partial` is set.
+        Raises Problem (503) if a partition is missing and `partial` is false, or if the source topics are unknown.
         """
         ...
 
@@ -92,7 +94,7 @@ class Window(TypedDict):
 
 
 class FoundWindows(TypedDict):
-    """Windows in order of their start. `position` has, by partition, the source offsets that the windows reflect.
+    """Windows in order of their start. They reflect all records before the source offsets in `position`.
 
     `continuation` is None on the last page. Without a lake the response has only open windows, in the order of the
     store's rows.
