@@ -147,9 +147,7 @@ class KafkaDeadLetters:
         self._replaying = asyncio.Lock()
 
     async def topics(self) -> list[dict[str, Any]]:
-        """See the protocol. The counts are of all records. They are kept, so each call reads only records that are
-        not counted yet.
-        """
+        """See the protocol. The counts are kept between calls, see `DeadLetterCounter`."""
         names = [name for name in await self._admin.list_topics() if _dead_letter_topic_kind(name)]
         descriptions = await self._admin.describe_topics(names) if names else {}
         offsets = await self._partition_offsets(descriptions.values())
@@ -178,9 +176,10 @@ class KafkaDeadLetters:
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """See the protocol. Raises KafkaTimeout after READ_TIMEOUT_MS.
 
-        A scan reads about `SCANNED_MAX` records of all partitions together, or `limit` of each partition if that is
-        more. Without `stage`, the first scan reads only the newest `2 * limit` offsets of each partition. If these hold
-        fewer than `limit` records, since transaction markers have offsets too, the next scan reads four times as many.
+        A scan reads at most about `SCANNED_MAX` offsets of all partitions together, or `limit` of each partition if
+        that is more. Without `stage`, the first scan reads only the newest `2 * limit` offsets of each partition. If
+        those of a partition hold fewer than `limit` records, since transaction markers have offsets too, the next scan
+        reads up to four times as many offsets.
         """
         self._check_dead_letter_topic(topic)
         description = (await self._admin.describe_topics([topic]))[topic]

@@ -157,7 +157,8 @@ class KafkaSource:
 def sum_metrics(text: str) -> dict[str, float]:
     """Sum the samples of Prometheus' text format over their labels, by sample name.
 
-    Only metrics of Penstock are returned. Buckets of histograms are left out, except those of the ingest latency.
+    Only metrics of Penstock are returned. Buckets of histograms are left out, except those of the ingest latency: each
+    bucket has a sum of its own, under `sample name|upper bound`.
     """
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
