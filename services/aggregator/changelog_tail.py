@@ -62,12 +62,14 @@ async def read_tail(
 ) -> tuple[Snapshot | None, dict[int, ChangelogReader]]:
     """Return the snapshot and, by partition, a reader that was fed the changelog records after it.
 
-    `make_reader` is called with a partition and its part of the snapshot, `make_check` with the number of records to
-    read. Both are called again if reading starts again with a newer snapshot. The partitions are read to `ends`, by
+    `make_reader` is called with a partition and its part of the snapshot. `make_check` is called with the number of
+    records to read. It returns a function that is called before each poll, and raises KafkaTimeout if reading takes too
+    long. Both are called again if reading starts again with a newer snapshot. The partitions are read to `ends`, by
     default their current ends.
 
     Raises ChangelogHole or OffsetOutOfRange if records are missing, ChangelogHole if the snapshot is of a deleted
-    topic, CorruptRecord for a record that cannot be decoded, LakeUnavailable, and the errors of the check.
+    topic, CorruptRecord for a record that cannot be decoded, LakeUnavailable if the lake cannot be read, and
+    KafkaTimeout if that function raises it.
     """
     snapshot = await _read_snapshot(location, topic)
     while True:

@@ -65,9 +65,9 @@ OWNERSHIP_POLL_MS = 100
 
 
 def command(settings: AggregatorSettings) -> list[str]:
-    """Return the job's command line. Secrets go through the environment, see `environment`.
+    """Return the job's command line: a flag for each setting that `environment` does not pass.
 
-    Every setting that the aggregator decides is passed as a flag, even if it is off: `None` unsets a setting.
+    A setting that the aggregator has unset is passed as the text `None`. Without it, the job would use its own default.
     """
     streams = settings.streams
     compaction = settings.compaction
@@ -93,10 +93,11 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """Return the job's environment: this process's without PENSTOCK_ variables, and settings that may hold secrets.
+    """Return the job's environment: this process's without PENSTOCK_ variables, and some settings of the aggregator.
 
-    These settings are passed whatever source the aggregator has them from. The job reads no settings file, which may
-    hold other settings for `penstock compact` runs by hand.
+    These are the settings that may hold secrets (of Kafka, the lake and Spark), and those of the log. They are passed
+    whatever source the aggregator has them from. The job reads no settings file, which may hold other settings for
+    `penstock compact` runs by hand.
     """
     connection = {}
     for name in type(settings.kafka).model_fields:

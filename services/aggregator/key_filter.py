@@ -19,7 +19,7 @@ INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
 
 
 class KeyFilter:
-    """Matches a key that contains the text, is equal JSON, or is the text's integer as bytes.
+    """Matches a key that contains the text, is the same JSON object or array, or is the text's integer as bytes.
 
     An empty text matches all keys.
     """

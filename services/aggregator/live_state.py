@@ -49,7 +49,7 @@ def live_windows(
 
     Each call searches at most ROWS_LOOKED_AT_MAX rows of a store in each partition, in no defined order. The call for
     the next page starts the search again: it does not continue with the other rows. `unseen` counts those. Of them,
-    only a row whose whole key is the filter's text is found.
+    only rows with a key of `KeyFilter.exact` are found.
     """
     found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0
@@ -90,7 +90,9 @@ def _live_window_as_json(position: LivePosition, row: StateStoreRow) -> WindowRo
 
 
 def live_state_as_json(state: Any) -> Any:
-    """Return the state of a live window as JSON values. A value without JSON form becomes its type's name.
+    """Return the state of a live window as JSON values.
+
+    Bytes become text. Any other value without JSON form becomes its type's name.
 
     >>> live_state_as_json([1, b"a", None]), live_state_as_json(object())
     ([1, 'a', None], '<object>')

@@ -167,8 +167,8 @@ def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow
 class WindowQueryOptions:
     """A query for windows of `keys` that overlap `reach` (two times in ms, both inclusive).
 
-    If `store` is None, the application must have exactly one store with windows. `timeout_name` is the name of the
-    setting that has `timeout_ms`, for the error message.
+    If `store` is None, the application must have exactly one store. `timeout_name` is the name of the setting that has
+    `timeout_ms`, for the error message.
     """
 
     location: ChangelogLocation
@@ -311,7 +311,8 @@ class StoredWindowsQuery:
 def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     """Return the store whose stored windows are queried: that of the name, or the only one.
 
-    Raises ConfigError if no store has the name, if there are several and no name, or if the application has no commit.
+    Raises ConfigError if no store has the name, or if there are several and no name. Raises ConfigError also if
+    `progress` has no stores, because the application has committed nothing to its changelog yet.
     """
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
     found = [s for s in stores if name in (None, s.name)]

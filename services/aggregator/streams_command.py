@@ -87,7 +87,7 @@ def restore_offsets_command(
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """Set the group's offsets back where they are ahead of the changelog. Safe at any time."""
+    """List the group's offsets that are ahead of the changelog. With --execute, set them back. Safe at any time."""
     settings = _load_settings("restore-offsets", config, bootstrap_servers, application_id)
     plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
     if json:

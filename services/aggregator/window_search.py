@@ -53,8 +53,8 @@ class WindowSearch:
     async def find(self, schema: StoreSchema, status: Status, params: StoreQueryParams) -> FoundWindows:
         """Return a page of a store's windows.
 
-        Raises ConfigError if the store has no windows, and WrongContinuation. Raises Problem if too many searches run,
-        if closed windows are wanted without a lake, or if `read_store` raises it.
+        Raises ConfigError if the store has no windows, WrongContinuation for an invalid continuation. Raises Problem if
+        too many searches run, if closed windows are wanted without a lake, or if `read_store` raises it.
         """
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")

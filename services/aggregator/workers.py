@@ -206,7 +206,10 @@ class WorkerSupervisor:
         await self.server.start()
 
     async def main_loop(self) -> None:
-        """Keep all workers running. Raises ConfigError once a worker ends because of an invalid setting."""
+        """Keep all workers running.
+
+        Raises an ExceptionGroup with a ConfigError once a worker ends because of an invalid setting.
+        """
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:
                 tasks.create_task(self._keep_worker_running(worker), name=worker.name)
