@@ -60,8 +60,9 @@ def list_(url: Url = None, json: Json = False) -> None:
 def table_of(connectors: dict[str, Any]) -> Table:
     """Return the table of `penstock connectors list`, sorted by name.
 
-    The column `failure` has the last lines of the connector's or of a task's stack trace. `connectors` is the response
-    to `GET /connectors?expand=info&expand=status`. Markup in its texts is printed as it is.
+    The column `failure` has the last TRACE_LINES lines of the connector's stack trace, or else of the first one of a
+    task. `connectors` is the response to `GET /connectors?expand=info&expand=status`. Markup in its texts is printed as
+    it is.
     """
     table = Table("connector", "type", "state", "tasks", "worker", "failure")
     for name in sorted(connectors):

@@ -95,7 +95,7 @@ class ConnectDaemon:
     async def startup(self) -> None:
         """Start the REST server, the Kafka clients, the herder, and the connectors of the command line.
 
-        Raises StartFailed.
+        Raises StartFailed if one of them fails with a PenstockError.
         """
         for name in misspelled_settings(self._config):
             log.warning("unknown setting", name=name)

@@ -13,7 +13,7 @@ from penstock.shared.connect.properties import parse_properties, properties_from
 def read_properties(path: Path) -> dict[str, str]:
     """Read a properties file, or a connector's JSON file (its config, or an object with `name` and `config`).
 
-    Raises ConfigError, with the path.
+    Raises ConfigError, which names the path, if the file cannot be read or is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -47,7 +47,7 @@ def rest_listener(config: WorkerConfig) -> HttpSettings:
 def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
     """Return the REST app behind its authentication.
 
-    Raises ConfigError if a secret is missing, too short or used twice, or if a user is named twice.
+    Raises ConfigError if a user has no name, no password or two passwords, or if a secret is too short or used twice.
 
     Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
     accepts only requests whose Host header is a loopback name, unless `rest.advertised.host.name` is set.
