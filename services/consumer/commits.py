@@ -54,11 +54,11 @@ class Commits(Protocol):
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """Commit the finished records of at least these partitions (default: all).
 
-        Returns False if the commit failed and must be tried again.
+        Returns False if the commit failed or took longer than `timeout_ms`.
         """
 
     async def close(self, timeout_ms: float) -> None:
-        """Release the resources. No commit follows."""
+        """Release the resources. `commit` is not called again."""
 
 
 class OffsetCommits:

@@ -38,7 +38,7 @@ class ConsumerDaemon:
         return f"ConsumerDaemon({self.server!r}, {self.runner!r})"
 
     async def startup(self) -> None:
-        """Listen for HTTP requests. Raises ConfigError if the address is not available."""
+        """Listen for HTTP requests. Raises ConfigError as `HttpServer.start` does."""
         spare_the_collector()
         await self.server.start()
 
@@ -56,7 +56,7 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Return the health. The service is unhealthy in five cases:
+        """Return the health check `progress`, which fails in five cases:
 
         1. The runner has not started: Kafka is not reached, or a topic does not exist yet.
         2. A partition has lag, and none of its records was finished for longer than `stuck_after_ms`.

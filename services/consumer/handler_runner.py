@@ -149,9 +149,9 @@ class HandlerRunner:
     async def _prepare_topics(self) -> int:
         """Connect to Kafka. With `create_dead_letter_topics`, create the missing dead-letter topics.
 
-        A dead-letter topic has a `max.message.bytes` with which every record of its source topic fits. Returns the
-        largest one, or 0 without `create_dead_letter_topics`. Raises RetriableError if no broker answers or a source
-        topic is missing.
+        A created topic has a `max.message.bytes` with which a dead letter of every record of its source topic fits.
+        Returns the largest such value of all source topics, or 0 without `create_dead_letter_topics`. Raises
+        RetriableError if no broker answers or a source topic is missing.
         """
         try:
             async with Admin(self._settings.kafka) as admin:

@@ -57,7 +57,8 @@ class Handler:
         Returns the records to write, or the error of a failed call: the handler's exception, HandlerTimeout,
         HandlerCancelled or HandlerExited. `task` is the running task, by default `asyncio.current_task()`.
 
-        Raises KeyboardInterrupt, and CancelledError after a cancellation by the caller, unless the handler catches it.
+        Raises KeyboardInterrupt if the handler does. Raises CancelledError if the caller cancelled the task and the
+        handler does not catch the cancellation.
         """
         is_over = False
         task = task or asyncio.current_task()
@@ -123,7 +124,10 @@ def load_handler(spec: str) -> Handler:
 
 
 def load_decoder(value: str) -> Deserializer:
-    """Return the decoder for the value format `bytes`, `json` or `module:Struct`. Raises ConfigError for another."""
+    """Return the decoder for the value format `bytes`, `json` or `module:Struct`.
+
+    Raises ConfigError for another format, or if there is no such struct or JSON cannot be decoded into it.
+    """
     if value == "bytes":
         return bytes_deserializer
     if value == "json":

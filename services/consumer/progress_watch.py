@@ -25,8 +25,9 @@ _NO_PROGRESS = _Progress(0, 0, 0)
 class ProgressWatch:
     """Detects a stuck consumer: a partition has lag, and none of its records was finished for longer than the limit.
 
-    Each partition is checked separately, because progress in one does not mean progress in another. A member that is
-    outside the group for longer than the limit is stuck too, and so is a consumer whose transaction is not committed.
+    Each partition is checked separately, because progress in one does not mean progress in another. The consumer is
+    also stuck if a rebalance takes longer than the limit. Under exactly-once, it is also stuck if finished records wait
+    for their transaction, and no record was finished for longer than the limit.
 
     >>> watch = ProgressWatch(stuck_after_ms=1_000)
     >>> watch.observe(500, lags={"clicks-0": 40, "clicks-1": 9}, finished={"clicks-0": 3})
@@ -68,7 +69,7 @@ class ProgressWatch:
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
         """Return the reason why no progress is made, "" if the consumer is not stuck.
 
-        `rebalance_ms` is the time since the member began to join the group.
+        `rebalance_ms` is the time since the current rebalance began; 0 if there is none.
         """
         if rebalance_ms > self.stuck_after_ms:
             return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"

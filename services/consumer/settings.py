@@ -184,9 +184,10 @@ class ConsumerServiceSettings(ServiceSettings):
         topic's limit, which applies after compression. So if a record fits into its topic only when compressed, its
         dead letter fits too.
 
-        Under exactly-once the producer has its own transactional id. A configured id and that of a static member do not
-        change. So after a crash, the member's next process at once ends the transaction that the crashed one left open.
-        After a crash of another member, the open transaction ends after `transaction_timeout_ms`.
+        Under exactly-once the producer has its own transactional id. If the id is configured or the member is static,
+        the id is the same after a restart. Then, after a crash, the member's next process at once ends the transaction
+        that the crashed one left open. Otherwise the id is new, and that transaction ends after
+        `transaction_timeout_ms`.
         """
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}
