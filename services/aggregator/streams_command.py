@@ -87,7 +87,10 @@ def restore_offsets_command(
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """List the group's offsets that are ahead of the changelog. With --execute, set them back. Safe at any time."""
+    """List the group's offsets that are ahead of the changelog. With --execute, set them back to its positions.
+
+    Where it has no position, the offset stays unless --start-over names the topic. Safe at any time.
+    """
     settings = _load_settings("restore-offsets", config, bootstrap_servers, application_id)
     plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
     if json:
