@@ -91,8 +91,9 @@ class BadRow(ValueError):
 class CsvEvents:
     """The rows of a CSV file as events, in file order, or the first `limit` of them.
 
-    Raises ConfigError if the file cannot be read, if it lacks a column, or if none of its first PROBED_ROWS rows can be
-    an event.
+    Raises ConfigError if the file cannot be read, if the column `key` or `time` is missing or occurs twice, or if `gap`
+    or `grace` is invalid. Also raises ConfigError if none of the first PROBED_ROWS rows can be an event, or if
+    `time_format` seems wrong (see `better_unit`).
     """
 
     def __init__(
@@ -124,7 +125,10 @@ class CsvEvents:
         self.unfit = 0
 
     def count(self) -> int:
-        """Return the number of rows. Reads all of them, so a truncated file is detected before anything is sent."""
+        """Return the number of rows. The first call reads the whole file.
+
+        So a truncated gzip, xz or zip file raises ConfigError before anything is sent.
+        """
         if self._count is None:
             self._count = sum(row.number != HEADER for row in read_rows(self._path, self._limit))
         return self._count
@@ -171,7 +175,7 @@ class CsvEvents:
         """Return the event time of the first row that has one.
 
         Raises ConfigError, with the first row's reason, if no row has an event time. Also raises ConfigError if another
-        epoch format fits the first valid time better, and if there are no rows.
+        epoch format or ISO 8601 fits the first valid time better, and if there are no rows.
         """
         first: BadRow | None = None
         for row in rows:
@@ -252,7 +256,8 @@ class CsvRow(NamedTuple):
 def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
     """Yield the rows of a CSV file in file order: the header as row 0, then all rows, or the first `limit` of them.
 
-    Blank lines are skipped. Raises ConfigError with the file, the line and the reason if the file cannot be read.
+    Blank lines are skipped. Raises ConfigError if the file cannot be read. The error has the file, the reason and, if a
+    line caused it, the line.
     """
     csv.field_size_limit(FIELD_BYTES_MAX)
     with _open_decompressed_csv(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -374,7 +379,9 @@ def formats_that_fit(text: str, latest_ms: int) -> list[str]:
 
 
 def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | None:
-    """Return a hint if an epoch format parses the text as a time before 1980, and another one as one of this century.
+    """Return a hint if an epoch format parses the text as a time before 1980, and another format as a later one.
+
+    The other format is an epoch format or ISO 8601, and its time is in this century.
 
     >>> better_unit("1714557600", "epoch_ms", 2_000_000_000_000)
     "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it"

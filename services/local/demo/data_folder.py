@@ -23,8 +23,8 @@ KAFKA = "kafka"  # the broker's folder in it
 def fresh_folder(folder: Path) -> Iterator[Path]:
     """Yield the absolute path of the demo's data folder, emptied and locked by this demo.
 
-    The folder keeps its content at the end. Raises ConfigError for a folder with content that no demo created, and
-    FolderInUse if another demo or its broker uses the folder.
+    The folder keeps its content at the end. Raises ConfigError if the folder cannot be used or has content that
+    no demo created, and FolderInUse if another demo or its broker uses the folder.
     """
     folder = folder.absolute()
     require_a_demos(folder)

@@ -39,7 +39,7 @@ SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them 
 class FinalJobs(msgspec.Struct, frozen=True):
     """The arguments of the demo's last Spark jobs.
 
-    `records` is the number that the audit must find; `options` are the topology's.
+    `records` is the number of records that the audit must find in the source topic. `options` are the topology's.
     """
 
     application: str
@@ -177,7 +177,9 @@ async def run_in_child(
 
 
 def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:
-    """Return the last line that is a JSON object with the member `key`, decoded. Log lines may be JSON objects too.
+    """Return the last line that is a JSON object with the member `key`, decoded; {} if there is none.
+
+    Log lines may be JSON objects too.
 
     >>> last_object(["reading", '{"rows": 3}', '{"event": "bye"}'], "rows")
     {'rows': 3}

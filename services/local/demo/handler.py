@@ -34,7 +34,10 @@ def is_notable(session: dict[str, object]) -> bool:
 
 
 async def store(record: ConsumerRecord) -> None:
-    """Handle a session: append its line to the file if it is notable. Raises DataError if the value is no session."""
+    """Handle a session: append its line to the file if it is notable.
+
+    Raises DataError if the record's value is not a JSON object.
+    """
     try:
         session = decode_json(record.value or b"")
     except InvalidJson as e:
