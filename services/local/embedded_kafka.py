@@ -55,7 +55,7 @@ META_PROPERTIES = "meta.properties"  # Kafka's formatting writes it last, so wit
 
 
 class KafkaDied(FatalError):
-    """The embedded broker did not start, or ended unexpectedly. The message has the reason and its last lines."""
+    """The embedded broker did not start, or ended unexpectedly. The message has the reason and lines of its output."""
 
 
 class EmbeddedKafka:
@@ -116,13 +116,15 @@ class EmbeddedKafka:
 
     @property
     def child(self) -> ChildProcess:
-        """The broker's process. Raises IllegalState if there is none."""
+        """The broker's process. Raises IllegalState before `start`, and after `stop` or `kill`."""
         if self._child is None:
             raise IllegalState("the embedded Kafka is not running")
         return self._child
 
     async def start(self) -> None:
         """Start the broker and return when it answers. A restarted broker keeps its ports.
+
+        Raises IllegalState if it was started already and not stopped, even if the broker has ended.
 
         Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError if the user must
         change something, KafkaDied otherwise.

@@ -49,7 +49,9 @@ class FolderLock:
         """Take the lock. If it is held, raises FolderInUse if the process that the lock file names is running.
 
         If that process has ended, or no process is named, this waits up to ORPHAN_WAIT_MS for the broker that holds the
-        lock to end, and then raises FolderInUse. Raises ConfigError if the folder cannot be used.
+        lock to end. If the lock is still held then, raises FolderInUse.
+
+        Raises ConfigError if the folder cannot be used.
         """
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:

@@ -28,10 +28,11 @@ ARCHIVED = frozenset({"kafka", "spark"})
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `penstock jars`: print the folder of each requested set. A download is reported on standard error.
+    """Run `penstock jars`: print the folder of each requested set, and with `--class-archive` its class archive.
 
-    Returns the exit status: 1 if a JVM did not write its class archive. Raises JarsUnavailable, JavaNotFound,
-    MissingExtra.
+    A download is reported on standard error. Returns the exit status: 1 if a JVM did not write its class archive.
+    Raises JarsUnavailable or MissingExtra. With `--class-archive`, also raises JavaNotFound, WrongJava, or an error of
+    the broker or of Spark.
     """
     sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
     parser = argparse.ArgumentParser(
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str]) -> int:
 def _make_archive(name: str) -> Path | None:
     """Return the path of the class archive of the embedded Kafka or of Spark's jobs, which is made if it is missing.
 
-    Returns None if the JVM did not write it. Raises JarsUnavailable, JavaNotFound.
+    Returns None if the JVM did not write it. Raises JarsUnavailable, JavaNotFound, WrongJava, or an error of the broker
+    or of Spark, which write it.
     """
     if name == "kafka":
         from penstock.services.local import kafka_archive

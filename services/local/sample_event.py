@@ -47,7 +47,7 @@ def sample_event(
     time_unit: TimeUnit = "ms",
     fields: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a sample event as JSON. It has a key and a time at the JSON pointers.
+    """Return a sample event as JSON. It has a key and, unless `time` is None, a time at the JSON pointers.
 
     Key and time are text unless `value_type` needs a number; a numeric time is in `time_unit`. If `value_type` is dict,
     the event also has `fields`. If no sample of `value_type` can be made (for example because it constrains its

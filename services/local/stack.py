@@ -37,9 +37,9 @@ REQUEST_TIMEOUT_MS = 5_000
 
 
 class ServiceStuck(FatalError):
-    """A service runs but does not become healthy.
+    """A service runs, but its `/health` has failed for the same reason for too long.
 
-    The message has the reason from its `/health` and the path of its log file.
+    The message has this reason and the path of the service's log file.
     """
 
 

@@ -98,7 +98,8 @@ class Up:
     async def main_loop(self) -> None:
         """Restart each service that ends.
 
-        Raises KafkaDied if Kafka ends unexpectedly, and ConfigError if a service ends because of an invalid setting.
+        Raises an ExceptionGroup: with KafkaDied if Kafka ends unexpectedly, with ConfigError if a service ends because
+        of an invalid setting.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broker.wait())
@@ -205,11 +206,11 @@ class Up:
 
 
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
-    """Raise ConfigError if a service would wait forever for a topic. The error names the topics.
+    """Raise ConfigError, which names the topics, if a service would wait for topics that nothing creates.
 
-    `known` are the topics that Kafka has. `up` creates only the topic `settings.topic`, and the aggregator creates the
-    topics that its topology writes to. The aggregator would wait for any other topic that it reads, and the consumer
-    for any other topic that it handles.
+    `known` are the topics that Kafka has. `up` creates only the topic `settings.topic`. The aggregator waits for all
+    topics that it reads, except its repartition topics. Only then does it create the topics that its topology writes
+    to. The consumer waits for all topics that it handles.
     """
     there = {*known, settings.topic}
     tables = [table.topic for table in topology.global_tables.values()]

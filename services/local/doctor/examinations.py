@@ -18,9 +18,9 @@ from penstock.shared.common.topic_names import dead_letter_topic
 
 
 async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
-    """Examine Kafka and the named topics; without names all topics except Kafka's own.
+    """Examine Kafka, and the named topics with their dead-letter topics; without names all topics except Kafka's own.
 
-    An examination that fails is a finding, not an error.
+    If a request to Kafka fails, the only finding is that error, and nothing is raised.
     """
     about = f"Kafka at {kafka.bootstrap_servers}"
     try:

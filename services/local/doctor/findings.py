@@ -83,9 +83,10 @@ class TopicFacts:
 
 
 def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
-    """Return the findings on how Kafka treats a topic's event times.
+    """Return the findings on configs of a topic that do not suit event times; none if it seems to have no event times.
 
-    The caller does not pass changelogs and dead-letter topics.
+    Such configs replace event times, delete or reject records because of them, or start many segments. The caller does
+    not pass changelogs and dead-letter topics.
     """
     found: list[Finding] = []
     if not topic.holds_event_times:
@@ -164,7 +165,7 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
 def all_topic_findings(
     topics: Mapping[str, TopicFacts], missing: Iterable[str], groups: Iterable[str], bootstrap_servers: str
 ) -> list[Finding]:
-    """Return the findings on all topics of a cluster. `missing` topics were named and do not exist."""
+    """Return the findings on all `topics`, and on the `missing` topics, which the user named and which do not exist."""
     found: list[Finding] = []
     groups = set(groups)
     for name in missing:
