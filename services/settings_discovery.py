@@ -10,7 +10,10 @@ from typing import Any
 
 
 def settings_of_all_commands() -> Iterator[Any]:
-    """Yield the settings of each command. Each module `settings` is imported when its turn comes."""
+    """Yield the subclasses of CommandSettings in all modules `settings`, with repetitions.
+
+    Each of these modules is imported when its turn comes.
+    """
     from penstock.shared.common.settings import CommandSettings
 
     for module in pkgutil.walk_packages([str(Path(__file__).parent)], f"{__package__}."):
