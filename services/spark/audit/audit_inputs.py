@@ -50,7 +50,9 @@ class Inputs(NamedTuple):
     - `late`: late records (partition, offset, key, timestamp_ms, missed: the starts in ms).
     - `dead`: coordinates of dead letters, null if they cannot be read.
     - `stream`: the store's windows (WINDOW, state, `closed`, `closed_ms`).
-    - `recomputes`: True if the audit checks close times and which records were late, except in the partitions `idled`.
+    - `recomputes`: True if the audit checks what depends on stream time: close times, which records were late, and the
+      bounds of sessions and sliding windows.
+    - `idled`: partitions that these checks leave out, because their time advanced while they were idle.
     - `exactly_once`: True if a repeated dead letter is a difference.
     - `deleted_until_ms`: by partition, the time up to which records may have been deleted from the topic.
     """
@@ -265,7 +267,7 @@ def deleted_until_ms_of(
 
     The first remaining record that a window accepted determines this time. That record was not late. So the stream time
     before it was at most its timestamp plus the time that a window stays open. A window stays open for its size plus
-    the grace period, a session for twice the gap plus the grace period.
+    the grace period, a session for twice the gap plus the grace period. If no such record remains, the time is 2**62.
     """
     partitions = [partition for partition, first in earliest.items() if first > 0]
     if not partitions:

@@ -165,7 +165,10 @@ def differing_windows(expected: DataFrame, stream: DataFrame, numbers: list[Meas
 
 
 def early_closed_windows(stream: DataFrame, store: StoreSchema) -> DataFrame:
-    """Check that no window, of any kind, was closed before its own close time. Returns those that were."""
+    """Check that each window, of any kind, was closed at least `store.close_delay_ms` after its end.
+
+    Returns the windows that were closed earlier.
+    """
     early = stream.filter(F.col("closed") & (F.col("closed_ms") < F.col("end_ms") + store.close_delay_ms))
     text = f"%s..%s was closed at %s, not {store.close_delay_ms} ms after its end"
     return as_differences(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))

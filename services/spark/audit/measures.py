@@ -79,9 +79,9 @@ class MeasuredField(NamedTuple):
         return f"{self.name} {self.type}"
 
     def of(self, value: Any) -> Any:
-        """Return a record's value in the form of `type`, or None for a value that the engine rejects for that type.
+        """Return the field's value as `type`, or None if it is missing or not of that type.
 
-        As a number, a boolean is 1 or 0.
+        For a number, the engine's rules apply: a boolean is 1 or 0. For OTHER, the result is never None.
 
         >>> MeasuredField("n", "int64").of(True), MeasuredField("n", "float64").of(2)
         (1, 2.0)
@@ -137,7 +137,9 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
     """Return records with the struct `fields` in place of their value.
 
-    `fields` has the fields that measures need, parsed from the value's JSON. They are null where `is_wanted` is false.
+    `fields` has the fields that measures need, parsed from the value's JSON. Where `is_wanted` is false, the fields are
+    those of a missing value. If no measure needs a field, `fields` is null.
+
     Python parses the JSON. With Spark's `from_json` instead, the JVM needed twice the CPU time.
     """
     if not (wanted := fields(store)):

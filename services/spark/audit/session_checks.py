@@ -80,9 +80,13 @@ def sessions_after_deleted_records(
     """Leave out what may share a session with a deleted record.
 
     Returns all records, with the outcome LEFT_OUT where this applies, and the remaining computed and stream sessions.
-    Records with timestamps up to `deleted_until` may have been deleted. A computed session that starts at most one gap
-    after that time may have contained some of them. It is left out, with the records and sessions up to one gap after
-    its end.
+    What is left out is determined for each key:
+
+    1. Records with timestamps up to `deleted_until` may have been deleted.
+    2. A computed session that starts at most one gap after that time may have contained some of them.
+    3. The limit is one gap after `deleted_until`, or one gap after the end of the last such session if that is later.
+    4. Sessions that start at the limit or earlier are left out. So are accepted and late records with timestamps up to
+       the limit.
     """
     gap = inputs.store.gap_ms
     deleted_until = inputs.deleted_until()

@@ -102,7 +102,7 @@ def _describe_left_out_keys(keys: DataFrame, keyed: DataFrame) -> list[str]:
 
 
 def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Return the members of tumbling and hopping windows. The first starts at 0; the end bound is exclusive."""
+    """Return the members of tumbling and hopping windows. Windows start at 0 or later; the end bound is exclusive."""
     size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms or store.size_ms))
     spans = keyed.withColumn("span", F.window(F.timestamp_millis("timestamp_ms"), size, advance))
     spans = spans.withColumns({"start_ms": F.unix_millis("span.start"), "end_ms": F.unix_millis("span.end")})
