@@ -115,8 +115,8 @@ def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
 def sliding_members(keyed: DataFrame, store: StoreSchema) -> Members:
     """Return the members of sliding windows, whose bounds are both inclusive.
 
-    Keys with a record that was below the close time when it arrived have no pairs and are in `left_out`. `verdicts` has
-    those records, of every key, of which it is certain whether they are late.
+    A key with a record that was below the close time when it arrived has no rows in `pairs` and is in `left_out`. For
+    every key, `verdicts` has the records of which it is certain whether they are late.
     """
     reach = store.size_ms
     time = F.col("timestamp_ms")
