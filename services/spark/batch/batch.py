@@ -72,7 +72,7 @@ class BatchFenced(FatalError):
 
 
 class BatchReport(NamedTuple):
-    """The result of a batch: the records read from `partitions` partitions, and the tasks' counts.
+    """The result of a batch: the number of `partitions` that it processed, and the sums of the tasks' counts.
 
     `to_offsets` has, by source topic and partition, the offset at which the next batch or a live instance continues.
     After a batch over files it is the offset at which the live instance begins.
@@ -319,7 +319,7 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
 def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
     """Return the partitions whose records a batch reads, those with the most records first.
 
-    A partition is also included if its committed position is beyond the topic's end, or is one in an earlier topic of
+    A partition is also included if its committed position is beyond the topic's end, or belongs to an earlier topic of
     the same name. Its task then reports the error.
     """
     left: dict[int, int] = {}
@@ -346,7 +346,8 @@ def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], e
 def live_from_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
     """Return the offsets of `live_from`, given as `partition:offset,…`, by partition.
 
-    Raises ConfigError if they are not exactly one for each partition, or if the topic does not hold one of them.
+    Raises ConfigError if a partition has no offset, if an offset's partition does not exist, or if an offset is before
+    the partition's `earliest` or after its `latest`.
 
     >>> live_from_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
     {0: 5, 1: 7}

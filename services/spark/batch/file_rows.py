@@ -96,7 +96,7 @@ class FileRows(NamedTuple):
         return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
 
     def typed(self, name: str) -> tuple[DataType, SparkColumn]:
-        """Return a column's type and the column, as the source of times or of the rows' order.
+        """Return a column's type and the column, for computing the records' times.
 
         If Spark infers another type for a text column, the column is converted to that type.
         """
@@ -131,9 +131,10 @@ def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 
 def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
-    """Return a digest that identifies an input: the files as they are now, and the settings that apply to them.
+    """Return a digest of a batch's input.
 
-    It changes if a file is added, removed, extended or rewritten, or if a setting (`live_from` too) changes.
+    It changes with the files' paths, lengths and modification times, and with `topic`, `partitions`, `live_from` and
+    the settings for reading the files.
     """
     # A task skips committed rows by their number. That is correct only if the same files yield the same rows in the
     # same order.
@@ -412,9 +413,9 @@ def as_written(
 
 
 def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Return a column that is true for each row whose text in the CSV column `field` the field's inferred type alters.
+    """Return a column that is true if the type inferred for the CSV column `field` alters the row's text in it.
 
-    JSON would then write another text than the file has. For a float or double, another text of the same number
+    The row's JSON would then have another text than the file. For a float or double, another text of the same number
     (`1.10`, 1.1) does not count, unless `exactly` is set.
     """
     written = F.col(quoted(field.name)).cast("string")
