@@ -215,16 +215,16 @@ class CompactionJob:
     ) -> tuple[int, Row | None]:
         """Return the first offset to read of a partition, and the progress row that has it (0 and None without a row).
 
+        A table's position is the last changelog offset up to which the table is complete. The newest progress row
+        records the offset of each table's last row. A table lags if its position is lower than its recorded offset.
+
         Reading starts at the covered offset of this progress row:
 
         1. If no table lags: the newest row.
         2. Otherwise: the newest row whose covered offset is at most the lowest position of the lagging tables plus 1.
-           A position is the last changelog offset up to which a table is complete. So the next offset is the first that
-           the table may lack.
+           The lowest position plus 1 is the first offset that a lagging table may lack.
 
-        A table lags if its position is lower than the table's last offset in the newest progress row.
-
-        Raises ChangelogHole if that offset is deleted or beyond the changelog's end.
+        Raises ChangelogHole if the first offset to read is deleted or beyond the changelog's end.
         """
         newest = rows[0] if rows else None
         earliest = offsets.earliest[partition]

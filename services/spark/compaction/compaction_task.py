@@ -299,7 +299,7 @@ class PartitionCompaction:
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
     def _expiry_limit_ms(self, options: CompactionTaskOptions, time_ms: int) -> int:
-        """Return the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
+        """Return the limit in ms, -1 for none: closed windows that end before it are not kept. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
         # A time beyond the year 9999 comes from a wrong timestamp. It would let windows expire that are still wanted.
         if options.retention_days is None or time_ms > TIMESTAMP_MS_MAX:

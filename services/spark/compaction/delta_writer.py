@@ -38,7 +38,7 @@ Options = Mapping[str, str]
 
 
 class CompactionConflict(PenstockError):
-    """Another job of the same application committed to a table first.
+    """Another job of the same application, or another writer, committed to a table first.
 
     This job does not commit to that table. Its earlier commits to other tables stay.
     """
@@ -96,10 +96,11 @@ class Files:
 def write_files(
     files: Files, kind: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
 ) -> Iterator[DataFile]:
-    """Write rows of a table of this kind, and yield each file that was written. Batches may differ in their columns.
+    """Write rows of a `state`, `closed` or `late` table (`kind`), and yield each file that was written.
 
-    A row is null in the columns that its batch lacks. In a file of `closed` or `late`, the rows are sorted by time. If
-    the table is partitioned, as `state` is, all rows must belong to `partition`.
+    Batches may differ in their columns. A row is null in the columns that its batch lacks. In a file of `closed` or
+    `late`, the rows are sorted by time. If the table is partitioned, as `state` is, all rows must belong to
+    `partition`.
     """
     for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")

@@ -254,9 +254,9 @@ def delete_expired_rows(table: DeltaTable, column: str, before_ms: int) -> int:
 def vacuum(table: DeltaTable, retention_hours: int) -> None:
     """Remove the files that the table has not needed for `retention_hours`.
 
-    The files that no commit names, which a failed compaction leaves, are removed as well once they are older than the
-    retention. If the retention is longer than TOMBSTONE_RETENTION_HOURS, only the files are removed whose removal is in
-    the table's log or its last checkpoint. Raises CompactionConflict or LakeUnavailable.
+    A failed compaction leaves files that no commit names. They are removed too once they are older than the retention.
+    If the retention is longer than TOMBSTONE_RETENTION_HOURS, they stay: VACUUM then removes only files whose removal
+    is in the table's log or its last checkpoint. Raises CompactionConflict or LakeUnavailable.
     """
     # Without `enforce_retention_duration`, deltalake accepts less than the table's own retention, by default a week.
     # The settings have a minimum of their own.
