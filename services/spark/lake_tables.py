@@ -24,8 +24,9 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 class Coverage(NamedTuple):
     """How far `state` covers one partition of the changelog topic with the id `topic_id`.
 
-    `offset` is the next changelog offset. `progress` is the progress of the newest covered commit. Closed windows that
-    end before the highest `expired_ms` of all partitions have expired: retention has deleted them or will delete them.
+    `offset` is the first changelog offset that `state` does not cover. `progress` is the progress of the newest covered
+    commit. Closed windows that end before the highest `expired_ms` of all partitions have expired: retention has
+    deleted them or will delete them.
     """
 
     offset: int

@@ -40,7 +40,7 @@ AUDIT_FAILED = 3
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Run `penstock compact`: consecutive compactions, at most `runs_max`, until no records are left.
+    """Run `penstock compact`: consecutive compactions until no records are left, at most `runs_max` (0: no limit).
 
     Returns the exit status.
     """
@@ -79,7 +79,10 @@ def compact_main(arguments: list[str]) -> int:
 
 
 def batch_main(arguments: list[str]) -> int:
-    """Run `penstock batch`: one batch, or with `every` consecutive batches until SIGTERM. Returns the exit status."""
+    """Run `penstock batch`: one batch, or, if `every` is set, batches at that interval until SIGTERM.
+
+    Returns the exit status.
+    """
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:

@@ -23,8 +23,8 @@ def session(settings: SparkSettings | None = None, lake: str | None = None) -> I
 
     Without `settings`, Spark runs on this machine (`local[*]`).
 
-    Pass the `lake` if it is on S3, so that Spark loads the connector. Raises ConfigError without Java or the
-    connectors' jars, SparkFailed if Spark does not start.
+    Pass the `lake` if it is on S3, so that Spark loads the connector. Raises ConfigError without a suitable
+    Java or if missing jars cannot be downloaded, SparkFailed if Spark does not start.
     """
     uris = () if lake is None else (hadoop_uri(lake_root(lake)),)
     with spark_session(settings or SparkSettings(), "penstock.spark", *uris) as spark:
@@ -35,8 +35,8 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
     """Read a store's closed windows as a DataFrame of Spark, one row each.
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
-    `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if the store or
-    the lake does not exist.
+    `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if `lake` has no
+    tables of the application, or if the application has no such store.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.closed(found.store(store))

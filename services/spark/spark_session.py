@@ -100,7 +100,8 @@ def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
 def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iterator[SparkSession]:
     """Yield a Spark session for one job and stop it at the end. `uris` are the locations of its tables and files.
 
-    Raises ConfigError if there is no Java or a jar is missing, SparkFailed if Spark does not start.
+    Raises ConfigError without a suitable Java or if missing jars cannot be downloaded, SparkFailed if Spark does not
+    start.
     """
     if (failure := connection_failure(settings.master)) is not None:
         raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): no master answers: {failure}")
