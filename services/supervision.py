@@ -27,7 +27,7 @@ async def keep_running(
     """Call `restart` each time a child process ends, after a pause (see `RestartBackoff`).
 
     `wait` waits for the child's end and returns its exit status. `on_end` is called with the exit status and the pause
-    in ms. Raises ConfigError with the text of `reason` if the child ends because of an invalid setting.
+    in ms. Raises ConfigError with the text that `reason` returns if the exit status is ExitStatus.WRONG_SETTING.
     """
     pauses = RestartBackoff(backoff)
     while True:
