@@ -330,8 +330,8 @@ class Admin:
     ) -> dict[TopicPartition, int]:
         """Return the size in bytes of each partition's log on the disk of its leader.
 
-        The size is that of whole segments. So it includes records that `delete_records` has deleted, as long as their
-        segment has later records. Raises AuthorizationFailed if the client may not describe the cluster.
+        The size is that of whole segments. So it includes records that `delete_records` has deleted, until the broker
+        removes their segment. Raises AuthorizationFailed if the client may not describe the cluster.
         """
         wanted = list(partitions)
         sizes: dict[TopicPartition, int] = {}

@@ -153,8 +153,8 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """The lag of a group in one partition. Without a committed offset `committed` is None, and `lag` counts all
-    records."""
+    """The lag of a group in one partition, in offsets. Without a committed offset `committed` is None, and `lag` counts
+    from the first offset."""
 
     topic_partition: TopicPartition
     committed: int | None
