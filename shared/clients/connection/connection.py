@@ -199,7 +199,7 @@ class Connection:
         """Return the ms since a broker last answered a request of this client.
 
         Without a response the time counts from the first call of this method. Responses on a socket that was closed
-        since the last call are not known. Returns None before the connection is opened.
+        since the last call are not known. Returns None while the connection is not open.
         """
         if self._client is None:
             return None

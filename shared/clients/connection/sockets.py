@@ -294,8 +294,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
     ) -> Any:
         """Return the connection to a node, and connect if needed. Returns None if that fails; see `connection_error`.
 
-        After a failure there is no attempt for `reconnect_backoff_ms`. The backoff doubles with each failure, up to
-        `reconnect_backoff_max_ms`.
+        After a failure there is no attempt during the backoff. It is `reconnect_backoff_ms` after the first failure,
+        doubles with each further one up to `reconnect_backoff_max_ms`, and is shortened by RECONNECT_JITTER.
         """
         conn_id = (node_id, group)
         known = self._conns.get(conn_id)
