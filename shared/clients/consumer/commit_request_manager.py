@@ -143,10 +143,11 @@ class CommitRequestManager:
         the pending ones alone.
 
         After RebalanceInProgress or IllegalGeneration, a member that owns partitions (`is_owner`) waits for the end of
-        the rebalance and commits again. For any other member these errors are raised at once, as are UnknownMember and
-        all errors that are not retriable. Raises CommitFailed if one of the partitions is taken away during the wait.
-        Raises KafkaTimeout after `timeout_ms`; the offsets may still be committed later. An error of one partition (it
-        does not exist, its metadata is too long) is raised after the other partitions are committed.
+        the rebalance and commits again. For any other member these two errors are raised at once. For every member
+        UnknownMember and all other errors that are not retriable are raised at once. Raises CommitFailed if one of the
+        partitions is taken away during the wait. Raises KafkaTimeout after `timeout_ms`; the offsets may still be
+        committed later. An error of one partition (it does not exist, its metadata is too long) is raised after the
+        other partitions are committed.
         """
         where = self._describe_member()
         numbers = self.sequence.register(offsets)

@@ -260,7 +260,8 @@ class Consumer(Generic[K, V]):
     async def start(self) -> None:
         """Connect to the cluster.
 
-        Raises BrokerNotAvailable with the address after `request_timeout_ms`. Raises AuthenticationFailed at once.
+        Raises BrokerNotAvailable with the addresses if no broker is reached within `request_timeout_ms`. Raises
+        AuthenticationFailed as soon as a broker rejects the credentials.
         """
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
@@ -284,9 +285,9 @@ class Consumer(Generic[K, V]):
         exception in `async with` it leaves out the records of the last poll. A `commit` by the listener leaves out the
         same records.
 
-        `timeout_ms` limits the whole close, but LeaveGroup always has 200 ms. Without `timeout_ms`,
-        `listener_timeout_ms` limits the commit and the listener, and the close waits for the responses to the last
-        requests.
+        `timeout_ms` limits the whole close. LeaveGroup has at least 200 ms of it, and has them even if less time is
+        left. Without `timeout_ms`, `listener_timeout_ms` limits the commit and the listener, and the close waits for
+        the responses to the last requests.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -631,7 +632,7 @@ class Consumer(Generic[K, V]):
         return position is not None and position == self._fetcher.high_watermark(tp)
 
     def forget_commits(self) -> None:
-        """Drop all pending commits. Otherwise they would be sent in the next generation."""
+        """Drop all pending commits: they are not sent again, neither now nor in the next generation."""
         self._check_open()
         self._commits.retain(())
 
@@ -714,8 +715,11 @@ class Consumer(Generic[K, V]):
         return None if end is None else max(0, end - position)
 
     def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
-        """Return the decoded records. The error of a record that cannot be decoded is raised when no record before it
-        is left."""
+        """Return the decoded records: of each partition those before the first one that cannot be decoded.
+
+        If there are none in any partition, raises the error of a record that cannot be decoded. Otherwise the next poll
+        raises it.
+        """
         given = {}
         for tp, columns in fetched_rows.items():
             decoded, wrong = self._deserializers.decode(columns)

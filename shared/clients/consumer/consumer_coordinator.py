@@ -292,11 +292,12 @@ class ConsumerCoordinator:
     async def stop_joining(self, timeout_ms: float) -> None:
         """Stop the steps of a rebalance: JoinGroup, SyncGroup and the calls of the listener. Heartbeats continue.
 
-        A call of the listener in progress has `timeout_ms` to end.
-
-        A join of a cooperative member in progress has at most JOIN_END_MS to end, because the last commit follows and
-        the group may reject commits until SyncGroup is answered. If JoinGroup is not answered by then, the group still
-        waits for other members, and accepts commits of the previous generation.
+        1. A call of the listener that has begun is cancelled after `timeout_ms`.
+        2. A cooperative member's join is cancelled after JOIN_END_MS, or after `timeout_ms` if that is shorter, if the
+           member owns partitions. The last commit follows, and the group may reject commits until SyncGroup is
+           answered. If JoinGroup is not answered by then, the group still waits for other members, and accepts commits
+           of the previous generation.
+        3. Any other step is cancelled at once.
         """
         self._stopping = True
         self.wake()

@@ -42,8 +42,8 @@ class FetchRequestManager:
         fetch_committed: FetchCommitted,
         on_move: Callable[[TopicPartition, Move], None],
     ) -> None:
-        """`fetch_committed` looks up the group's offsets. `on_move` is called when a position changes without a record
-        being taken."""
+        """`fetch_committed` looks up the group's offsets. `on_move` is called when a position moves past offsets
+        without records, or is reset (`Move`). A seek to an offset is no move."""
         self._connection = connection
         self.fetcher = fetcher
         self._clock = clock

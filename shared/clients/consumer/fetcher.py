@@ -278,9 +278,9 @@ class Fetcher:
     def _bytes_per_node(self, asking: int, nodes: int) -> int:
         """Return the bytes that each of `asking` nodes may send; 0 if they are too few for a request.
 
-        A node gets at most one of `nodes` + 1 equal parts of the buffer. The part left over is for a broker that hangs:
-        it keeps its share until its request times out. If the bytes are too few and `take` has nothing to return, the
-        buffers of paused partitions are dropped.
+        A node gets at most one of `nodes` + 1 equal parts of the buffer. The request to a broker that hangs reserves
+        that broker's part until it times out. The additional part lets the other brokers send ahead meanwhile. If the
+        bytes are too few and `take` has nothing to return, the buffers of paused partitions are dropped.
         """
         limits = self.limits
         most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
@@ -392,8 +392,10 @@ class Fetcher:
     ) -> None:
         """Handle a log that was truncated to `end_offset`, below the fetch offset (KIP-320, KIP-595).
 
-        The new leader had not replicated all records of the old one. If the high watermark is below the position, the
-        log may be that of another topic with the same name, so the reset policy decides.
+        The new leader had not replicated all records of the old one. If the position is at most `end_offset`, only the
+        buffer is dropped. Otherwise records that were handed out are gone. Then `take` raises LogTruncation if the
+        reset policy is `none`. Under another policy the fetcher continues at `end_offset`. But if the high watermark is
+        below the position, the policy decides: the log may be that of another topic with the same name.
         """
         position = state.position
         assert position is not None

@@ -88,8 +88,8 @@ class RebalanceListenerInvoker:
     def raise_pending(self) -> None:
         """Raise the oldest error of a listener that was not raised yet.
 
-        Under a `commit_strategy` also raise CommitFailed for records whose partition was lost before they were
-        committed.
+        Unless `commit_strategy` is `none`, also raise CommitFailed for records whose partition was lost before they
+        were committed.
         """
         if self._errors:
             raise self._errors.popleft()
@@ -169,10 +169,10 @@ class RebalanceListenerInvoker:
         them.
 
         Positions after records that were handed out and not committed are remembered until an error reports them. A
-        revocation under a `commit_strategy` is the exception: it has just committed the processed records.
+        revocation is the exception unless `commit_strategy` is `none`: it has just committed the processed records.
         """
         kept = self._fetcher.assignment - partitions
-        # Under a `commit_strategy` a revocation has just committed what was processed. Nothing is left to report.
+        # Unless the strategy is `none`, a revocation has just committed what was processed. Nothing is left to report.
         if lost or self._settings.commit_strategy == "none":
             self._positions.forfeit(partitions, self._commits.committed(partitions))
         self._positions.retain(kept)

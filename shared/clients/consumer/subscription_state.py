@@ -168,7 +168,8 @@ class ConsumedPositions:
     found by the reset policy, or moved past offsets without records, counts like one of returned records.
 
     A partition may be taken away while records of it were handed out and not committed. Its position is then
-    `forfeited`. The next commit that covers the position reports it, once.
+    `forfeited`. The next commit that covers the position reports it, or the next poll unless `commit_strategy` is
+    `none`. It is reported once.
 
     Call `retain` when the consumer no longer reads some partitions.
 
@@ -279,8 +280,8 @@ class ConsumedPositions:
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that an error has reported these offsets as not committed, so that no second error reports them.
 
-        A partition that is no longer owned only loses its forfeited position. It is not marked as reported: if it is
-        assigned again, its records are handed out again, and their loss must be reported.
+        For a partition that is no longer owned, only the forfeited position is dropped, and no reported offset is
+        stored. If the partition is assigned again, its records are handed out again, and their loss must be reported.
         """
         # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
         # again.
