@@ -383,10 +383,9 @@ class UnreadRecords:
         return f"<UnreadRecords {self._rests}>"
 
     def add(self, polled: Mapping[TopicPartition, PolledRecords]) -> None:
-        """Add records of a partition before its other unread records. They are new ones, or ones that were taken from
-        here.
+        """Put records that `take` returned back before their partition's other unread records, or add new ones.
 
-        No new records of a partition are taken from the fetcher while it has unread ones here.
+        New records of a partition are taken from the fetcher only while it has no unread records.
         """
         for tp, each in polled.items():
             self._rests.setdefault(tp, deque()).appendleft(_UnreadRest(each))
