@@ -121,7 +121,8 @@ class DeadLetterLog:
         await self._consumer.close()
 
     async def batches(self) -> AsyncGenerator[Columns, None]:
-        """Yield all records up to the end. Each batch has records of one partition, in offset order."""
+        """Yield the records that were not read yet, up to the end. Each batch has records of one partition, in offset
+        order."""
         left = set(self._ends)
         while left:
             for partition, columns in (await self._consumer.poll(POLL_TIMEOUT_MS)).items():
@@ -156,11 +157,11 @@ class DeadLetterLog:
         """Send the dead letters that `wanted` selects to their source topics, or all of these to the topic `to`.
 
         At most `limit` dead letters are sent. Those that were cut are never sent. Those that were replayed before are
-        sent again only with `include_replayed`. A record goes to its original partition in its source topic, if that
-        still exists; otherwise, and in another topic `to`, its key decides. After an error of a record no further batch
-        is read. Raises IllegalState once LEFT_OUT_MAX records of a partition are left out, or more than a commit's
-        metadata can hold. Without `include_replayed`, raises DataError if the commit metadata of the replay group is
-        damaged: it is then unknown what was replayed.
+        sent again only with `include_replayed`. In its source topic a record goes to its original partition, if this
+        partition still exists. Otherwise, and in a topic `to` that is not its source topic, the record's key decides
+        the partition. After an error of a record no further batch is read. Raises IllegalState once LEFT_OUT_MAX
+        records of a partition are left out, or more than a commit's metadata can hold. Without `include_replayed`,
+        raises DataError if the commit metadata of the replay group is damaged: it is then unknown what was replayed.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
