@@ -98,7 +98,7 @@ class KeyScheduler:
         records.
 
         Records of a partition that is being revoked are ignored, since its next owner reads them. Raises IllegalState
-        for a partition that is not assigned: its committable offset would pass over the records.
+        for a partition that is not assigned.
         """
         partition = columns.topic_partition
         if (state := self._partitions.get(partition)) is None:
@@ -120,7 +120,8 @@ class KeyScheduler:
         """Note that no record below this offset will be delivered. If no record is unfinished, the offset becomes
         committable.
 
-        Returns True, once, if the partition had no committed offset. Then the offset should be committed now.
+        Returns True, once, if the partition had no committed offset. Then the offset should be committed now. Does
+        nothing while the partition is being revoked.
         """
         return self._partitions[partition].pass_over(position)
 

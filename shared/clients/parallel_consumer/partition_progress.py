@@ -48,6 +48,8 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Lane:
+    """A queue of records that are handled in offset order, by one execution at a time, such as those of one key."""
+
     key: object
     queue: deque[Work] = field(default_factory=deque)
     running: int = 0
@@ -82,7 +84,7 @@ class PartitionProgress:
     def rewind(self) -> None:
         """Forget the progress, because delivery continues from a lower offset (a truncated log, or a seek).
 
-        A lane with a running record stays locked.
+        While a record of a lane is running, no other record of the lane is started.
         """
         lanes = {k: lane for k, lane in self.lanes.items() if lane.running}
         running = self.running
