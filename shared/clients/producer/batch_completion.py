@@ -96,11 +96,12 @@ class BatchCompletion:
         return f"<BatchCompletion {self.ledger!r}>"
 
     def settle(self) -> None:
-        """Settle the sequence numbers of troubled partitions (`SequenceLedger`) that have no batch in flight.
+        """Settle the sequence numbers of partitions with a batch that was given up, or with a gap that the broker has
+        shown (`SequenceLedger`).
 
-        Partitions whose next batch must keep its number are left out. Must be called before batches are drained: a new
-        epoch after that would also apply to batches that were drained under the old one. After the last epoch the
-        ledger has no producer id and is not `ready`.
+        Partitions with a batch in flight, and those whose next batch must keep its number, are left out. Must be called
+        before batches are drained: a new epoch after that would also apply to batches that were drained under the old
+        one. After the last epoch the ledger has no producer id and is not `ready`.
         """
         ledger = self.ledger
         for tp in ledger.troubled():

@@ -53,7 +53,7 @@ class BufferPool:
 
     async def acquire(self, size: int, timeout_ms: float) -> None:
         """Take `size` bytes, and wait for them if necessary. Raises BufferExhausted once `timeout_ms` has passed,
-        IllegalState if the pool is closed."""
+        IllegalState if the pool is closed during the wait."""
         if self.try_acquire(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,7 +124,8 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes sends to partitions without progress wait, while these partitions together use up their share.
+    """Makes a send to a partition without progress wait, if all such partitions would together hold more than
+    HELD_UP_SHARE of the buffer memory.
 
     There is no limit if the topics sent to have only one partition in all.
     """

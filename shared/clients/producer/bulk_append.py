@@ -59,11 +59,11 @@ class Bulk:
         return len(self._locations)
 
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
-        """Append records to open batches, up to the first record that needs more: a new batch, headers, a partition, or
-        metadata.
+        """Append records to open batches, up to the first one that must be enqueued alone: for example, it has headers,
+        or needs a new batch or metadata.
 
-        Returns that record, or None if all were appended. After an error that ends the bulk (see `failed`), nothing is
-        appended, and the next record is returned.
+        Returns that record, or None if all up to `stop` were appended. After an error that ends the bulk (see
+        `failed`), nothing is appended, and the next record is returned.
         """
         # A topic that is not in `topics` needs more, so the first record is returned.
         if self._ended is not None:
@@ -124,8 +124,11 @@ class Bulk:
         return known or self._ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
-        """Note that the next record was rejected. With `whole_topic` the error is that its topic is unknown, so every
-        later record of the topic is rejected as well."""
+        """Note that the next record was rejected.
+
+        BufferExhausted and TransactionAborted end the bulk: every later record is rejected as well. With `whole_topic`
+        the error is that the record's topic is unknown, so every later record of the topic is rejected as well.
+        """
         self.rejections += 1
         self.first_rejection = self.first_rejection or error
         # Without these rules every later record would wait for `max_block_ms` again: a bulk of 1,000 for 17 hours.
@@ -157,7 +160,7 @@ class Bulk:
 
 
 class ColumnBulk(Bulk):
-    """A `Bulk` of records in columns. No object is made for a record that is appended to an open batch.
+    """A `Bulk` of records in columns. No ProducerRecord is made for a record that is appended to an open batch.
 
     Records are appended in two ways: many at once by kernels (a slice), or one by one up to `stop`.
     """

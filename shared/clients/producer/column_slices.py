@@ -278,7 +278,7 @@ class ColumnSlice:
         """Choose a partition for each record by its key. Returns whether some records have no key.
 
         `without_key` chooses those of records without a key, from their sizes. For each run of such records it returns
-        the index of the partition in `queues`, and the end of the run.
+        the index of the partition in `queues`, and the end of the run as an index into these sizes.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)
@@ -303,8 +303,8 @@ class ColumnSlice:
 
 
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
-    """Return a slice: the records from `first` on, at most SLICE_RECORDS, and of columns that are lists about
-    SLICE_BYTES.
+    """Return a slice of at most SLICE_RECORDS records from `first` on. It ends earlier at about SLICE_BYTES of a column
+    that is a list.
 
     Without a column of timestamps all records get `timestamp`. Returns None if a record of the slice must be sent
     alone: it is not bytes, has an invalid timestamp or header, or may be larger than `size_max` bytes. Raises

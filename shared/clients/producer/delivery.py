@@ -43,9 +43,9 @@ class DeliveryLocations:
     """Where the records of a bulk send are.
 
     `of` has one entry for each record, in order: its batch, or the error that kept it out of a batch. Records are
-    appended in runs. Until a run ends, nothing else is appended to any batch. `begin` returns the run, a dict. The
-    appending code adds each record's batch to `of`. With the run's first record in a batch, it adds the batch to the
-    dict with the record's index there, and sets the batch's `run` to the dict.
+    appended in runs, between `begin` and `end`. During a run nothing else is appended to any batch. `begin` returns the
+    run, a dict. The caller appends each record's batch to `of`. For the run's first record in a batch, it also sets
+    `run[batch]` to the record's index in the batch.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")
@@ -271,7 +271,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 class Deliveries:
     """The fates of many records. `await deliveries` returns a RecordMetadata or an error for each record, in order.
 
-    `first_error()` waits as long, but makes no object for each record. Use it for large bulks.
+    `first_error()` waits as long, but makes no object for each record unless a record failed or a batch was split. Use
+    it for large bulks.
     """
 
     __slots__ = ("_all_accepted", "_batches", "_locations", "_records", "_sizes", "_timestamp")

@@ -198,7 +198,7 @@ class ProducerPartitioner:
     ) -> int | None:
         """Return the partition that the record names or the custom partitioner chooses, None if neither does.
 
-        Raises DataError if the custom partitioner returns no valid partition number.
+        Raises DataError if the custom partitioner returns an invalid partition number.
         """
         if record.partition is not None or self._partitioner is None:
             return record.partition
@@ -256,7 +256,7 @@ class ProducerPartitioner:
     def slice_taken(self, topic: PartitionedTopic) -> None:
         """Note that the records were appended to the partitions that `spread` chose.
 
-        The sticky partition stays until its open batch is full.
+        The current sticky partition, usually the last of these, stays while its batch is open.
         """
         if topic.sticky_queue is not None:
             topic.sticky_batch = topic.sticky_queue.open

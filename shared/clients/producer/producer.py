@@ -344,9 +344,10 @@ class Producer:
         abortable. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The
         call waits only once for a topic's unknown partitions.
 
-        Raises IllegalState if the producer is closed or has no open transaction. Raises the error of a transaction that
-        can only be aborted. Raises TypeError at an object that is not a ProducerRecord. If this call raises or is
-        cancelled, the earlier records are cancelled, except those that a request has contained.
+        Raises IllegalState if the producer is closed or has no open transaction. At its start the call raises
+        TransactionAborted if the transaction can only be aborted, or the producer's fatal error. Raises TypeError at an
+        object that is not a ProducerRecord. If this call raises or is cancelled, the earlier records are cancelled,
+        except those that a request has contained.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -372,7 +373,8 @@ class Producer:
         await self._flush_batches()
 
     def abort_pending(self) -> int:
-        """Fail with SendCancelled every batch that no request contains. Returns the number of batches.
+        """Fail with SendCancelled every batch that is not in a request now, also those that wait for a retry. Returns
+        the number of batches.
 
         A transaction that loses records by this can only be aborted.
         """
@@ -424,9 +426,9 @@ class Producer:
     async def begin_transaction(self) -> None:
         """Open a transaction.
 
-        If the abort of the last transaction failed with a retriable error, that abort is repeated first, and its errors
-        are raised. Raises IllegalState if the producer is closed, a transaction is open, or `init_transactions` was not
-        called. After a fatal error, raises that error.
+        If the abort of the last transaction was cancelled, or failed with an error that is not fatal, that abort is
+        repeated first, and its errors are raised. Raises IllegalState if the producer is closed, a transaction is open,
+        or `init_transactions` was not called. After a fatal error, raises that error.
         """
         self._check_usable()
         txn = self._require_transaction()
@@ -477,8 +479,8 @@ class Producer:
     async def abort_transaction(self) -> None:
         """Drop the records that are not sent, then abort. The deliveries of these records end in TransactionAborted.
 
-        Raises ProducerFenced. Raises KafkaTimeout if the batches in flight or the coordinator take longer than
-        `max_block_ms` each; the call may be repeated.
+        Raises ProducerFenced. Raises KafkaTimeout if the batches in flight take longer than `max_block_ms`, or if a
+        request to the coordinator does. The call may then be repeated.
         """
         txn = self._require_transaction()
         txn.move(TxnState.ABORTING)
@@ -624,8 +626,8 @@ class Producer:
     async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
         """Move a slice of columns into batches, in turn one batch for each partition.
 
-        If the wait for memory fails, its error becomes the result of all records that are left. IllegalState is raised
-        as well: the producer was closed, or its transaction ended.
+        If the wait for memory fails, its error becomes the result of the slice's records that are not in a batch.
+        IllegalState is raised as well: the producer was closed, or its transaction ended.
         """
         groups = part.groups
         topic = bulk.columns.topic

@@ -286,7 +286,7 @@ class RecordAccumulator:
     def expire(self, now_ms: int) -> list[ProducerBatch]:
         """Return the batches whose `delivery_timeout_ms` has passed, including those in a request.
 
-        They are removed from the queues.
+        Queued batches are removed from `queued`. Those in a request stay in `out` until it is over.
         """
         oldest = now_ms - self._settings.delivery_timeout_ms
         expired = []
@@ -328,7 +328,8 @@ class RecordAccumulator:
     def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
         """Return the ms until a batch becomes due or expires merely because time passes. Returns None if there is none.
 
-        `waiting` returns whether a partition waits for something other than time.
+        `waiting` returns whether a partition waits for something other than time. Then only the expiry of its batches
+        counts.
         """
         delays: list[float] = []
         if self.incomplete:

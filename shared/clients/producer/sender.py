@@ -105,7 +105,8 @@ class Sender:
         return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.completion.ledger!r}>"
 
     def start(self, on_broken: Callable[[Exception], None]) -> None:
-        """Let `wake` take turns from now on. If an error ends the turns, `on_broken` is called with it."""
+        """From now on `wake` schedules a turn (`run_once`) on the event loop. If a turn raises an error, the turns end
+        and `on_broken` is called with the error."""
         self._loop = asyncio.get_running_loop()
         self._on_broken = on_broken
 

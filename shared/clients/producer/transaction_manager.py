@@ -154,7 +154,8 @@ class SequenceLedger:
         """Whether the partition's next batch may get a number. There are three cases in which it may not:
 
         1. There is no producer id.
-        2. A numbered batch of the partition was given up, or a gap was shown, and `settle` has not resolved that yet.
+        2. A numbered batch of the partition was given up, or the broker has shown a gap, and `settle` has not resolved
+           that yet.
         3. The partition's first batch under a new producer id or epoch is not acknowledged.
         """
         if not self.ready or tp in self._troubled:
