@@ -69,10 +69,10 @@ def encode_records(
     """Append records of the columns to those in `out`, as many as fit.
 
     `rows` has the records' indices in the columns. Only `rows[first:stop]` are appended. Returns the position in `rows`
-    of the first record that was not appended, or `stop`. A record fits if the batch with it is smaller than
-    `batch_size`. The first record of a batch always fits if the buffer has room for it. `state` is kept from call to
-    call. The header bytes of a record begin with the number of headers. A record has no headers if its value in
-    `header_lengths` is 0 or less. No record has headers if `header_lengths` is empty.
+    of the first record that was not appended, or `stop`. A record fits if the batch with it ends within `out` and has
+    fewer than `batch_size` bytes. The first record of a batch only has to end within `out`. The caller passes the
+    batch's `state`, which each call updates. The header bytes of a record begin with the number of headers. A record
+    has no headers if its value in `header_lengths` is 0 or less. No record has headers if `header_lengths` is empty.
     """
     position = state[POSITION]
     count = state[COUNT]

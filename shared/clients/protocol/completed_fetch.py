@@ -138,7 +138,8 @@ class CompletedFetch:
 
     `position` is the offset of the next record to return, `epoch` the leader epoch of the last decoded batch.
     `end_offset` is the offset to fetch next, `end_epoch` the leader epoch of the batch before it (-1 if unknown). With
-    `packed` the columns are positions in `data`, or in a buffer of decompressed batches, and keep it in memory.
+    `packed` the columns are positions in `data`, or in a buffer of decompressed batches. The columns keep that whole
+    buffer in memory.
     """
 
     __slots__ = (
@@ -256,8 +257,10 @@ class CompletedFetch:
             self._torn = f"no whole batch in {size} bytes"
 
     def _decode(self, max_records: int | None) -> Columns | None:
-        """Return the records of the next whole batches: as many batches as have `max_records`, but at least
-        DECODED_RECORDS, records. Returns None if there are no more."""
+        """Decode the next whole batches until they have at least `max_records` and at least DECODED_RECORDS records.
+
+        Returns their records, or None if there are no more.
+        """
         into = _PackedFetch(self._data, self.position) if self._is_packed else _ListFetch(self._data, self.position)
         # Without a limit, a bound that only highly compressed batches exceed: the next call returns the rest.
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)

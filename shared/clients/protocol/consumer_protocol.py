@@ -36,7 +36,10 @@ RACK_SINCE = 3
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A member's message to the leader. `generation` is the generation of `owned`, -1 if there is none."""
+    """A member's message to the leader.
+
+    `generation` is the group generation of the assignment `owned`; -1 if the member was in none or sent none.
+    """
 
     topics: tuple[str, ...]
     user_data: bytes | None = None

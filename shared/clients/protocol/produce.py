@@ -124,8 +124,7 @@ class ProduceStruct(FlexibleStruct):
 
 
 class Produce(ProduceRequest):  # type: ignore[misc]
-    """The request in the newest version that the broker supports. `prepare` raises UnsupportedVersion if that is below
-    9.
+    """A Produce request, which `prepare` encodes.
 
     It is a subclass of aiokafka's ProduceRequest, because aiokafka's client then expects no response under acks=0.
     """

@@ -81,7 +81,11 @@ NO_COMPRESSION = Compression(DefaultRecordBatch.CODEC_NONE)
 
 
 def new_batch_builder(batch_size: int, transactional: bool) -> Any:
-    """Return aiokafka's builder of one record batch. It takes records until the batch has `batch_size` bytes."""
+    """Return aiokafka's builder of one record batch.
+
+    It takes the first record, whatever its size, then each record with which the batch has fewer than `batch_size`
+    bytes.
+    """
     codec = DefaultRecordBatch.CODEC_NONE
     return DefaultRecordBatchBuilder(
         MAGIC, codec, int(transactional), NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, batch_size
