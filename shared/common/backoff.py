@@ -21,7 +21,7 @@ RETRY_BACKOFF_MAX_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """Waits in ms; see the module. An `initial_ms` above `max_ms` counts as `max_ms`; `jitter` is from 0 to 1."""
+    """Waits in ms; see the module. `jitter` is from 0 to 1."""
 
     initial_ms: float
     max_ms: float
@@ -31,7 +31,7 @@ class ExponentialBackoff:
     def wait_ms(self, failures: int, random: float = 0.5) -> float:
         """Return the wait after that many failures in a row: 0 ms if nothing failed.
 
-        `random` is drawn uniformly from 0 to 1.
+        The caller draws the number `random` uniformly from 0 to 1, for the jitter.
         """
         if failures < 1 or self.initial_ms <= 0:
             return 0.0

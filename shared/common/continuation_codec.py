@@ -50,7 +50,10 @@ class ContinuationCodec(Generic[PositionT]):
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     def decode(self, text: str | None) -> PositionT | None:
-        """The position in a continuation. Raises WrongContinuation unless the text is a continuation for this query."""
+        """The position in a continuation; None for None.
+
+        Raises WrongContinuation if the text is not a continuation for this query.
+        """
         if text is None:
             return None
         shown = repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…")

@@ -66,7 +66,7 @@ class IllegalState(PenstockError):
 
 
 class KafkaTimeout(RetriableError):
-    """The deadline of a call passed before the broker answered. The request may still have been carried out."""
+    """A call was not completed before its deadline. A request that it sent may still have been carried out."""
 
     maybe_written = True
 
@@ -279,19 +279,20 @@ class WriterFenced(FatalError):
 class LakeNotRemoved(RetriableError):
     """The files of a lake could not be listed, or some could not be removed.
 
-    The message names the folder or the first such file, and the reason. The removal of the remaining files can be tried
-    again.
+    The message names the folder, or the first file that could not be removed, and the reason. Repeat the call to
+    remove the remaining files.
     """
 
 
 class ProcessingFailed(FatalError):
     """A record, a punctuation or a state cannot be processed, so the worker stops. The message names it.
 
-    Nothing of it was committed. The next start restores the state of the last commit, reads the same record and fails
-    again, unless the program or a setting changes. Three causes can be fixed:
+    The worker has committed nothing of it. The next start restores the state of the last commit, reads the same record
+    and fails again, unless the program or a setting changes. Three causes can be fixed:
 
-    1. The exception handler of the stage is `fail`. With `dead_letter` the worker leaves the record out and continues.
-       If a store has already taken the record, the store keeps it. Only the input of the failing node is left out.
+    1. The exception handler of the stage is `fail`. With `dead_letter` the worker writes a dead letter and continues.
+       If no store has taken the source record yet, the worker leaves out the whole record. Otherwise the stores keep
+       the record, and the worker leaves out only the input of the failing node.
     2. A node raised an error after it had changed a store. Fix the node, or let it raise before the change.
     3. A record or state is too large. Raise `max_request_size` and the topic's `max.message.bytes`.
     """

@@ -172,7 +172,7 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
 
 
 def read_only(array: NDArray[Any], of: type[T]) -> NDArray[T]:
-    """The array in the form of PackedBytes' arrays: of this type, contiguous and read-only. Kernels need this form."""
+    """The array in the form that kernels need: with elements of the type `of`, contiguous and read-only."""
     view: NDArray[T] = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view

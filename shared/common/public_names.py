@@ -23,12 +23,12 @@ PRIVATE = ("penstock.shared.", "penstock.services.")
 
 
 def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Set the module of the classes and functions in `names` to `module`. `members` is the namespace of that module.
+    """Set the module of the classes and functions in `names` to the public module `module`.
 
-    A class that is already public keeps its name: an error is `penstock.errors.…` in `penstock.connect` too.
-    Annotations that are text are resolved here, in the class's own module and in the public one. The reason is that
-    `typing.get_type_hints` looks names up in the class's `__module__`, which is now the public one. Raises NameError
-    for an annotation that neither module can resolve.
+    `members` is the namespace in which the names are looked up. A class that is already public keeps its name: an error
+    is `penstock.errors.…` in `penstock.connect` too. A class's annotations that are text are resolved here, in the
+    class's own module and in `members`. The reason is that `typing.get_type_hints` looks names up in the class's
+    `__module__`, which is now the public one. Raises NameError for an annotation that neither can resolve.
 
     A drawback: `inspect.getsource` looks for a published class in the public module, and does not find it.
     """

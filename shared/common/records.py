@@ -166,7 +166,10 @@ class RecordColumns(Sequence[ProducerRecord]):
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
-    """Where a record was stored. `offset` is -1 under acks=0; `timestamp` is in ms; sizes are in bytes, -1 for None."""
+    """Where a record was stored. `offset` is -1 under acks=0; `timestamp` is in ms.
+
+    The sizes are in bytes, and -1 if the record's key or value is None.
+    """
 
     topic: str
     partition: int
@@ -197,7 +200,9 @@ class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
 
 class HeaderColumn(Sequence[Headers]):
-    """The headers of many records. The pairs of a record are made when they are accessed, from the list as it was read.
+    """The headers of many records, in lists as they were read.
+
+    A record's headers become a tuple when they are accessed.
 
     >>> column = HeaderColumn([[("trace", b"1")], ()])
     >>> column[0], column[-1:], column == [(("trace", b"1"),), ()]
@@ -239,8 +244,8 @@ class Columns(Generic[K, V]):
     `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` are sequences, all with one element for each
     record. Keys and values are bytes or None unless a deserializer returns other types. Without a deserializer, and if
     numba is installed, they are `PackedBytes`: Python bytes are made on access. Loop over `PackedBytes` rather than
-    index the elements one by one, which is slower. `headers` is None if no record of the batch has headers; otherwise
-    each record's headers are made on access. Offsets ascend but may have gaps (compaction, transaction markers).
+    index the elements one by one, which is slower. `headers` may be None if no record has headers; otherwise it has
+    one element for each record. Offsets ascend but may have gaps (compaction, transaction markers).
     """
 
     topic: str

@@ -41,7 +41,8 @@ class RepeatedFailure:
     def failed(self, now_ms: int) -> dict[str, int] | None:
         """Record a failure. Returns the fields to log, or None if this failure is not to be logged.
 
-        From the second failure in a row on, the fields are the number of failures and the time since the first.
+        The first failure in a row is logged without fields (`{}`). The fields of later ones are the number of failures
+        in a row, and the time since the first.
         """
         self._failures += 1
         if self._failures == 1:

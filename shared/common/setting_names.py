@@ -30,7 +30,8 @@ _commands: Callable[[], Iterable[type[BaseModel]]] = tuple
 def register_commands(commands: Callable[[], Iterable[type[BaseModel]]]) -> None:
     """Set the function that yields the settings models of all commands.
 
-    It is called if the file or environment has a top-level name that the running command's own model lacks.
+    The function is called if the settings file or the environment has a top-level name that the running command's own
+    model lacks.
     """
     global _commands
     _commands = commands

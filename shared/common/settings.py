@@ -242,8 +242,9 @@ class CommandSettings(BaseSettings):
     ) -> Self:
         """Load a command's settings from its flags, the environment and the settings file.
 
-        Raises ConfigError that names each wrong setting, the reason, and its spellings. `--help` prints every setting
-        and exits, as argparse does.
+        Raises ConfigError, whose message names the unknown settings. If there are none, it names each setting with a
+        wrong value, the reason, its flag and its environment variable. `--help` prints every setting and exits, as
+        argparse does.
         """
         environ = os.environ if environ is None else environ
         arguments, file = _config_file(arguments, environ)

@@ -52,9 +52,9 @@ def utc_text(ms: int) -> str:
 
 
 def time_ms(text: str) -> int:
-    """Ms since the epoch, from a number of ms or an ISO 8601 time (UTC by default). The result fits 64 bits.
+    """Ms since the epoch, from a number of ms or an ISO 8601 time (UTC by default).
 
-    Raises ConfigError for any other text.
+    Raises ConfigError for any other text, and for a number beyond 64 bits.
     """
     if text.removeprefix("-").isdecimal():
         ms = int(text) if len(text) <= DIGITS_MAX else TIME_MS_MAX + 1
