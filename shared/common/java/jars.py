@@ -64,7 +64,7 @@ class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A lock file: `jars` are the jars of `roots` (`group:artifact:version`) and of all their runtime dependencies.
 
     Jars of `excluded` (`group:artifact`, or `group:*`) are left out because another package already provides them.
-    `title` is for messages. `folder` names the set's folder in the cache. The name ends with the version, as in
+    `title` is for messages. `folder` names the set's folder in the cache: the software and its version, as in
     `kafka-4.1.1`.
     """
 
@@ -231,7 +231,7 @@ async def _fetch_jar(
 
 
 async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartialJar) -> None:
-    """Request the bytes that the part file lacks. Raises _AttemptFailed, _WrongContent."""
+    """Download the bytes that the part file lacks, and append them to it. Raises _AttemptFailed, _WrongContent."""
     import httpx
 
     headers = {"range": f"bytes={part.size}-"} if part.size else {}

@@ -65,7 +65,8 @@ def home_folder(environ: Mapping[str, str]) -> Path:
 def find_repository(environ: Mapping[str, str]) -> Repository:
     """The first repository that the module's search order finds: the user's own, or else Maven Central.
 
-    Raises JarsUnavailable if none is found, if the URL is not http(s), or if a settings file cannot be used.
+    Raises JarsUnavailable if not even Maven Central's address is found, if the URL is not http(s), or if a settings
+    file cannot be used.
     """
     if url := environ.get(REPOSITORY_VARIABLE):
         return _parse_repository(url, REPOSITORY_VARIABLE)
