@@ -25,7 +25,7 @@ NO_VERSION = -1
 
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
-    """The version of each application that the table knows; empty if there is no table. Raises RetriableError."""
+    """The versions of those of `applications` that the table knows; empty without a table. Raises RetriableError."""
     table = _open_table(uri, options)
     found = {} if table is None else {name: table.transaction_version(name) for name in applications}
     return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}

@@ -36,7 +36,7 @@ class TableFiles(NamedTuple):
 
 
 class ApplicationFiles(NamedTuple):
-    """The content of an application's folder (a path or a URI). Tables are named `state`, `closed/visits` and so on."""
+    """The files in an application's folder `root` (a path or a URI) by table: `state`, `closed/visits` and so on."""
 
     root: str
     tables: dict[str, TableFiles]
@@ -45,7 +45,7 @@ class ApplicationFiles(NamedTuple):
 def find_files(
     lake: str, application: str, storage_options: Mapping[str, str] | None = None
 ) -> ApplicationFiles | None:
-    """The lake's files of an application; None if it has no local folder, or no object in an object store.
+    """Count an application's files in a lake. Returns None if it has no local folder, or no object in an object store.
 
     Raises ConfigError or LakeNotRemoved.
     """
@@ -61,7 +61,10 @@ def find_files(
 
 
 def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
-    """Remove all files that `find_files` finds now, and nothing else. Raises ConfigError or LakeNotRemoved."""
+    """Remove an application's local folder, or, in an object store, all its objects that exist at the call.
+
+    Raises ConfigError or LakeNotRemoved.
+    """
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:

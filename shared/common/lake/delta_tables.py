@@ -37,7 +37,10 @@ def one_line(error: BaseException) -> str:
 def open_table(
     uri: str, storage_options: Mapping[str, str] | None = None, version: int | None = None
 ) -> DeltaTable | None:
-    """A Delta table, at its newest version or at `version`; None if there is none. Raises LakeUnavailable."""
+    """A Delta table, at its newest version or at `version`; None if there is no table.
+
+    Raises LakeUnavailable, also if the table lacks that version.
+    """
     try:
         return DeltaTable(uri, version=version, storage_options=dict(storage_options) if storage_options else None)
     except TableNotFoundError:

@@ -17,7 +17,8 @@ def describe_tables(lake: str, application: str, storage_options: Mapping[str, s
     """Return the figures of an application's lake tables.
 
     The figures are: live rows, closed rows by store, table versions, and the time when the newest compaction ended.
-    Live rows are the valid rows of `state` with `live`; `state` keeps those of closed sliding windows for a while.
+    A live row is the newest row in `state` of its window, if its `live` is true. A closed sliding window has a live row
+    for a while, which is counted.
 
     A table's version is -1 if the table does not exist. `compacted_at_ms` is None if the history of `state` has no
     compaction. Raises LakeUnavailable or NotASnapshot.

@@ -79,7 +79,7 @@ def find_live_windows(
 
 
 def newest_rows_query(where: str) -> str:
-    """The FROM clause of a query over `state` for the newest row of each matching window, tombstones included.
+    """The FROM and WHERE clauses of a query over `state`: the newest row of each matching window, with tombstones.
 
     A changelog offset identifies a row of a partition. So the newest rows are found by a join on their offsets, which
     takes a quarter of the time of `row_number()`.
