@@ -52,7 +52,7 @@ EXTRAS = {"connectors.delta": ("streams",), "connectors.files": ("files",)}
 
 
 def builtin(public: str, name: str) -> type:
-    """Return the class of that name in a public module.
+    """Return the class `name` of the public module `public`, a key of `BUILTIN`.
 
     Raises AttributeError for an unknown name, as a module does. Raises MissingExtra if the class needs a package that
     is not installed.

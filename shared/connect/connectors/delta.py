@@ -131,8 +131,8 @@ class DeltaSinkTask(SinkTask):
             raise
 
     async def _append_to_delta_table(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
-        """Append records, and store these offsets of their partitions. Records that do not fit the table are
-        reported as errors."""
+        """Append records, and in the same commit store `ends`, the next offsets of the partitions. Records that do not
+        fit the table are reported as errors."""
         if not records:
             return
         moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}

@@ -164,9 +164,9 @@ class _CapturedTable:
         self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
 
     def row(self, texts: Values, instead: Values | None = None) -> Row:
-        """Return the values of a changed row. A large value that did not change is taken from `instead`.
+        """Return the values of a row in the log. An unchanged large value is taken from `instead`, the old row.
 
-        Values that are in neither are left out.
+        Large values that are in neither row are left out.
         """
         found = {}
         for at, (field, column) in enumerate(zip(self.schema.fields, self.relation.columns, strict=True)):
@@ -228,7 +228,7 @@ class SlotReader:
     def records(self, data: bytes) -> list[SourceRecord]:
         """Return the records for one message of the slot: mostly one for a change, and none for any other message.
 
-        `incomplete` lists rows without some values.
+        Rows of updates that lack large values are added to `self.incomplete`.
         """
         message = decode_pgoutput(data)
         if isinstance(message, Begin):
