@@ -40,10 +40,10 @@ class Converter(ABC):
         """Return the value of the bytes, with its schema."""
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
-        """Convert many values that share one schema.
+        """Convert many values that share one schema at once.
 
-        Returns None or raises an error if their schemas differ, or if one value cannot be converted. The caller then
-        converts them one by one.
+        Returns None or raises an error if that is not possible, for example because the schemas differ. The caller then
+        converts the values one by one. The default returns None.
         """
         return None
 

@@ -383,8 +383,8 @@ def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, A
 
 
 def map_of_entries(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a map of its keys and values. Raises DataError for a key, such as a struct, that cannot be a key in
-    Python."""
+    """Return a map of `entries`, pairs of key and value. Raises DataError for a key that is not hashable, such as a
+    struct."""
     made: dict[Any, Any] = {}
     for key, value in entries:
         try:

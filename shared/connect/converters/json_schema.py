@@ -322,8 +322,8 @@ def _property_index(json: Any) -> int:
 def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
     """Return a value as the JSON that its JSON Schema describes.
 
-    The result is that of JsonConverter, but a map whose keys are not strings is an array of objects with `key` and
-    `value`.
+    The result is that of JsonConverter, but a map whose keys are not strings, or are optional strings, is an array of
+    objects with `key` and `value`.
     """
     return _convert_maps_in_value(schema, value, lambda one, item: value_to_json(one, item, numeric), _map_to_entries)
 
@@ -358,9 +358,10 @@ def _convert_maps_in_value(
     leaf: Callable[[Schema | None, Any], Any],
     entries: Callable[[Schema, Any, Callable[[Schema | None, Any], Any]], Any],
 ) -> Any:
-    """Convert a value of JsonSchemaConverter: maps that have entries by `entries`, and everything else by `leaf`.
+    """Convert a value to or from JsonSchemaConverter's JSON.
 
-    A map has entries in JSON if its keys are not strings. A value without such maps is converted as a whole.
+    `entries` converts each map that is an array of objects in JSON (see `to_json`). `leaf` converts each value that
+    contains no such map.
     """
     if schema is None or value is None or not _has_entries(schema):
         return leaf(schema, value)
