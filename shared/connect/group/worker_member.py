@@ -156,7 +156,8 @@ class WorkerMember(Member):
     def has_lost_work(self, now_ms: int) -> bool:
         """Return whether other workers may have the held work (case 3 of the module).
 
-        Returns False in the states UNJOINED, JOINING and SYNCING. In UNJOINED, `next_step` checks `is_given_up` itself.
+        Always returns False while the worker sends no heartbeats: in the states UNJOINED, JOINING and SYNCING. In
+        UNJOINED, `next_step` makes this check before the worker joins.
         """
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 

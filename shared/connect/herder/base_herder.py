@@ -70,7 +70,7 @@ def _connector_errors(problem: str, mask: redaction.Mask) -> Iterator[None]:
 
 
 class BaseHerder(ABC):
-    """Reads, validation and offsets. `generation` is that of the worker's group."""
+    """Answers reads, validates configs, and alters offsets. `generation` is that of the group, 0 without a group."""
 
     generation = 0
     _runner: WorkRunner

@@ -192,7 +192,7 @@ class DistributedHerder(BaseHerder):
         await self._leader_client.close()
 
     async def run_once(self) -> None:
-        """Run one turn, in the order of Kafka Connect's `DistributedHerder.tick`. Then it waits for work.
+        """Run one turn of the loop (Kafka Connect: `DistributedHerder.tick`). At its end, wait until there is work.
 
         1. Join the group if a rebalance is due, and start the assigned work.
         2. On the leader, replace an expired session key.
@@ -665,8 +665,8 @@ class DistributedHerder(BaseHerder):
     async def put_task_configs(
         self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
     ) -> None:
-        """Store the task configs of a connector that another worker runs. Raises Forbidden or BadRequest for an
-        invalid signature."""
+        """Store the task configs of a connector that another worker runs. Raises BadRequest if the signature is missing
+        or malformed, and Forbidden if it is wrong."""
         self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._put_tasks(name, configs))
 
@@ -794,7 +794,7 @@ class PendingChanges:
             self.rejoin = None
 
     def take(self) -> ConfigChanges:
-        """Return and remove all pending changes. `take_rejoin` returns the reason for a rebalance."""
+        """Return and remove all pending changes. The reason for a rebalance stays: `take_rejoin` returns it."""
         changes = self._changes
         self._changes = ConfigChanges()
         return changes

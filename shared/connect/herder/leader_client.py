@@ -21,7 +21,7 @@ LEADER_TIMEOUT_MS = 30_000
 
 
 class LeaderRejected(ConnectError):
-    """The leader rejected the request. The message is the leader's."""
+    """The leader rejected the request. The message contains the leader's response."""
 
 
 class LeaderNotReached(RetriableError, ConnectError):

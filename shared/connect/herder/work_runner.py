@@ -60,10 +60,10 @@ class WorkRunner:
         return ConnectorsAndTasks(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
-        """Return the tasks among these that run here with configs that are no longer current.
+        """Return those of `tasks` that run here with configs that are no longer current.
 
-        With `whole_sets` all of them that run here are outdated, because the producers of a connector's tasks are
-        fenced together.
+        With `whole_sets`, return all of `tasks` that run here, whatever their configs: the producers of a connector's
+        tasks are fenced together.
         """
         snapshot = self._snapshot()
         here = self.running().tasks
