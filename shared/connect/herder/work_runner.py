@@ -102,8 +102,8 @@ class WorkRunner:
                 await self.start_task(task)
 
     async def stop(self, work: ConnectorsAndTasks) -> None:
-        """Stop work. Tasks are stopped first, since a connector may serve its tasks. Work in a restart is not
-        started again."""
+        """Stop the given work. Tasks are stopped first, since a connector may serve its tasks. Work that is in a
+        restart is not started again."""
         self._given_up.update([*work.connectors, *work.tasks])
         await self._stop_work(work)
 
@@ -153,7 +153,7 @@ class WorkRunner:
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
         """Stop and start a connector. If `announced`, RESTARTING is reported in between. Returns when the start has
-        ended.
+        succeeded or failed. A connector that is revoked while it stops is not started.
 
         Call it outside the herder's loop, since a start may take long. If an earlier restart is still stopping the
         connector, first waits until the connector is stopped.
