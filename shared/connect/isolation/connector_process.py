@@ -52,7 +52,7 @@ class ConnectorProcess:
         started, or exits before `close`.
 
         `orphan_limit_ms` is how long the process may take to end after this worker has ended. After that its guard
-        (`child_guard`) kills it.
+        process (`child_guard`) kills it.
         """
         self._connector = connector
         self._orphan_limit_ms = orphan_limit_ms
