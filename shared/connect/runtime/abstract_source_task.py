@@ -126,7 +126,8 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
-        """Called before a record is sent. The result is passed to the callback with the record's outcome."""
+        """Called before a record is sent. The result is the `token` that `_record_sent`, `_record_skipped` or
+        `_record_not_sent` gets with the record's outcome."""
 
     @abstractmethod
     def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
@@ -160,7 +161,8 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _commit_last_offsets(self, *, failed: bool) -> None:
-        """Called at the end, when no more records are polled or sent. `failed` is True after an error."""
+        """Called when no more records are polled or sent, unless the task was cancelled. `failed` is True after an
+        error."""
 
     async def _start_task(self) -> None:
         await self.parts.reporters.start()

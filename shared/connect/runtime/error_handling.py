@@ -117,7 +117,7 @@ class RetryWithToleranceOperator:
     def retry_after(self, error: Exception, attempt: int, started_ms: int, now_ms: int) -> int | None:
         """Return the delay in ms before the next attempt of the operation, or None if there is none.
 
-        `attempt` counts from 1. `started_ms` is the start of the first attempt.
+        `attempt` is the number of the failed attempt, from 1. `started_ms` is the start of the first attempt.
         """
         if not isinstance(error, RetriableError):
             return None

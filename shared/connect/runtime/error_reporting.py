@@ -247,7 +247,8 @@ def log_fields(
 ) -> dict[str, Any]:
     """Return the log fields that report a failure.
 
-    With `messages` they also contain the record's coordinates. They never contain its key, value or headers.
+    With `messages` there are also fields for the record's timestamp, topic, partition and offset. A source record has
+    its source partition and source offset instead of the offset. No field is for the key, value or headers.
     """
     fields: dict[str, Any] = {
         "task": str(id),

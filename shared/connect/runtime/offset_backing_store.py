@@ -76,9 +76,9 @@ class StoredOffsetReader:
 
 
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """Return the key of a source partition in an OffsetBackingStore. The order of its names does not matter.
+    """Return the key of a source partition in an OffsetBackingStore. The partition's names may be in any order.
 
-    Raises ConnectError if the partition has no JSON form, and DataError if it is too large.
+    Raises ConnectError if the partition has no JSON form, and DataError if the key exceeds OFFSET_BYTES_MAX.
     """
     key = b"[" + msgspec.json.encode(connector) + b"," + source_partition_key(partition) + b"]"
     return _limited_in_size(key, f"{connector}: source partition")

@@ -126,7 +126,8 @@ class Plugins:
         return self.find("converter", name) or self.find("header_converter", name)
 
     def connector_class(self, name: str) -> type[Connector]:
-        """Return a connector class by name. For an unknown name, raises ConfigError with a list of the known ones."""
+        """Return a connector class by name. If there is none, raises ConfigError, which names the extra to
+        install, or else the known connectors."""
         found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)
         if found is None:
             _check_extra(name)

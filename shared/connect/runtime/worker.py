@@ -180,8 +180,8 @@ class Worker:
         return bool(await TaskThread.call_once("alter-offsets", connector.alter_offsets, props, offsets))
 
     async def validate(self, config: Props) -> ConfigInfos:
-        """Return the errors of a configuration, which may have variables (`${…}`). Raises any error that the connector
-        raises.
+        """Validate a configuration after its variables (`${…}`) are resolved. Raises as `validate_connector` does, and
+        any error that the connector raises.
 
         The validation runs in a thread, since the connector may read from its external system.
         """
@@ -190,7 +190,8 @@ class Worker:
         )
 
     async def stop_connector(self, name: str) -> None:
-        """Stop a connector within the graceful timeout. Does nothing if it is not on this worker."""
+        """Stop a connector. After the graceful timeout it is cancelled and abandoned. Does nothing if it is not on this
+        worker."""
         connector = self._connectors.pop(name, None)
         if connector is not None:
             await connector.shutdown(self.graceful_timeout_ms)
@@ -200,11 +201,11 @@ class Worker:
         await asyncio.gather(*(self.stop_connector(name) for name in names))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
-        """Return the task configurations of a running connector in their stored form, with unresolved variables
-        (`${…}`).
+        """Return the task configurations of a connector in their stored form, with unresolved variables (`${…}`).
 
-        Raises ConnectorNotFound if the connector does not run here, or is stopped meanwhile. Raises ConnectError if
-        there are more than tasks.max, unless `tasks.max.enforce` is false. Raises any error that the connector raises.
+        Raises ConnectorNotFound if the connector is not on this worker, or if the connector raises an error after it
+        was stopped. Raises ConnectError if there are more than tasks.max, unless `tasks.max.enforce` is false. Raises
+        any other error that the connector raises.
         """
         connector = self._connectors.get(name)
         if connector is None:
@@ -269,7 +270,8 @@ class Worker:
             )
 
     async def _restart_after_failure(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
-        """Wait until a task has failed, then restart it after a backoff. Tries again if the task cannot be made."""
+        """Wait until a task has ended. If it failed and `task.restart.enable` is set, restart it after a backoff. If
+        the new task cannot be made, try again after the next backoff."""
         await asyncio.wait([running])
         id = task.id
         begun = task.state is not State.FAILED or task.stopping
