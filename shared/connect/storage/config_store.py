@@ -68,7 +68,8 @@ class ConfigStore:
         self._started = False
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Read all records that others have written up to now. Raises KafkaTimeout if that takes too long."""
+        """Read all records that other workers have written up to now. A store in memory has none. Raises KafkaTimeout
+        if that takes too long."""
 
     @property
     def is_claimed(self) -> bool:
@@ -82,8 +83,8 @@ class ConfigStore:
         """Give up the right to make a leader's changes."""
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
-        """Store a connector's config. `target` is its first target state, or None for the default. The target state
-        is written first."""
+        """Store a connector's config. Before it, `target` is written as the target state. None keeps the target state,
+        which is STARTED for a new connector."""
         # As in KIP-980: a worker that reads the connector before its target state would start it.
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
         await self._write_config_records([*records, ConnectorRecord(name, config)], privileged=True)

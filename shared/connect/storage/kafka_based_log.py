@@ -80,8 +80,8 @@ class KafkaBasedLog:
     async def start(self) -> None:
         """Create the topic if it is missing, and read it to its end.
 
-        Raises ConfigError if the topic is not compacted, or has several partitions although it must have one. Also
-        raises the errors of a connection to Kafka.
+        Raises ConfigError if `cleanup.policy` is not just `compact`, or if the topic has several partitions although it
+        must have one. Also raises any error of the admin client or the consumer.
         """
         await self._create_compacted_topic()
         self._consumer = Consumer(

@@ -17,7 +17,7 @@ from penstock.shared.connect.storage.status_records import (
 
 
 class StatusCache:
-    """The newest status of each connector, task and topic. All records of the topic must be applied in order."""
+    """The newest status of each connector, task and topic. All records of the status topic must be applied in order."""
 
     def __init__(self) -> None:
         self._connectors: dict[str, ConnectorStatus] = {}

@@ -54,7 +54,8 @@ class StatusStore:
         """Return when all reports up to now are written, after `FLUSH_MS` at the latest."""
 
     async def refresh(self) -> None:
-        """Read all records that others have written up to now. Raises KafkaTimeout if that takes too long."""
+        """Read all records that other workers have written up to now. A store in memory has none. Raises KafkaTimeout
+        if that takes too long."""
 
     def put(self, status: StatusRecord) -> None:
         """Report a status, whatever the current one is."""
