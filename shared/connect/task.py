@@ -52,16 +52,16 @@ class TransactionContext(Protocol):
     """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit the transaction after this record, or else after the next batch that `poll` returns.
+        """Commit the transaction after `record`, or without a record after the next batch that `poll` returns.
 
-        Called inside `poll`, that is the batch which this call returns.
+        Inside `poll`, the next batch is the one that this call returns.
         """
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Abort the transaction after this record, or else after the next batch that `poll` returns.
+        """Abort the transaction after `record`, or without a record after the next batch that `poll` returns.
 
-        Called inside `poll`, that is the batch which this call returns.
+        Inside `poll`, the next batch is the one that this call returns.
 
         No record of the transaction is committed. The source offsets of its records are stored nevertheless.
         """

@@ -30,9 +30,10 @@ ESCAPED_BACKTICK = re.compile(r"\\`(?=\.)")
 def field_path(text: str, version: str) -> tuple[str, ...]:
     """Return the names that lead to the field that ExtractField takes out of a struct or map.
 
-    Under V1 the whole text is one name. Under V2, as in SingleFieldPath, dots separate the names. A name that begins
-    with a backtick ends at the next backtick before a dot or the end, and may contain dots. A backslash escapes a
-    backtick that does not end the name.
+    Under V1 the whole text is one name. Under V2, as in SingleFieldPath, dots separate the names. A name in backticks
+    may contain dots. It ends at the first backtick that has a dot or the end of the text after it, and no backslash
+    before it. In the name, a backslash is removed if a backtick and a dot follow it. Raises ConfigError if no backtick
+    ends the name.
 
     >>> field_path("a.`b.c`", "V2"), field_path("a.b", "V1")
     (('a', 'b.c'), ('a.b',))
