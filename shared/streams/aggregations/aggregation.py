@@ -220,7 +220,7 @@ class _OfNumber(OfField[Number]):
         return (0, 0)
 
     def number(self, value: Any) -> float | int | None:
-        """Return the number in the record's field; None if the field is None. Raises DataError if it is no number."""
+        """Return the field as a number of `self.type`, or None if it is None. Raises DataError if it is neither."""
         field_value = self._field_value(value)
         if field_value is None:
             return None
@@ -400,10 +400,10 @@ def sketch_of(deserialize: Callable[[bytes], Sketch], data: bytes) -> Sketch:
 
 
 def _is_verbatim_field(value_type: Any, field: str) -> bool:
-    """Return whether an aggregation takes its field as the stream's JSON values have it (`Aggregation.verbatim`).
+    """Return whether the stream's JSON values have the field in the form that is aggregated (`Aggregation.verbatim`).
 
-    The field must have the same name in JSON. If it has a default, the default must be None. Its type must need no
-    conversion.
+    The values must be objects in JSON, and the field must have the same name there. If it has a default, the default
+    must be None. Its type must need no conversion.
     """
     info = msgspec.inspect.type_info(value_type)
     found = next((f for f in getattr(info, "fields", ()) if f.name == field), None)
