@@ -263,8 +263,8 @@ class ChangelogReader:
     def next_epoch(self) -> int:
         """Return the epoch of the next owner.
 
-        If the current epoch is the highest possible, raise CorruptEntry for its takeover record. If the epoch came from
-        the snapshot, raise CorruptRecord.
+        If the current epoch is the highest possible, raise CorruptEntry for its takeover record, or CorruptRecord if
+        that epoch came from the snapshot.
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
@@ -451,8 +451,8 @@ def reader_start_offset(
     """Return the offset at which a changelog's reader starts: after the snapshot in the lake, which ends at `covered`.
 
     The log has the offsets from `first` to `end` (exclusive). Without a snapshot, `covered` is None and the reader
-    starts at 0. Raises ChangelogHole if `first` is above the start, or `end` below `covered`. The message names the
-    lake, and the setting `lake_name` that configures it.
+    starts at 0. Raises ChangelogHole if `first` is above the start, or `end` below `covered`. Without a snapshot, the
+    message names the lake, and the setting `lake_name` that configures it.
     """
     if covered is None:
         if first > 0:

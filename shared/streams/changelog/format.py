@@ -93,7 +93,7 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The record that ends every commit: the task's progress, and all that a restart needs besides the windows.
+    """The record that ends every commit: the task's progress, and all that a restart needs besides the stores' state.
 
     `guarantee` is the owner's processing guarantee. `wall_ms` is the time of the commit. `sources` maps each source
     topic to the next offset to read in this partition. `source_ids` maps source topics to the topic ids that those

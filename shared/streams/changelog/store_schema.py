@@ -156,9 +156,10 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
 
 
 def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
-    """Return the names of the aggregations whose states cannot be read under the schema `new`; empty if all can.
+    """Return the names of the aggregations that differ, if the schema `new` cannot read the states of `old`; else [].
 
-    A store may get further aggregations, except a table or a join. If only the order has changed, return `their order`.
+    A store may get further aggregations, except a table or a join. If only the order of the old ones has changed,
+    return ["their order"].
     """
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
