@@ -156,9 +156,11 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def reject_output(self, record: Record, error: Exception) -> None:
-        """Drop one output of this node because of `error`, if the error handlers allow that; else raise `error`.
+        """Drop one output of this node because of `error`, or make it a dead letter, as the error handlers decide.
 
         This is for outputs that an operator makes from its store. `record` is the part of the output that is known.
+        Raises `error` if the handler is `fail`, if no store has taken the current source record, or if no handler may
+        handle `error`, such as a ConfigError.
         """
         ...
 
@@ -202,8 +204,9 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
         source record a dead letter. ConfigError, FatalError, IllegalState and MemoryError always end the worker.
 
         Behind a store, and for a record that a punctuation or a commit forwarded, the source record is not rejected.
-        Then only the record given to this processor is dropped, and the handler decides what else happens to it. If the
-        processor changed a store and then raises, the worker ends.
+        Then only the record given to this processor is dropped, and the handler decides what else happens to it.
+
+        In any case the worker ends if the processor, or a node below it, changed a store before the error.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 

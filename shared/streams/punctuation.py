@@ -137,10 +137,10 @@ class PunctuationQueue:
 class TaskSchedules:
     """The punctuation schedules of one task.
 
-    `restored` has the restored due times of named schedules that were not scheduled again yet. A restored wall-clock
-    schedule is due within one interval, or at its start, even if the restored due time is later. The reason is that
-    clocks differ and are corrected. `has_new_grid` means that a named schedule began a grid that no commit contains
-    yet.
+    `restored` has the restored due times of named schedules that were not scheduled again yet. Clocks differ and are
+    corrected, so a restored wall-clock due time may be too far ahead. The schedule is due at the latest one interval
+    from now, or at its start if that is later. `has_new_grid` means that a named schedule began a grid that no commit
+    contains yet.
     """
 
     def __init__(self) -> None:

@@ -302,8 +302,8 @@ class StreamsBuilder:
     def build(self) -> Topology:
         """Return the topology.
 
-        Raises ConfigError if it has no source node (a global table has none), if a windowed aggregate lacks `on_close`
-        or `on_update`, or if records would be written back to their topic.
+        Raises ConfigError if it has no source node (a global table has none), if a windowed aggregate has neither
+        `on_close` nor `on_update`, or if records would be written back to their topic.
         """
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
@@ -511,8 +511,8 @@ class Stream(Generic[K, V]):
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
         """Merge two streams. Raises ConfigError if the keys of one are text and those of the other bytes.
 
-        The values may have different types. The records can then be counted, but a repartition topic, a join and the
-        aggregation of a field need one type. `map_values` on both streams, before the merge, gives them one type.
+        The values may have different types. `Count` accepts them. A repartition topic, a join with a stream or a table,
+        and every other aggregation need one type. `map_values` on both streams, before the merge, gives them one type.
         """
         require_same_builder("merge", self._builder, other._builder)
         if self._traits.key != other._traits.key:
@@ -994,7 +994,7 @@ class JoinOptions(NamedTuple):
 def add_join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
     """Add the nodes of a join to the builder's topology, and return the joined stream.
 
-    Raises ConfigError if the arguments do not fit the other side.
+    Raises ConfigError if the two sides, or a side and the arguments, do not fit together.
     """
     joiner = plain("join: joiner", joiner)
     require_name("join: name", options.name)

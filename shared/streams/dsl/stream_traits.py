@@ -13,12 +13,14 @@ from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
 class StreamTraits:
     """The traits of a stream's records.
 
-    `value` is the type of the values. `mixed` names the types of the values if merged streams have different ones.
-    `origin` is the topic where the records entered the topology. `is_rekeyed` means that keys may have changed, so
-    records of one key may be in several partitions. `rekeyed_by` is the name that the user gave to the operation that
-    changed them, if any; the repartition topic is named after it. `is_windowed` means that keys may be `WindowKey`s,
-    and `window_key` is the type of the record keys in them. `has_deletions` means that a record without a value may be
-    a retracted window or a deleted row.
+    `source` is the records' source node: after a repartition, the node that reads the repartition topic. `origin` is
+    the topic where the records entered the topology, before any repartition. `value` is the type of the values. `mixed`
+    names the types of the values if merged streams have different ones. `encode` is the default encoder of `Stream.to`.
+
+    `is_rekeyed` means that keys may have changed, so records of one key may be in several partitions. `rekeyed_by` is
+    the name that the user gave to the operation that changed them, if any; the repartition topic is named after it.
+    `is_windowed` means that keys may be `WindowKey`s, and `window_key` is the type of the record keys in them.
+    `has_deletions` means that a record without a value may be a retracted window or a deleted row.
 
     Of merged streams, `source`, `value`, `encode`, `window_key` and `origin` are those of the first stream.
     """
