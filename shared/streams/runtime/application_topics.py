@@ -58,8 +58,9 @@ async def prepare_topics(
 
     Raises UnknownTopicOrPartition, which names the topics that did not appear within `topic_wait_ms`. Raises
     ConfigError if the assignor does not suit several source topics (counting repartition topics), if the numbers of
-    partitions of the source topics, the repartition topics and the changelog differ, or if the existing changelog would
-    lose state. Logs a warning if retention would delete old event times from a result or late topic.
+    partitions of the source topics, the repartition topics and the changelog differ, or if an existing changelog's
+    settings let Kafka delete its records. Logs a warning if retention would delete old event times from a result or
+    late topic.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()

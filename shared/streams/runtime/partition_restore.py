@@ -97,7 +97,8 @@ class PartitionRestore:
         2. The log no longer has the records after the loaded snapshot, but there is a newer snapshot now.
         3. A file of the snapshot was deleted while it was loaded, but there is a newer snapshot now.
 
-        Raises ChangelogHole if the log does not continue the newest snapshot.
+        Raises ChangelogHole if the log does not continue the newest snapshot, or if there is no snapshot and the log no
+        longer begins at offset 0.
         """
         consumer.assign([self.at])
         reader = self.reader

@@ -41,10 +41,10 @@ SLICE_ROWS = 2_000
 
 
 class StoreQuery(NamedTuple):
-    """Selects the rows of one key, or of the keys from `key_from` to `key_to`, by key and by time.
+    """Selects the rows of one `key`, or of the keys from `key_from` to `key_to` (inclusive); None means no bound.
 
-    A window is selected if it ends at `from_ms` or later and begins at `to_ms` or earlier, in ms since the epoch. None
-    means no bound. `after` skips all rows up to and including that position.
+    Of these, it selects the windows that end at `from_ms` or later and begin at `to_ms` or earlier, in ms since the
+    epoch. Rows without a window are selected at any time. `after` skips all rows up to and including that position.
     """
 
     key: str | bytes | None = None
@@ -57,9 +57,9 @@ class StoreQuery(NamedTuple):
 
 
 class StoreResponse(msgspec.Struct, frozen=True):
-    """Rows in order; `position` has by partition the next offset to read of each source topic.
+    """Rows in order. `position` has for each partition the next offset to read of each source topic.
 
-    `last` is the position of the last row, if there are more rows than requested.
+    If there are more rows than requested, `last` identifies the last row, for `StoreQuery.after`. Otherwise it is None.
     """
 
     store: str

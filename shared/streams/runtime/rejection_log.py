@@ -13,7 +13,7 @@ REJECTIONS = ("late", "dead_letters", "skipped")
 
 
 class RejectionLog:
-    """The log of a task's rejected records: at most one line in each interval of `LOG_INTERVAL_MS`.
+    """The log of a task's rejected records: at most one line in `LOG_INTERVAL_MS`, unless `report` has `at_once`.
 
     Thousands of records a second may be rejected. A line counts all records that were rejected since the previous line.
     The worker reports what a commit contained once the commit has succeeded, because records without a commit may be
@@ -28,7 +28,7 @@ class RejectionLog:
     def report(self, totals: Totals, now_ms: int, *, at_once: bool = False) -> None:
         """Log the records that were rejected since the last line, if a line is due or `at_once` is set.
 
-        `now_ms` is monotonic. The line has the coordinates of the last record of each count, such as
+        `now_ms` is monotonic. For each count, the line describes the last record (`Totals.rejected_at`), such as
         `last_late="clicks-0@17"`.
         """
         new = {name: getattr(totals, name) - getattr(self._logged, name) for name in REJECTIONS}

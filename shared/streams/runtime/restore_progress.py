@@ -76,7 +76,7 @@ class RestoreReport:
     snapshot, from the instance's disk or from its standby. `milliseconds` is the duration of the whole restore. The
     other figures are of the changelog that was read after those rows. `changelog_records` counts all its records,
     including takeover and progress records. `changelog_windows` counts the entries that were applied, `foreign_records`
-    the foreign records that were skipped.
+    the skipped records that are no changelog entries.
     """
 
     snapshot_version: int | None = None

@@ -132,7 +132,8 @@ def ahead_of(
 ) -> AheadPartition | None:
     """Return the partition with both positions if the group is ahead of the changelog's position `known`, else None.
 
-    With `from_group`, a partition without a position in the changelog starts at the group's offset, so it is not ahead.
+    A partition without a position in the changelog (None) counts as at offset 0. With `from_group` it starts at the
+    group's offset instead, so it is not ahead.
     """
     if committed is None or committed.offset <= (known or 0) or (known is None and from_group):
         return None

@@ -85,8 +85,8 @@ def assign_standbys(
     has the partitions that each member has state of.
 
     Steps:
-    1. A member keeps the partitions that it has state of, up to an even share. A partition without an owner is kept
-       beyond that share, so that its next owner can be a member with state.
+    1. A member keeps the partitions that it has state of and does not own, up to an even share. A partition without an
+       owner is kept beyond that share, so that its next owner can be a member with state.
     2. The remaining replicas of partitions with an owner go to the members with the fewest standby partitions.
     """
     assigned: dict[str, list[int]] = {member: [] for member in order}
@@ -138,7 +138,8 @@ class StreamsAssignor(Assignor):
     def on_assignment(self, user_data: bytes | None) -> None:
         """Read this member's standbys from the assignment's user data.
 
-        Raises InconsistentGroupProtocol if no instance of the application has made the assignment.
+        Raises InconsistentGroupProtocol if the user data lacks the list of standbys: then the broker (KIP-848) or
+        another consumer made the assignment.
         """
         standbys = standing_partitions_of(user_data)
         if standbys is None:

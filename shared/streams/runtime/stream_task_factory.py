@@ -31,8 +31,8 @@ class StreamTaskFactory:
     """Creates the tasks of one topology.
 
     With a lake, raises ConfigError if a name of a store or an aggregation cannot be a column name in it, or if a late
-    record may miss more windows than a changelog entry can list. With rocksDB, raises ConfigError if it is not
-    installed. `startup` raises ConfigError if the state directory is not available.
+    record may miss more windows than half of the largest changelog entry can list. With rocksDB, raises ConfigError if
+    it is not installed. `startup` raises ConfigError if the state directory is not available.
     """
 
     def __init__(

@@ -290,7 +290,7 @@ class StreamWorker(RebalanceListener):
         """Resume suspended tasks whose partitions are assigned again, close the others, and restore the new ones.
 
         If this member missed a generation, all assigned tasks are restored, because another member may have owned their
-        partitions in between.
+        partitions in between. A suspended task is also restored if it has no position in one of its source topics.
         """
         if self._leaving:
             return
