@@ -40,7 +40,7 @@ class StateStoreRow(Protocol):
 
 
 def is_open(row: StateStoreRow) -> bool:
-    """Return whether a live row's window is open, by the rule of `Progress.open_from_ms`.
+    """Return whether a live row is open: all are, except closed sliding windows.
 
     A store keeps closed sliding windows for a while, because later windows begin with their state. Queries leave them
     out.

@@ -226,9 +226,9 @@ class RocksDb:
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
         """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the next end.
 
-        The next end is the least end in the index from `limit` on; -NEVER if there is none. The entries of the returned
-        rows stay in the index until a commit removes the rows. Other entries of the range are moved to the ends of
-        their rows, or removed if the row no longer exists.
+        The next end is the least end in the index from `limit` on; 2**63, later than any time, if there is none. The
+        entries of the returned rows stay in the index until a commit removes the rows. Other entries of the range are
+        moved to the ends of their rows, or removed if the row no longer exists.
         """
         own = DUE + bytes((store,))
         keys = set()
@@ -274,9 +274,10 @@ class RocksDb:
     ) -> dict[int, int]:
         """Write rows and the checkpoint atomically; a row that is None is removed.
 
-        `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched. If a
-        written row has an index entry before that end, or after the row's own end, the entry is moved to the row's end.
-        Return by how much each store's number of rows has changed.
+        `indexed` are the stores that have an index by end. `due` has for each store the end up to which its index was
+        searched. The index entry of a written row may stay at an earlier end of the row, where `take_due` finds and
+        moves it. But if it is before `due`, or after the row's present end, it is moved to the present end here. Return
+        by how much each store's number of rows has changed.
         """
         due = due or {}
         indexed = frozenset(indexed)
