@@ -42,11 +42,13 @@ class DecodedBatch:
     """A decoded batch.
 
     It has for each record the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
-    aggregation whose states are objects (`inputs`). `exceptional` are the indexes of exceptional records, ascending.
+    aggregation whose states are objects (`inputs`). `exceptional` are the indexes, ascending, of records that would be
+    rejected as single records, and so must be processed one by one.
+
     `decoded` are the decoded values; with an operator chain, the values that it has returned. Without a chain it is
-    None if a kernel read the values or if they are bytes. `is_out` marks records that the chain has filtered out; None
-    means that there is no chain. If time ran out in the chain, `codes` is shorter than the batch: it has only the
-    records that were looked at.
+    None if a kernel read the values or if they are bytes. `is_out` marks the records that the chain has filtered out
+    and those that it had no time for; None means that there is no chain. `codes` leaves out the records that the chain
+    had no time for, which are the last ones.
     """
 
     codes: Int32Array
@@ -173,10 +175,11 @@ class BatchDecoder:
     def _state_columns(
         self, values: Sequence[Any], timestamps: Int64Array, exceptional: set[int], out: set[int]
     ) -> tuple[RecordNumbers, list[list[Any]]] | None:
-        """Return the columns; cells of exceptional and filtered records are undefined.
+        """Return the values as columns for the aggregations; cells of exceptional and filtered records are undefined.
 
-        Records whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return
-        None: some number has a type that only the aggregation's `add` accepts.
+        The columns are the numbers for the kernel and the values for aggregations whose states are objects. Records
+        whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return None:
+        some number has a type that only the aggregation's `add` accepts.
         """
         try:
             return self._state_columns_without(values, timestamps, exceptional | out)
@@ -191,7 +194,7 @@ class BatchDecoder:
     def _state_columns_without(
         self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
     ) -> tuple[RecordNumbers, list[list[Any]]]:
-        """Return the columns of all records except those in `without`, whose cells are undefined.
+        """Return the columns of `_state_columns`, in which the cells of the records in `without` are undefined.
 
         Raises ValueRejected if one of the other records cannot be put into columns.
         """

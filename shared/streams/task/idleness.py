@@ -37,7 +37,9 @@ class Idleness:
         return is_due
 
     def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
-        """Return the ms by which time advances now.
+        """Return the ms by which time advances now: those since the last record or advance.
+
+        If these are fewer than `idle_timeout_ms`, return 0. Without `at_end`, return 0 and begin to count again.
 
         `positions` are the next offsets to read by topic. `at_end` means that the topics have no records from there on,
         not even records of an open transaction.

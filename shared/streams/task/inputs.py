@@ -28,9 +28,9 @@ class TaskInputs:
     """Holds a task's fetched records, and passes them to the task.
 
     See `partition_group` for `max_task_idle_ms`. A run is the records that the task processes at once. A topic is full
-    if more than `buffered_records_max` of its records are here. If this setting is not below its default, the limit is
-    raised to the maximum length of a run if that is higher. `process` with `time` logs a run that takes longer than
-    `blocking_ms_max`.
+    if more than `buffered_records_max` of its records are here. If the maximum length of a run is higher, that is the
+    limit, unless the user has set `buffered_records_max` below its default. `process` with `time` logs a run that takes
+    longer than `blocking_ms_max`.
     """
 
     def __init__(

@@ -215,8 +215,8 @@ def read_json_fields(
 ):  # fmt: skip
     """Read the members of objects into `numbers` and `has`. Return how many objects are left to msgspec.
 
-    The indexes of those objects go to `left`. `floats` is the same memory as `numbers`. `seen` has one element for each
-    member, 0 at first.
+    The indexes of those objects go to `left`. `floats` is the same memory as `numbers`. `seen` is scratch memory, at
+    first 0 for each member; it detects a member that an object repeats.
     """
     count = 0
     for i in range(len(starts)):

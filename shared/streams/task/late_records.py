@@ -104,9 +104,9 @@ def forwarded_late_record(
 ) -> ProducerRecord:
     """Return a forwarded record for the late topic.
 
-    Text, bytes and None are written unchanged, any other key or value as JSON. If it cannot be encoded as JSON, it is
-    replaced by its `repr`, or by the name of its type if that fails. Parts that make the record too large are left out
-    (`record_that_fits`). So no record can end the task.
+    Of a `WindowKey`, only the record key is written. Text, bytes and None are written unchanged, any other key or value
+    as JSON. If it cannot be encoded as JSON, it is replaced by its `repr`, or by the name of its type if that fails.
+    Parts that make the record too large are left out (`record_that_fits`). So no record can end the task.
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     key = encode_without_error(record.key.key if isinstance(record.key, WindowKey) else record.key)

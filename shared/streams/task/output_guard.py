@@ -68,7 +68,7 @@ class Edge(NamedTuple):
 def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:
     """Return the edges to a node's children, each with whether the output guard handles its errors.
 
-    `entrances` are the functions that take the children's records.
+    `entrances` has for each child the function that passes a record to it.
     """
     edges: list[Edge] = []
     store = _nearest_store(topology, name)
@@ -142,8 +142,8 @@ class OutputGuard:
     def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
         """Drop an output that a node could not make because of `error`, as the error handlers decide.
 
-        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if no store has taken
-        the current source record, or if `error` is one of NEVER_HANDLED.
+        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if there is a current
+        source record that no store has taken, or if `error` is one of NEVER_HANDLED.
         """
         if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error
@@ -233,10 +233,13 @@ def output_dead_letter(
 
     The output is a record that came from a store, a punctuation or a commit. Its dead letter must not be replayed as a
     source record, because a store has counted the source record. So it lacks the headers `penstock.dlq.topic`,
-    `.partition` and `.offset`. Its key and value are the output's: text and bytes unchanged, a window's result as a
-    flat JSON object, anything else as JSON, or as its `repr` if that fails. Its headers name the node that rejected the
-    output, the store and the window. If a source record caused the output, the headers `penstock.origin.*` have its
-    coordinates. Parts that make the dead letter larger than `record_bytes_max` are left out (`record_that_fits`).
+    `.partition` and `.offset`.
+
+    Its value is the output's. Its key is the output's, or the window's record key if the output came from a window.
+    Text and bytes are unchanged, a window's result is a flat JSON object, anything else is JSON, or its `repr` if that
+    fails. Its headers name the node that rejected the output, the store and the window. If a source record caused the
+    output, the headers `penstock.origin.*` have its coordinates. Parts that make the dead letter larger than
+    `record_bytes_max` are left out (`record_that_fits`).
     """
     record = emitted.record
     window = emitted.window
