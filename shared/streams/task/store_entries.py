@@ -122,9 +122,9 @@ def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception
 
 
 def _pack_window_values(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
-    """Encode the values of a window store's entries, one for each changed window.
+    """Encode the values of a window store's changelog entries, one for each changed window.
 
-    Fields of fixed size are encoded in one array. The columns of variable size follow, each value after its length.
+    An entry's value has `head`, then the fields of fixed size, then those of variable size, each after its length.
     """
     columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
     count = len(bounds[0])

@@ -99,8 +99,8 @@ class StreamTask:
     record that the task writes may have more than `record_bytes_max` bytes. `state_bytes_max` is the part of that limit
     that is left for the key and states of a changelog entry. Batches of at least `columns_min` records are processed as
     columns if the topology allows it. With `keeps_late`, late records are written to the changelog, for the lake.
-    Windows and joins reject records more than `max_future_ms` ahead of the clock; `process_input_records` rejects such
-    source records before.
+    Windows and joins reject records more than `max_future_ms` ahead of the wall clock. `process_input_records` rejects
+    such source records before they reach the task.
     """
 
     def __init__(
@@ -211,7 +211,8 @@ class StreamTask:
     def process(self, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
         """Process consecutive records of one source partition. Records before the task's position are skipped.
 
-        At least one record is processed. When `has_time` returns False, the rest is not. `sources` has the positions.
+        At least one record is processed. Once `has_time` returns False, the rest may be left. The attribute `sources`
+        has the position of the next record.
 
         The error handlers decide about errors. If they do not handle one, raises ProcessingFailed, which names node,
         topic, partition and offset. The handlers get no ConfigError, FatalError, IllegalState or MemoryError: these are
@@ -448,7 +449,7 @@ class StreamTask:
         """Return everything since the last commit, to be written.
 
         Raises ProcessingFailed if the task has failed before, or if `commit` of a processor or the encoding of a state
-        raises. Raises IllegalState before `initialize`.
+        raises. Raises IllegalState before `initialize` and from `close` on.
 
         The task may process records while the commit is written. The caller prepares no other commit before it has
         called `commit_succeeded`. If the write fails, it discards the task.

@@ -1,7 +1,7 @@
-"""Windows over whole batches: columns go into the store without a Python object for each record.
+"""Aggregation of whole batches: columns go into the store without a Python object for each record.
 
-A source is vectorized if it feeds one window and nothing else (`vectorized_executors`). The keys and values of a batch
-become columns, and the window's kernel takes them. Results of closed windows are forwarded at the end of the batch. A
+A source is vectorized if it feeds one aggregation and nothing else (`vectorized_executors`). The keys and values of a
+batch become columns, and a kernel takes them. Results of closed windows are forwarded at the end of the batch. A
 node below the window that may read the time would notice that. Then the source is processed record by record.
 
 A record is processed alone if it cannot be put into columns, for example because its value cannot be decoded, or if it
@@ -31,9 +31,10 @@ COLUMNS_MIN = 32
 def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> dict[str, VectorizedExecutor]:
     """Return the vectorized executors of a task, by topic.
 
-    A source has one if it feeds one window and nothing else, directly or through an operator chain (`operator_chain`).
-    The window must not have a user's aggregation. If it emits on close, no node below it may read the time, because
-    results are forwarded at the end of the batch. If it emits on update, updates must be deduplicated.
+    A source has one if it feeds one `WindowAggregate` or `KeyAggregate` and nothing else, directly or through an
+    operator chain (`operator_chain`). That node must not have a user's aggregation. If it emits on close, no node below
+    it may read the time, because results are forwarded at the end of the batch. If it emits on update, updates must be
+    deduplicated.
     """
     found = {}
     for source in task.topology.sources():
