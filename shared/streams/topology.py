@@ -256,7 +256,7 @@ class Topology:
     def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
         """Describe the topology as text, with one line for each node, grouped by sub-topology if there are several.
 
-        With `format="mermaid"` return the chart of `mermaid()`. Raises ConfigError for any other format.
+        With `format="mermaid"` return the chart of `mermaid()`. Raises ConfigError for an unknown format.
         """
         if format == "mermaid":
             return self.mermaid()

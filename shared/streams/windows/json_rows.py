@@ -48,7 +48,10 @@ def _cut_lines(data, starts, lengths):
 
 @compiled
 def _write_integers(numbers, out, starts, lengths):
-    """Write each number right-aligned into DIGITS_MAX bytes of `out`. Consecutive equal numbers share their bytes."""
+    """Write each number right-aligned into its own DIGITS_MAX bytes of `out`; `starts` and `lengths` tell where it is.
+
+    A number that equals the previous one is not written: it gets the start and length of the previous one.
+    """
     for i in range(len(numbers)):
         if i and numbers[i] == numbers[i - 1]:
             starts[i] = starts[i - 1]

@@ -412,12 +412,12 @@ def _write_pending_row(row, cells, pending, meta):
 def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Visit all buckets up to that of the close time. Their rows become pending if they are due, or are filed again.
 
-    The front is the last visited bucket. Return False if there is no room; rows that were not visited are still in
-    their buckets.
+    The front is the last visited bucket. Return False if `pending` or the heap is full; rows that were not visited are
+    still in their buckets.
 
     Steps for a bucket:
     1. Detach its list from the ring, so that rows can be filed in the same slot for a later round.
-    2. If there is no room for a row, attach the rest of the list before the rows that were filed meanwhile, set the
+    2. If `pending` or the heap is full, attach the rest of the list before the rows that were filed meanwhile, set the
        front before this bucket, and stop.
     3. Otherwise a removed row becomes free, a due row becomes pending, and any other row is filed again.
     """
@@ -459,7 +459,7 @@ def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, h
 
 @compiled
 def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
-    """Make all due rows pending. Return False if there is no room: then make room and call again."""
+    """Make all due rows pending. Return False if `pending` or the heap is full: make room there and call again."""
     if close_time // bucket_ms > meta[FRONT] and not _turn_wheel(
         close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
     ):
@@ -642,12 +642,12 @@ def close_due(
     index, retains, moves, base, bucket_ms, retained_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
     spare, arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
 ):  # fmt: skip
-    """Close the windows that end below the close time, in order. Return False if an output has no room.
+    """Close the windows that end below the close time, in order of end, start and key.
 
-    After False the caller makes room and calls again. With `retains` a closed window stays for another `retained_ms`.
-    `moves` is True for sessions: a session's bounds may have changed since the last commit. If a bound of a closed
-    session has changed, the result with the old bounds is retracted. If the start has changed, the changelog's entry
-    with the old start is deleted too.
+    Return False if an output, `pending` or the heap is full. Then the caller makes room and calls again. With `retains`
+    a closed window stays for another `retained_ms`. `moves` is True for sessions: a session's bounds may have changed
+    since the last commit. If a bound of a closed session has changed, the result with the old bounds is retracted. If
+    the start has changed, the changelog's entry with the old start is deleted too.
 
     Steps:
     1. Collect the due rows from the timer wheel and the heap.
@@ -870,7 +870,8 @@ def take_time_windows(
        and the number of the first window that is not closed, `accepted_from`.
     2. If all windows are closed, note the record as late and go to 5. Otherwise stop if there is no room or if the
        record would overflow a sum of any window. Nothing has changed up to here.
-    3. Create the windows that are missing, from the latest to the earliest, and add the record to each.
+    3. For each of its windows that is not closed, from the latest to the earliest: create the window if it is missing,
+       and add the record to it.
     4. Log the updates. If some of its windows are closed, note the record as late too.
     5. Advance the time, and close the due windows.
     """
@@ -1021,15 +1022,15 @@ def take_sliding_windows(
     1. Find the windows of the key around t. The row numbers of those that contain t are written to `spare`, which is
        scratch memory. `right` is the latest window that contains t and ends after it: `made_right` will begin with a
        copy of its numbers. `left` is the latest window that ends before t: `made_left` will begin with a copy of its
-       numbers if both contain the key's latest record before t.
+       numbers if `made_left` contains the key's latest record before t.
        For t < `difference_ms` (`is_early`) the window that ends at t would begin below 0. Kafka Streams makes one
        window for all such records, which begins at 0 (`combined`, not in `spare`). An early record has no `left`.
     2. Stop if there is no room, or if the record would overflow a sum of a window that is not closed. Nothing has
        changed up to here.
     3. Create the missing windows that would contain a record and are not closed. `made_right` begins 1 ms after t.
        `made_next` begins 1 ms after the key's latest record before t: it was empty until now. `made_left` ends at t.
-       An early record has `made_combined` instead, which begins at 0. For an early record, log the update of
-       `made_right` here, since Kafka Streams forwards it first.
+       An early record has `made_combined`, which begins at 0, instead of `made_left`. For an early record, log the
+       update of `made_right` here, since Kafka Streams forwards it first.
     4. Add the record to the windows that contain it and are not closed. Log the updates in the order of Kafka Streams,
        which forwards `made_right` last unless the record is early.
     5. If no window accepted the record, note it as late. Advance the time, and close the due windows.

@@ -64,9 +64,9 @@ class RecordNumbers(NamedTuple):
 class StateColumns:
     """The state columns of several aggregations in order.
 
-    `program` has for each aggregation the kernels' operation, its first cell, and its row of values (NONE: it reads no
-    values). `cells` is the number of a row's cells that they need. `types` are the types of the columns: int64, float64
-    or object.
+    `program` has for each aggregation the kernels' operation, its first cell in a table's row, and its row in
+    `RecordNumbers` (NONE: it takes no number from there). `cells` is the number of cells that all aggregations need in
+    a table's row. `types` are the types of the columns: int64, float64 or object.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:

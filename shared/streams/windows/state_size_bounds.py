@@ -48,7 +48,7 @@ class StateSizeBounds:
         self._bounds[codes] = UNKNOWN
 
     def in_doubt(self, codes: Int32Array, inputs: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
-        """Return the indexes of records with which a key and its state may take more than `bytes_max`.
+        """Return the indexes of all records whose key may, with its state, take more than `bytes_max` after the batch.
 
         `inputs` has what the records add to each aggregation whose states are objects. A record with a code below 0 has
         no key. Raises the error of a value that cannot be encoded.

@@ -60,9 +60,9 @@ class BatchOutcome:
 
     `late` has a row for each late record, and for each record that missed only some of its hopping windows. A row has
     the record's index in the batch, the store's close time and stream time (ms) when the record came, and 1 if other
-    windows accepted it, or 0 if it is late. `missed` is the number of missed windows; those of sessions are not
-    counted. `closed_by` has the index of the record that closed each window of `closed`. `updates_by` has the index
-    of the record that caused each update. `is_retracted` marks the updates that retract a window.
+    windows accepted it, or 0 if it is late. `missed` is the number of windows that all records together missed; it is
+    always 0 for sessions. `closed_by` has the index of the record that closed each window of `closed`. `updates_by` has
+    the index of the record that caused each update. `is_retracted` marks the updates that retract a window.
     """
 
     count: int

@@ -53,8 +53,7 @@ class TableMark(NamedTuple):
 class WindowTable:
     """The live windows of one store, by `rule`.
 
-    `program` has for each aggregation its operation (`kernels`), its first cell and its row of values. `state_cells` is
-    the number of cells that the aggregations need in each row.
+    `program` and `state_cells` are `program` and `cells` of the store's `StateColumns`.
     """
 
     def __init__(self, rule: WindowRule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
@@ -104,8 +103,8 @@ class WindowTable:
     ) -> tuple[int, int | None]:
         """Take records until all are taken or one is rejected.
 
-        Return how many were taken, and the index of the aggregation that rejects the next record, or None. Late, closed
-        and updated windows and steps are appended until `clear`, deleted windows until `committed`.
+        Return how many were taken, and the index of the aggregation that rejects the next record, or None. Late
+        records, closed windows, updates and steps are kept until `clear`, deleted windows until `committed`.
         """
         self._see_keys()
         first = 0
@@ -166,7 +165,7 @@ class WindowTable:
     # --- outcome of records ---
 
     def clear(self) -> None:
-        """Drop late, closed and updated windows and steps that were read."""
+        """Drop the late records, closed windows, updates and steps, which the caller has read."""
         self.meta[[k.LATE, k.MISSED, k.CLOSED, k.UPDATES, k.STEPS]] = 0
 
     def rows_of(self, code: int) -> list[int]:
