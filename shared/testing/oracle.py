@@ -116,7 +116,10 @@ def supported(case: Case) -> bool:
 
 
 def aggregation(name: str) -> Aggregation[Any]:
-    """The recorded aggregate with that name. `list` joins the values as text in the order they were added."""
+    """The aggregation for a case's `aggregate`. Raises ValueError for an unknown name.
+
+    `list` joins the values as text in the order in which they were added.
+    """
     match name:
         case "count":
             return Count()

@@ -171,7 +171,10 @@ class FakeCluster:
         self._servers[node].resume()
 
     async def stop_node(self, node: int) -> None:
-        """Close a node's port and connections. The next running replica, if there is one, leads its partitions."""
+        """Close a node's port and connections.
+
+        Each partition that the node led gets its first running replica as leader, or no leader if none is running.
+        """
         self._state.node_stopped(node)
         await self._servers[node].stop()
 

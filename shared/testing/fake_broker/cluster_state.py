@@ -129,7 +129,7 @@ class ClusterState:
         partition.lead(node if self.nodes[node].is_alive else NO_LEADER)
 
     def node_stopped(self, node: int) -> None:
-        """Move a stopped node's partitions to the next replica that is alive, or leave them without a leader."""
+        """Give each partition that a stopped node led its first running replica as leader, or none."""
         self.nodes[node].is_alive = False
         for partition in self.all_partitions():
             partition.isr = [one for one in partition.isr if one != node] or partition.isr

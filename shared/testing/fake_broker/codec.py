@@ -46,7 +46,7 @@ _LINE = re.compile(
 
 
 class Message(SimpleNamespace):
-    """A decoded request, response or struct. Its fields are attributes with the names of the table."""
+    """A decoded request, response or struct. Its attributes are the fields of its `MessageSchema`."""
 
 
 class MalformedMessage(ValueError):

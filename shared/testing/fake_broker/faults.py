@@ -23,7 +23,10 @@ from penstock.shared.testing.fake_broker.request import Request, partition_numbe
 
 @dataclass(frozen=True)
 class Drop:
-    """Never answer the request, nor later ones of its connection. With `handled` the broker carries it out."""
+    """Never answer the request, nor later ones of its connection.
+
+    With `handled` the broker carries out the request, but none of the later ones.
+    """
 
     handled: bool = False
 
@@ -114,7 +117,7 @@ class Control:
 def failed_response(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
     """The response to a request on which the fault `Fail` acts.
 
-    It has the error `code` for all of the request, or for those partitions only.
+    It has the error `code` for all of the request. With `partitions` it contains only these partitions of the request.
     """
     body = request.body
     response = Message()

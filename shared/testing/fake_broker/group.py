@@ -84,8 +84,9 @@ class BrokerGroup:
     def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedResponse:
         """Take part in the next generation.
 
-        The response is sent when all members have joined, or when the rebalance timeout has passed. It is sent at once
-        for an error, or if the present generation continues.
+        The response is sent when all members have joined, or when the rebalance timeout has passed. If the group was
+        empty and `initial_delay_ms` is not 0, it is sent after that delay. It is sent at once for an error, or if the
+        present generation continues.
         """
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (
