@@ -47,7 +47,7 @@ class CheckResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return the result as plain values."""
+        """Return the check's result as plain values, for the body of `/health`."""
         return {"status": "ok" if self.ok else "failing", "detail": self.detail, **self.facts}
 
 

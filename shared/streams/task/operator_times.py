@@ -41,7 +41,10 @@ class OperatorTimes:
         self._has_direct_source = {
             sink.topic
             for sink in internal
-            if any(_is_source(topology.nodes[name]) for name in topology.above([sink.name], without=passed))
+            if any(
+                isinstance(node := topology.nodes[name], SourceNode) and not node.is_internal
+                for name in topology.above([sink.name], without=passed)
+            )
         }
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
@@ -116,11 +119,6 @@ def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Pr
     operators = _select_timed_processors(processors[node.name] for node in nodes if node.name in processors)
     topics = tuple(source.topic for source in sources if source.is_internal)
     return Above(operators, topics)
-
-
-def _is_source(node: object) -> bool:
-    """Return whether a node reads a topic that is not the application's own."""
-    return isinstance(node, SourceNode) and not node.is_internal
 
 
 def _select_timed_processors(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:

@@ -51,6 +51,8 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Update,
     Values,
     decode_pgoutput,
+    lsn_of,
+    lsn_text,
 )
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import Header, Offset, Partition, SourceRecord
@@ -68,28 +70,6 @@ Row = dict[str, Any]
 CREATED = "c"
 UPDATED = "u"
 DELETED = "d"
-
-
-def lsn_of(text: str) -> int:
-    """Return an LSN, a position in Postgres's log, as a number. Raises DataError for invalid text.
-
-    >>> lsn_of("1/2A")
-    4294967338
-    """
-    high, _, low = text.partition("/")
-    try:
-        return (int(high, 16) << 32) + int(low, 16)
-    except ValueError:
-        raise DataError(f"{text!r} is not an LSN") from None
-
-
-def lsn_text(lsn: int) -> str:
-    """Return an LSN, logical decoding's position in Postgres's log, as Postgres writes it.
-
-    >>> lsn_text(4294967338)
-    '1/2A'
-    """
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def position_of(offset: Offset | None) -> Position:

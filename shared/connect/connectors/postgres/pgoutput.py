@@ -18,6 +18,28 @@ EPOCH_MS = 946_684_800_000
 """2000-01-01, the start of Postgres's timestamps, in ms since 1970."""
 
 
+def lsn_of(text: str) -> int:
+    """Return an LSN, a position in Postgres's log, as a number. Raises DataError for invalid text.
+
+    >>> lsn_of("1/2A")
+    4294967338
+    """
+    high, _, low = text.partition("/")
+    try:
+        return (int(high, 16) << 32) + int(low, 16)
+    except ValueError:
+        raise DataError(f"{text!r} is not an LSN") from None
+
+
+def lsn_text(lsn: int) -> str:
+    """Return an LSN, a position in Postgres's log, as Postgres writes it.
+
+    >>> lsn_text(4294967338)
+    '1/2A'
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
 class Unchanged:
     """A large value that an update did not change, so the log does not contain it."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from
-from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, lsn_of, lsn_text, position_of
+from penstock.shared.connect.connectors.postgres.logical import SlotProgress, SlotReader, position_of
 from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
@@ -29,6 +29,8 @@ from penstock.shared.connect.connectors.postgres.pgoutput import (
     Truncate,
     Update,
     decode_pgoutput,
+    lsn_of,
+    lsn_text,
 )
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
 from penstock.shared.connect.errors import ConnectError
