@@ -60,8 +60,8 @@ class ConsumerDaemon:
 
         1. The runner has not started: Kafka is not reached, or a topic does not exist yet.
         2. A partition has lag, and none of its records was finished for longer than `stuck_after_ms`.
-        3. Under exactly-once, output waits for its transaction, and no record was finished for longer than
-           `stuck_after_ms`.
+        3. Under exactly-once, finished records wait for the commit of their transaction, and no record was finished
+           for longer than `stuck_after_ms`.
         4. A rebalance lasts longer than `stuck_after_ms`.
         5. The write of a dead letter has failed repeatedly.
         """
