@@ -4,7 +4,7 @@ Without an order, many large requests would advance together and all end late. S
 batch of events that it parses and sends. The rules:
 
 1. A request is bulk once its body is longer than BULK_BYTES or has more than BULK_EVENTS events. A small request needs
-   no turn: it never waits behind a bulk one.
+   no turn and is not in the queue.
 2. There are `at_once` turns. A free turn goes to the first request in the queue that has received data to parse.
 3. No turn is granted while `in_flight_max` records of bulk requests are not acknowledged. More records would only fill
    the producer's buffer and delay the records of small requests.
