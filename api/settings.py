@@ -182,7 +182,8 @@ class GuardedSettings(ServiceSettings):
 
     @property
     def local_hosts_only(self) -> bool:
-        """Whether only requests that name this machine are served: a loopback address without credentials."""
+        """Whether only requests to `localhost` or a loopback address are served: the service listens on one, without
+        credentials."""
         return self.auth_token is None and not self.credentials and is_loopback(self.http.host)
 
 

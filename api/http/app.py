@@ -90,9 +90,9 @@ def create_app(
     """Return an app of the given routers.
 
     With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential. With
-    `local_hosts_only`, requests whose Host header does not name this machine are rejected. It is for services that
-    listen on a loopback address without credentials. `fast_path` is the middleware that handles ordinary ingest
-    requests without the router. `forwarded_documents` returns the OpenAPI documents of forwarded routes.
+    `local_hosts_only`, requests whose Host header is not `localhost` or a loopback address are rejected. It is for
+    services that listen on a loopback address without credentials. `fast_path` is the middleware that handles ordinary
+    ingest requests without the router. `forwarded_documents` returns the OpenAPI documents of forwarded routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install_problem_handlers(app)

@@ -211,7 +211,7 @@ class Guard:
     def _admit_request(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
         """Return the client of a request, and the problem if the request is rejected. The checks are, in order:
 
-        1. The Host header names this machine, if `local_hosts_only` is set.
+        1. The Host header is `localhost` or a loopback address, if `local_hosts_only` is set.
         2. A request that changes anything was not sent by a foreign web page.
         3. The credentials are known, unless the service or the path is open.
         4. The client has the scope that the request needs.

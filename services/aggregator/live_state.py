@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
 from penstock.shared.common.row_positions import LivePosition, live_order
+from penstock.shared.streams.changelog.store_schema import WINDOWED
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state_store import StateStoreRow, is_open
 
@@ -47,6 +48,8 @@ def live_windows(
 ) -> LiveRows:
     """Return at most `limit` open windows of all tasks whose keys match, latest end first, after the position `after`.
 
+    A store without windows, such as a table, has none.
+
     Each call searches at most ROWS_LOOKED_AT_MAX rows of a store in each partition, in no defined order. The call for
     the next page starts the search again: it does not continue with the other rows. `unseen` counts those. Of them,
     only rows with a key of `KeyFilter.exact` are found.
@@ -59,8 +62,10 @@ def live_windows(
         for name, kept in owned.task.stores.items():
             if store not in (None, name):
                 continue
-            key_type = owned.task.topology.stores[name].schema.key
-            exact = (row for key in key_filter.exact(key_type) for row in kept.rows_of(key))
+            schema = owned.task.topology.stores[name].schema
+            if schema.kind not in WINDOWED:
+                continue
+            exact = (row for key in key_filter.exact(schema.key) for row in kept.rows_of(key))
             rows = kept.rows()
             first = list(islice(rows, ROWS_LOOKED_AT_MAX))
             if len(first) == ROWS_LOOKED_AT_MAX:

@@ -33,9 +33,12 @@ from rocksdict import (
 )
 
 from penstock.shared.common.errors import StateStoreFailed
+from penstock.shared.common.log import get_logger
 from penstock.shared.common.row_positions import key_hash, start_bytes
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state_store import NEVER
+
+log = get_logger(__name__)
 
 FORMAT_VERSION = 2
 WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters
@@ -315,6 +318,9 @@ class RocksDb:
                 # with an empty one.
                 if not str(e).startswith("Corruption"):
                     raise
+                log.error(
+                    "the state's files are damaged, so all state is restored", folder=str(self.folder), error=str(e)
+                )
                 Rdict.destroy(str(self.folder), self._memory.options())
                 return Rdict(str(self.folder), self._memory.options())
 

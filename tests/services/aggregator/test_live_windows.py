@@ -32,8 +32,8 @@ def tasks() -> dict[int, Any]:
     return held
 
 
-def task_of(store: WindowStore, key_type: str) -> Any:
-    schema = SimpleNamespace(schema=SimpleNamespace(key=key_type))
+def task_of(store: WindowStore, key_type: str, kind: str = "session") -> Any:
+    schema = SimpleNamespace(schema=SimpleNamespace(key=key_type, kind=kind))
     return SimpleNamespace(stores={store.name: store}, topology=SimpleNamespace(stores={store.name: schema}))
 
 
@@ -54,6 +54,15 @@ def test_windows_are_ordered_by_end_and_found_by_key() -> None:
     assert found("other", "", 10) == []
     (row,) = found(None, "bob", 10)
     assert (row["partition"], row["start_ms"], row["end_ms"], row["states"]) == (0, 10, 15, [1, {"x": "y"}])
+
+
+@pytest.mark.parametrize("name", [None, "sessions"])
+def test_a_store_without_windows_has_none(name: str | None) -> None:
+    """The rows of a table are not windows, also if the table is named."""
+    store = store_of("sessions")
+    store.load(b"ann", 0, 0, [1, {}])
+    held: dict[int, Any] = {0: SimpleNamespace(task=task_of(store, "bytes", "table"))}
+    assert live_windows(held, name, KeyFilter(""), 10) == ([], None, 0)
 
 
 def test_a_closed_sliding_window_is_not_live() -> None:

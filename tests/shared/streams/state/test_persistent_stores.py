@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -287,7 +288,9 @@ def test_damaged_files_are_thrown_away(tmp_path: Path) -> None:
     db.write({(0, b"a", 1): StoredRow(2, b"x")}, AT)
     db.close()
     (tmp_path / "0" / "CURRENT").write_text("nothing of this kind\n")
-    again = RocksDb(tmp_path / "0", MEMORY)
+    with capture_logs() as logged:
+        again = RocksDb(tmp_path / "0", MEMORY)
+    assert [(line["log_level"], line["folder"]) for line in logged] == [("error", str(tmp_path / "0"))]
     assert (again.is_new, again.checkpoint, list(again.rows(0))) == (True, None, [])
     again.close()
 
