@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from penstock.shared.common.errors import DataError, StateStoreFailed
 from penstock.shared.common.key_range import raw_key
