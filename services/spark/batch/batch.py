@@ -75,7 +75,8 @@ class BatchReport(NamedTuple):
     """The result of a batch: the number of `partitions` that it processed, and the sums of the tasks' counts.
 
     `to_offsets` has, by source topic and partition, the offset at which the next batch or a live instance continues.
-    After a batch over files it is the offset at which the live instance begins.
+    After a batch over files it is the offset at which the live instance begins. `compaction` is the report of the last
+    compaction. `failed` lists the failed steps after the commits of all the batch's compactions.
     """
 
     partitions: int
@@ -88,6 +89,7 @@ class BatchReport(NamedTuple):
     to_offsets: Offsets
     seconds: float
     compaction: dict[str, Any] | None = None
+    failed: tuple[str, ...] = ()
 
 
 class BatchJob:
@@ -100,7 +102,7 @@ class BatchJob:
         self.log = log
         self.streams = settings.streams()
         self.maintenance = TableMaintenance(settings, log)
-        """The table maintenance of the last compaction."""
+        """The steps after the commits of all compactions of the last batch."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
@@ -112,6 +114,7 @@ class BatchJob:
         errors of tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
+        self.maintenance = TableMaintenance(self.settings, self.log)
         prepared, held, known = self._prepare_batch()
         try:
             if self.settings.files is None:
@@ -128,9 +131,10 @@ class BatchJob:
         self._require_done(results)
         compaction = self._compact_changelog(with_hook=True) if results or self.settings.after is not None else None
         seconds = round(time.monotonic() - started, 3)
-        return batch_report(
+        report = batch_report(
             results, next_offsets(results, known, ends), seconds, None if compaction is None else compaction._asdict()
         )
+        return report._replace(failed=self.maintenance.failures())
 
     # --- before ---
 
@@ -170,7 +174,7 @@ class BatchJob:
         while True:
             job = CompactionJob(self.spark, settings, self.log)
             report = job.run()
-            self.maintenance = job.maintenance
+            self.maintenance.failed += job.maintenance.failed
             if not report.remaining_records:
                 return report
 

@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.batch import batch_task
+from penstock.services.spark.batch import batch, batch_task
 from penstock.services.spark.batch.batch import (
+    BatchJob,
     batch_report,
     live_from_offsets,
     next_offsets,
@@ -25,6 +26,8 @@ from penstock.services.spark.batch.batch_task import (
     first_row_to_read,
     record_columns,
 )
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.compact import CompactionReport
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ConfigError, OffsetOutOfRange, SourceOffsetsMissing
 from penstock.shared.common.settings import KafkaSettings
@@ -121,6 +124,31 @@ def test_offsets_that_a_topic_does_not_have(text: str, named: str) -> None:
     """There must be one offset for each partition, within the topic's offsets."""
     with pytest.raises(ConfigError, match=f"live_from: .*{named}"):
         live_from_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
+
+
+def test_a_step_that_failed_in_any_compaction_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch compacts until no records are left. The failed step of an earlier round is raised and reported."""
+    failures = [[("VACUUM", ConfigError("broken"))], []]
+
+    class Rounds:
+        def __init__(self, *_: object) -> None:
+            self.maintenance = SimpleNamespace(failed=failures.pop(0))
+
+        def run(self) -> CompactionReport:
+            return CompactionReport(1, {0: 0}, {0: 9}, 7, remaining_records=len(failures))
+
+    monkeypatch.setattr(batch, "CompactionJob", Rounds)
+    monkeypatch.setattr(batch, "require_whole_partitions", lambda topology: None)
+    topology = SimpleNamespace(of_application=lambda name: SimpleNamespace(schemas=tuple))
+    monkeypatch.setattr(batch, "load_topology", lambda name, options: topology)
+    settings = BatchSettings(application="app", lake="lake", topology="a:b")
+    session: Any = None
+    job = BatchJob(session, settings, str)
+    job._compact_changelog(with_hook=False)
+    assert failures == []
+    assert job.maintenance.failures() == ("VACUUM: ConfigError: broken",)
+    with pytest.raises(ConfigError, match="broken"):
+        job.maintenance.require_done()
 
 
 def test_a_summary_adds_up() -> None:
