@@ -350,13 +350,18 @@ def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], e
 def live_from_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
     """Return the offsets of `live_from`, given as `partition:offset,…`, by partition.
 
-    Raises ConfigError if a partition has no offset, if an offset's partition does not exist, or if an offset is before
-    the partition's `earliest` or after its `latest`.
+    Raises ConfigError if a partition has no offset or two, if an offset's partition does not exist, or if an offset is
+    before the partition's `earliest` or after its `latest`.
 
     >>> live_from_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
     {0: 5, 1: 7}
     """
-    offsets = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
+    offsets = dict[int, int]()
+    for pair in text.split(","):
+        partition, offset = map(int, pair.split(":"))
+        if partition in offsets:
+            raise ConfigError(f"live_from: {topic}-{partition}: two offsets in {text}")
+        offsets[partition] = offset
     if wrong := sorted(offsets.keys() ^ latest.keys()):
         rule = "an offset for each partition is needed, and no other"
         raise ConfigError(f"live_from: {topic}: {text}: {rule} (partitions {wrong})")

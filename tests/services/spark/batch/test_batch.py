@@ -118,10 +118,11 @@ def test_topics_wait_for_files() -> None:
         ("0:1", r"partitions \[1\]"),
         ("0:1,1:1,2:1", r"no other \(partitions \[2\]\)"),
         ("0:1,1:9", "clicks-1: offset 9.*8"),
+        ("0:1,1:1,0:1", "clicks-0: two offsets"),
     ],
 )
 def test_offsets_that_a_topic_does_not_have(text: str, named: str) -> None:
-    """There must be one offset for each partition, within the topic's offsets."""
+    """There must be exactly one offset for each partition, within the topic's offsets."""
     with pytest.raises(ConfigError, match=f"live_from: .*{named}"):
         live_from_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
 
