@@ -62,7 +62,7 @@ UNMERGED = "CANNOT_MERGE_SCHEMAS"
 TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
 """The reader options that define how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
-LONG_WHOLE = r"^-?[0-9]{16,}$"  # whole numbers that a double may not hold exactly
+NOT_SIGNIFICANT = r"^-?[0.]*|[0.]*([eE].*)?$|[.]"  # the parts of a number that are not its significant digits
 LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE = "_penstock_line"
@@ -422,8 +422,12 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
     kind = field.dataType
     if exactly or not isinstance(kind, FractionalType) or isinstance(kind, DecimalType):
         return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
-    is_other = ~written.rlike(JSON_NUMBER) | written.rlike(LONG_WHOLE)
-    return is_other | F.abs(written.try_cast("double")).eqNullSafe(float("inf"))
+    # With the same digits, it is the same number in another notation. If the type rounds the number, or makes it
+    # infinite or 0, the digits differ.
+    digits, digits_of_type = (
+        F.regexp_replace(text, NOT_SIGNIFICANT, "") for text in (written, written.try_cast(kind).cast("string"))
+    )
+    return ~written.rlike(JSON_NUMBER) | (digits != digits_of_type)
 
 
 def row_times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:

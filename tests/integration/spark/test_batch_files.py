@@ -95,7 +95,10 @@ def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) ->
 
 
 def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path) -> None:
-    """Dates, times, signs, leading zeros and capitals are kept. Numbers and booleans in JSON's form get JSON's type."""
+    """Dates, times, signs, leading zeros, capitals and numbers that a double would round are kept.
+
+    Other numbers and booleans in JSON's form get JSON's type.
+    """
     columns = {
         "at": ("2013-01-01 05:00", "2013-01-02T06:30:00+02:00"),
         "day": ("2013-01-01", "2013-01-02"),
@@ -106,8 +109,19 @@ def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path
         "caps": ("TRUE", "false"),
         "long": ("12345678901234567", "0.5"),
         "huge": ("1e999", "1.0"),
+        "tiny": ("1e-999", "1.0"),
+        "fraction": ("0.1234567890123456789", "0.5"),
+        "mixed": ("12345678901234567.5", "0.5"),
     }
-    numbers = {"power": ("1e5", "2"), "price": ("1.10", "-0.25"), "flag": ("true", "false"), "n": ("-5", "0")}
+    numbers = {
+        "power": ("1e5", "2"),
+        "price": ("1.10", "-0.25"),
+        "flag": ("true", "false"),
+        "n": ("-5", "0"),
+        "sum": ("0.30000000000000004", "-0.0"),
+        "wide": ("1002003004005.00", "0.00100"),
+        "gap": ("", "NaN"),
+    }
     texts = columns | numbers
     rows = [",".join(texts[name][i] for name in texts) + f",{i}" for i in (0, 1)]
     text = "\n".join([",".join([*texts, "ms"]), *rows, ""])
@@ -115,7 +129,10 @@ def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path
     assert [{name: row[name] for name in columns} for row in found] == [
         {name: values[i] for name, values in columns.items()} for i in (0, 1)
     ]
-    assert [[row[name] for name in numbers] for row in found] == [[1e5, 1.1, True, -5], [2, -0.25, False, 0]]
+    assert [[row[name] for name in numbers] for row in found] == [
+        [1e5, 1.1, True, -5, 0.30000000000000004, 1002003004005, None],
+        [2, -0.25, False, 0, 0, 0.001, "NaN"],
+    ]
 
 
 def test_times_are_parsed_from_text_as_spark_parses_them(spark: Any, tmp_path: Path) -> None:
