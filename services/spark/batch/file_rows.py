@@ -404,7 +404,8 @@ def as_written(
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
         texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files_read)
-        differs = (_type_alters_text(field, exactly=field.name == settings.key_column) for field in watched)
+        named = {settings.key_column, settings.value_column}
+        differs = (_type_alters_text(field, exactly=field.name in named) for field in watched)
         found = texts.agg(*(F.max(one) for one in differs)).first()
         assert found is not None
         text |= {field.name for field, differs in zip(watched, found, strict=True) if differs}

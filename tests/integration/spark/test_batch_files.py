@@ -83,8 +83,8 @@ def test_text_of_digits_stays_what_it_is(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) -> None:
-    """A column of whole numbers keeps its type in the value, whether it is the key or not. A key of another form is
-    text."""
+    """A column of whole numbers keeps its type in the value, whether it is the key or not. A key or a
+    value of another form is text."""
     assert records(spark, tmp_path / "a.csv", "who,ms\n7,1\n-8,2\n", format="csv", key_column="who") == [
         ("7", '{"who":7,"ms":1}'),
         ("-8", '{"who":-8,"ms":2}'),
@@ -92,6 +92,9 @@ def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) ->
     assert records(spark, tmp_path / "b.csv", "who,ms\n1.50,1\n", format="csv", key_column="who") == [
         ("1.50", '{"who":"1.50","ms":1}')
     ]
+    given = {"files": str(tmp_path / "b.csv"), "format": "csv", "timestamp_column": "ms", "value_column": "who"}
+    (row,) = partitioned_rows(spark, BatchSettings.model_validate(NAMES | given), 1).collect()
+    assert row.value == b"1.50"
 
 
 def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path) -> None:
