@@ -70,6 +70,13 @@ class LakeTables:
             raise ConfigError(f"store: which one? {self._folder} has the windowed stores {names}")
         raise ConfigError(f"store: there is no {name!r} in {self._folder}, which has the windowed stores {names}")
 
+    def windowed_store(self, name: str) -> StoreSchema:
+        """Return the windowed store of that name. Raises ConfigError if there is none."""
+        store = self.store(name)
+        if store.kind not in WINDOWED:
+            raise ConfigError(f"store: {name!r} in {self._folder} has no windows ({store.kind})")
+        return store
+
     def frames(self) -> dict[str, DataFrame]:
         """Return all tables of windowed stores: `closed/<store>`, `late/<store>` and `live/<store>`."""
         found = {}

@@ -36,10 +36,10 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
     `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if `lake` has no
-    tables of the application, or if the application has no such store.
+    tables of the application, if the application has no such store, or if the store has no windows.
     """
     found = _open_lake_tables(spark, lake, application)
-    return found.closed(found.store(store))
+    return found.closed(found.windowed_store(store))
 
 
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
@@ -51,14 +51,15 @@ def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
     `topic_id`. Raises the errors of `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
-    return found.late(found.store(store))
+    return found.late(found.windowed_store(store))
 
 
 def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
     """Read a store's windows that were not closed when the newest compaction read the changelog, as a DataFrame.
 
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
-    `partition`. Raises the errors of `closed`.
+    `partition`. A store without windows has one row for each key; both bounds are 1970-01-01. Raises ConfigError if
+    `lake` has no tables of the application, or if the application has no such store.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.live(found.store(store))
@@ -71,8 +72,8 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
     order in which the records came. Windows that retention deleted, wholly or possibly in part, are left out. The
     columns are those of `live`.
 
-    Merges Count, Sum, Min, Max, Mean, CountDistinct and CollectSet. Raises ConfigError for sliding windows, for other
-    aggregations and for a store without windows, and the errors of `closed`.
+    Merges Count, Sum, Min, Max, Mean, CountDistinct and CollectSet. Raises ConfigError for sliding windows and for
+    other aggregations, and the errors of `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
     return merged_windows(found, found.store(store))

@@ -196,6 +196,21 @@ def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) ->
         lake.live(spark, str(tmp_path), "nobody", "session")
 
 
+def test_a_store_without_windows_has_live_rows_only(spark: Any, tmp_path: Path) -> None:
+    """Its rows are live. It has no closed windows and no late records, which an error says by the store's name."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().aggregate("table", n=Count()).to_stream().to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    LakeWriter(tmp_path / "app").run({0: driver.changelog})
+    assert [(row.key, row.n) for row in lake.live(spark, str(tmp_path), "app", "table").collect()] == [("a", 1)]
+    for read in (lake.closed, lake.late):
+        with pytest.raises(ConfigError, match=r"'table' .* has no windows"):
+            read(spark, str(tmp_path), "app", "table")
+    with pytest.raises(ConfigError, match=r"'table'.*no windows"):
+        lake.corrected(spark, str(tmp_path), "app", "table")
+
+
 def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
     """Bytes keys have their own column in each DataFrame, and each merged window occurs once."""
     small_lake(tmp_path)
