@@ -124,13 +124,18 @@ class EmbeddedKafka:
     async def start(self) -> None:
         """Start the broker and return when it answers. A restarted broker keeps its ports.
 
-        Raises IllegalState if it was started already and not stopped, even if the broker has ended.
+        Raises IllegalState if it is running.
 
         Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError if the user must
         change something, KafkaDied otherwise.
         """
         if self._child is not None:
-            raise IllegalState("the embedded Kafka is already running")
+            if self._child.returncode is None:
+                raise IllegalState("the embedded Kafka is already running")
+            # It has ended by itself. Without a stop, `wait` still raises KafkaDied.
+            await self._child.wait()
+            self._child = None
+            self._lock.release()
         if self._java is None:
             self._java = await asyncio.to_thread(find_java, self._environ)
         if self._jars is None:

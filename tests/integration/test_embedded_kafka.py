@@ -86,7 +86,7 @@ async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: Embedd
     with pytest.raises(KafkaDied, match="the embedded Kafka ended"):
         await waiting
     assert not await is_answering(own_kafka)
-    await own_kafka.restart()
+    await own_kafka.start()
     assert own_kafka.bootstrap_servers == address
     assert await partitions_of(own_kafka, "kept") == 3
 

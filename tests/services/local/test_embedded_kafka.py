@@ -5,13 +5,18 @@ tests/integration/test_embedded_kafka.py has the tests with a broker.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.services.local.broker_config import (
+    CLIENT_LISTENER,
+    CONTROLLER_LISTENER,
     RESERVED_PROPERTIES,
     EmbeddedKafkaSettings,
     broker_archive_path,
@@ -20,6 +25,7 @@ from penstock.services.local.broker_config import (
 )
 from penstock.services.local.embedded_kafka import (
     EmbeddedKafka,
+    KafkaDied,
     broker_command,
     format_storage_command,
     new_cluster_id,
@@ -47,6 +53,31 @@ async def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
     kafka = EmbeddedKafka(tmp_path / "kafka")
     await kafka.stop()
     assert not (tmp_path / "kafka").exists()
+
+
+async def test_a_broker_that_died_can_be_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start is an IllegalState only while the broker runs. `wait` still reports the end of the broker before."""
+    kafka = EmbeddedKafka(tmp_path, java=JAVA, jars=tmp_path)
+    ended = asyncio.Event()
+
+    async def launch(*_: object) -> None:
+        child: Any = SimpleNamespace(returncode=None, wait=ended.wait)
+        kafka._child, kafka._ports = child, dict.fromkeys((CLIENT_LISTENER, CONTROLLER_LISTENER), 1)
+
+    monkeypatch.setattr(kafka, "_start_on_free_ports", launch)
+    monkeypatch.setattr(kafka, "_explain_broker_end", lambda child: "killed")
+    await kafka.start()
+    with pytest.raises(IllegalState, match="already running"):
+        await kafka.start()
+    died: Any = kafka.child
+    died.returncode = -9
+    waiting = asyncio.ensure_future(kafka.wait())
+    starting = asyncio.ensure_future(kafka.start())
+    ended.set()
+    await starting
+    assert kafka.child is not died
+    with pytest.raises(KafkaDied, match="killed"):
+        await waiting
 
 
 async def test_missing_java_is_an_error_before_anything_is_written(
