@@ -208,14 +208,14 @@ class Up:
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
     """Raise ConfigError, which names the topics, if a service would wait for topics that nothing creates.
 
-    `known` are the topics that Kafka has. `up` creates only the topic `settings.topic`. The aggregator waits for all
-    topics that it reads, except its repartition topics. Only then does it create the topics that its topology writes
-    to. The consumer waits for all topics that it handles.
+    `known` are the topics that Kafka has. `up` creates only the topic `settings.topic`. The aggregator waits for the
+    topics that it only reads. Then it creates its repartition topics and the topics that its topology writes to. The
+    consumer waits for all topics that it handles.
     """
     there = {*known, settings.topic}
     tables = [table.topic for table in topology.global_tables.values()]
-    read = {*topology.source_topics(), *tables} - set(topology.internal_topics())
-    if missing := sorted(read - there):
+    created = {*topology.internal_topics(), *topology.output_topics()}
+    if missing := sorted({*topology.source_topics(), *tables} - created - there):
         raise ConfigError(
             f"the topology {settings.topology} reads {_describe_topics(missing)}, which Kafka does not have: "
             f"`up` creates only {settings.topic} (--topic). Set --topic to the topic that the topology reads, or set "

@@ -1,4 +1,4 @@
-"""The topics of an application. Source topics must exist; topics that it writes to are created if they are missing.
+"""The topics of an application. Topics that it only reads must exist. The others are created if they are missing.
 
 An existing topic is left unchanged, because its settings belong to its owner. Settings of the changelog that would lose
 state raise an error that names the corrective command. Settings of other topics that would lose results are logged.
@@ -51,10 +51,11 @@ async def prepare_topics(
     clock: Clock,
     on_missing: Callable[[list[str]], None] = lambda topics: None,
 ) -> PreparedTopics:
-    """Wait for the source topics, then create the topics that the application writes to.
+    """Wait for the topics that the application only reads, then create the topics that it writes to.
 
-    Created topics have as many partitions as the source topics. The topics of global tables are waited for too. While
-    topics are missing, they are logged and passed to `on_missing`, again whenever the list changes.
+    Created topics have as many partitions as the source topics. The topics of global tables are waited for too, unless
+    the application writes to them. While topics are missing, they are logged and passed to `on_missing`, again whenever
+    the list changes.
 
     Raises UnknownTopicOrPartition, which names the topics that did not appear within `topic_wait_ms`. Raises
     ConfigError if the assignor does not suit several source topics (counting repartition topics), if the numbers of
@@ -65,11 +66,15 @@ async def prepare_topics(
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
     sources = [topic for topic in topology.source_topics() if topic not in internal]
-    others = [table.topic for table in topology.global_tables.values()]
+    tables = [table.topic for table in topology.global_tables.values()]
+    written = topology.output_topics()
+    # Records cannot return to their source topic, so all sources are in `written` only if it has unused late topics.
+    external = [name for name in sources if name not in written] or sources
+    required = {*external, *(name for name in tables if name not in written)}
     async with Admin(kafka) as admin:
         deadline = clock.monotonic_ms() + settings.topic_wait_ms
         reported = list[str]()
-        while missing := sorted({*sources, *others} - set(await admin.list_topics())):
+        while missing := sorted(required - set(await admin.list_topics())):
             if clock.monotonic_ms() > deadline:
                 names = ", ".join(missing)
                 raise UnknownTopicOrPartition(f"no topic {names} after {settings.topic_wait_ms} ms; create it first")
@@ -78,35 +83,58 @@ async def prepare_topics(
                 log.warning("topics that the topology reads do not exist: waiting", topics=missing)
                 on_missing(missing)
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)
-        described = await admin.describe_topics(sources)
-        partitions = require_same_partitions({name: len(topic.partitions) for name, topic in described.items()})
         replication = settings.replication_factor
-        outputs = topology.output_topics()
-        changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
-        # A dead letter or late record is a source record with headers: its topic must accept that size.
-        limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
-        rejected_bytes_max = max(limits) + DEAD_LETTER_OVERHEAD_MAX
+        partitions = await _common_partitions(admin, external)
+        outputs = new_output_topics(topology, partitions, replication, await _rejected_bytes_max(admin, external))
+        # Those that the application also reads come first, because a source topic limits the size of dead letters.
+        await admin.create_topics([topic for topic in outputs if topic.name in (*sources, *tables)], exist_ok=True)
+        await _common_partitions(admin, sources)
+        rejected_bytes_max = await _rejected_bytes_max(admin, sources)
+        outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
         larger = {"max.message.bytes": str(rejected_bytes_max)}
-        rejection_topics = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
-        new = [
-            event_time_topic(
-                name, partitions, replication_factor=replication, **larger if name in rejection_topics else {}
-            )
-            for name in outputs
-        ]
-        await admin.create_topics([*own, *new, changelog], exist_ok=True)
+        changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
+        await admin.create_topics([*own, *outputs, changelog], exist_ok=True)
         found_own = {name: len(topic.partitions) for name, topic in (await admin.describe_topics(internal)).items()}
         require_same_partitions({sources[0]: partitions, **found_own})
         found = (await admin.describe_topics([changelog.name]))[changelog.name]
         configs = await admin.describe_configs(changelog.name)
         require_changelog(changelog, len(found.partitions), configs, kafka.bootstrap_servers)
         dead_letters = {source.dead_letters for source in topology.sources()}
-        for name in outputs:
+        for name in written:
             # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
     return PreparedTopics(partitions, rejected_bytes_max)
+
+
+async def _common_partitions(admin: Admin, topics: Sequence[str]) -> int:
+    """Return the topics' number of partitions. Raises ConfigError with all numbers if they differ."""
+    described = await admin.describe_topics(topics)
+    return require_same_partitions({name: len(topic.partitions) for name, topic in described.items()})
+
+
+async def _rejected_bytes_max(admin: Admin, sources: Sequence[str]) -> int:
+    """Return the bytes of the largest possible dead letter or late record: a source record with headers."""
+    limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
+    return max(limits) + DEAD_LETTER_OVERHEAD_MAX
+
+
+def new_output_topics(
+    topology: Topology, partitions: int, replication_factor: int, rejected_bytes_max: int
+) -> list[NewTopic]:
+    """Return the topics that the topology writes to, as they are created.
+
+    Topics of dead letters and late records accept records of `rejected_bytes_max`.
+    """
+    rejection_topics = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
+    larger = {"max.message.bytes": str(rejected_bytes_max)}
+    return [
+        event_time_topic(
+            name, partitions, replication_factor=replication_factor, **larger if name in rejection_topics else {}
+        )
+        for name in topology.output_topics()
+    ]
 
 
 def require_assignor_of_source_topics(strategy: str, sources: Sequence[str]) -> None:

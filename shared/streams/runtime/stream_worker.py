@@ -120,7 +120,7 @@ class StreamWorker(RebalanceListener):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Wait for the topics that the topology reads, create its other topics, load global tables, and join the group.
+        """Wait for the topics that the topology only reads, create its others, load global tables, and join the group.
 
         Raises UnknownTopicOrPartition, which names the topics that did not appear in time. Raises ConfigError if
         the topics or the state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.

@@ -171,6 +171,17 @@ def test_topics_of_an_earlier_run_may_be_read() -> None:
     require_topics(settings, joined(), ["events", "names", "a"])
 
 
+def test_a_topic_that_the_topology_writes_and_reads_may_be_missing() -> None:
+    """The aggregator creates it. Only a topic that nothing writes to is an error."""
+    builder = StreamsBuilder()
+    builder.stream("events").to("clean")
+    builder.stream("clean").to("sessions")
+    require_topics(UpSettings(), builder.build(), ())
+    builder.stream("other").to("clean")
+    with pytest.raises(ConfigError, match="reads the topic other,"):
+        require_topics(UpSettings(), builder.build(), ())
+
+
 def test_a_folder_has_data_once_a_broker_ran_in_it(tmp_path: Path) -> None:
     """A folder has data once it is formatted."""
     kafka = EmbeddedKafka(tmp_path)

@@ -1,4 +1,4 @@
-"""The checks of topics that already exist."""
+"""The topics that are created, and the checks of topics that already exist."""
 
 from __future__ import annotations
 
@@ -9,20 +9,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.admin import NewTopic
+from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common import log
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.settings import LogSettings
+from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.application_topics import (
     CHANGELOG_CONFIGS,
+    prepare_topics,
     require_assignor_of_source_topics,
     require_changelog,
     require_same_partitions,
     retention_of_topic,
     warn_of_retention,
 )
+from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
+from penstock.shared.testing.fake_broker import FakeCluster
+
+
+async def test_a_topic_that_is_written_and_read_is_created() -> None:
+    """Only topics that nothing of the topology writes to are waited for, and name the number of partitions.
+
+    A source record's dead letter fits into its topic, whichever source it is from.
+    """
+    builder = StreamsBuilder()
+    builder.stream("in").to("between")
+    joined = builder.stream("between", dead_letters="between-dlq")
+    joined.join(builder.global_table("names"), lambda value, name: value, key=lambda record: record.key).to("out")
+    builder.stream("between-dlq").to("names")
+    settings = StreamsSettings(application_id="app", topic_wait_ms=1)
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create_topic("in", 3, configs={"max.message.bytes": "1000"})
+        waited: list[list[str]] = []
+        topics = await prepare_topics(kafka, settings, builder.build(), SYSTEM_CLOCK, waited.append)
+        assert (topics.partitions, waited) == (3, [])
+        async with Admin(kafka) as admin:
+            names = ["between", "between-dlq", "names", "out", "app-changelog"]
+            found = await admin.describe_topics(names)
+            assert {name: len(found[name].partitions) for name in names} == dict.fromkeys(names, 3)
+            between = await admin.describe_configs("between")
+            assert topics.rejected_bytes_max == int(between["max.message.bytes"] or 0) + DEAD_LETTER_OVERHEAD_MAX
+            rejected = await admin.describe_configs("in-dlq")
+            assert rejected["max.message.bytes"] == str(topics.rejected_bytes_max)
+
 
 WANTED = NewTopic("app-changelog", 4, -1, CHANGELOG_CONFIGS)
 ALTER = "kafka-configs.sh --bootstrap-server host:1 --alter --entity-type topics --entity-name app-changelog"
