@@ -102,7 +102,7 @@ class SessionsSettings(CommandSettings):
     lake_options: dict[str, str] = Field(
         default={}, description="object store options for the lake, as deltalake takes them"
     )
-    store: str | None = Field(default=None, description="the store to read; default: the only one")
+    store: str | None = Field(default=None, description="the store to read; default: the only one that has windows")
     key: str | None = Field(default=None, description="only this key, as text; default: all keys")
     key_base64: Base64Bytes | None = Field(default=None, description="only this key, as base64 of its bytes")
     key_from: str | None = Field(default=None, description="only this key and later ones")

@@ -36,7 +36,7 @@ from penstock.shared.common.row_positions import WindowPosition
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, Progress, decode_progress
-from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import WINDOWED, AggregationSchema, StoreSchema
 from penstock.shared.streams.state_store import NEVER
 
 NO_TABLES = "lake: {} has no tables"
@@ -167,8 +167,8 @@ def closed_window_of_lake(store: StoreSchema, row: ClosedWindow) -> StoredWindow
 class WindowQueryOptions:
     """A query for windows of `keys` that overlap `reach` (two times in ms, both inclusive).
 
-    If `store` is None, the application must have exactly one store. `timeout_name` is the name of the setting that has
-    `timeout_ms`, for the error message.
+    If `store` is None, the application must have exactly one windowed store. `timeout_name` is the name of the setting
+    that has `timeout_ms`, for the error message.
     """
 
     location: ChangelogLocation
@@ -309,17 +309,20 @@ class StoredWindowsQuery:
 
 
 def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
-    """Return the store whose stored windows are queried: that of the name, or the only one.
+    """Return the store whose stored windows are queried: the windowed store of that name, or the only windowed store.
 
-    Raises ConfigError if no store has the name, or if there are several and no name. Raises ConfigError also if
-    `progress` has no stores, because the application has committed nothing to its changelog yet.
+    Raises ConfigError if no windowed store has the name, or if there is no name and not exactly one windowed store.
+    Raises ConfigError also if `progress` has no stores, because the application has committed nothing to its changelog
+    yet.
     """
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
-    found = [s for s in stores if name in (None, s.name)]
+    windowed = [s for s in stores if s.kind in WINDOWED]
+    found = [s for s in windowed if name in (None, s.name)]
     if not stores:
         raise ConfigError("the application has no commit yet: there is nothing to show")
     if len(found) != 1:
-        raise ConfigError(f"store: {name or 'unset'}: the application has {', '.join(s.name for s in stores)}")
+        names = ", ".join(s.name for s in windowed) or "none"
+        raise ConfigError(f"store: {name or 'unset'}: the application has the windowed stores {names}")
     return found[0]
 
 

@@ -65,8 +65,14 @@ def test_an_unreadable_state_is_located() -> None:
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
-    """An unknown store, or no store if there is no commit, is a ConfigError."""
-    assert choose_store([PROGRESS], None) == choose_store([PROGRESS], "s") == STORE
+    """A table does not count. An unknown store, a table, or no store if there is no commit, is a ConfigError."""
+    table = msgspec.structs.replace(STORE, name="rows", kind="table")
+    for progress in (PROGRESS, msgspec.structs.replace(PROGRESS, stores=(table, STORE))):
+        assert choose_store([progress], None) == choose_store([progress], "s") == STORE
+        with pytest.raises(ConfigError, match="store: rows: the application has the windowed stores s"):
+            choose_store([progress], "rows")
+    with pytest.raises(ConfigError, match="store: unset: the application has the windowed stores none"):
+        choose_store([msgspec.structs.replace(PROGRESS, stores=(table,))], None)
     with pytest.raises(ConfigError, match=r"store: t.* s\b"):
         choose_store([PROGRESS], "t")
     with pytest.raises(ConfigError, match="no commit"):
