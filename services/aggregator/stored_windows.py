@@ -140,9 +140,18 @@ def _aggregation_result(aggregation: AggregationSchema, state: dict[str, Any]) -
         case "first" | "last" if aggregation.result != "json":
             return state["value"] if state["at_ms"] >= 0 else None
         case "count_distinct":
-            return round(datasketches.hll_sketch.deserialize(state["hll"]).get_estimate())
+            return _estimate_distinct_count(aggregation.name, state["hll"])
     text = state.get("json")
     return _decode_json_result(aggregation.name, text) if text else None
+
+
+def _estimate_distinct_count(name: str, sketch: bytes) -> int:
+    """Return the aggregation's result. Raises DataError, which names the aggregation, if `sketch` is not an HLL."""
+    try:
+        estimate: float = datasketches.hll_sketch.deserialize(sketch).get_estimate()
+    except (IndexError, RuntimeError, ValueError) as e:  # the library's errors
+        raise DataError(f"a stored window's result {name!r} cannot be decoded: {e}") from None
+    return round(estimate)
 
 
 def _decode_json_result(name: str, text: str | bytes) -> Any:

@@ -306,6 +306,13 @@ def test_a_result_that_is_not_json_is_an_error(text: str) -> None:
         stored_window_results(store, {"all_json": text.encode(), "all_n": 1})
 
 
+@pytest.mark.parametrize("sketch", [b"", b"x", state(ONE)["ids_hll"][:-1], bytes(40)])
+def test_a_sketch_that_cannot_be_decoded_is_an_error(sketch: bytes) -> None:
+    """Bytes that are not an HLL are a DataError with the aggregation's name."""
+    with pytest.raises(DataError, match="'ids' cannot be decoded: "):
+        stored_window_results(FOUR_RESULTS, state(ONE) | {"ids_hll": sketch})
+
+
 def test_the_tail_overrides_the_snapshot() -> None:
     """Windows that the tail changes, closes or removes are taken from the tail, and the others from the snapshot."""
     rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
