@@ -132,17 +132,21 @@ async def run_search_in_thread(search: Callable[[], Coroutine[Any, Any, T]]) -> 
     3
     """
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+    is_cancelled = False
 
     async def run_cancellable() -> T:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
+        if is_cancelled:  # before a thread was free
+            raise asyncio.CancelledError
         return await search()
 
     thread = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(run_cancellable()))
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
+        is_cancelled = True  # first, because a search that begins now adds itself to `running` before it looks
         for loop, task in running:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(task.cancel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -484,3 +485,26 @@ async def test_a_search_is_cancelled_with_its_caller() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await asyncio.to_thread(has_ended.wait, WAIT_S)
+
+
+def test_a_search_that_has_not_begun_is_cancelled_with_its_caller() -> None:
+    """If no thread was free until the caller was cancelled, the work never begins."""
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+
+    async def cancel_before_a_thread_is_free() -> None:
+        loop = asyncio.get_running_loop()
+        is_free = threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
+        occupied = loop.run_in_executor(None, is_free.wait, WAIT_S)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await run_search_in_thread(work)
+        is_free.set()
+        await occupied
+        await asyncio.to_thread(bool)  # the only thread has run the search before
+
+    asyncio.run(cancel_before_a_thread_is_free())
+    assert not begun.is_set()
