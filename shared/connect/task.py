@@ -52,16 +52,18 @@ class TransactionContext(Protocol):
     """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit the transaction after `record`, or without a record after the next batch that `poll` returns.
+        """Commit the transaction after `record`, or without a record after the next return of `poll`.
 
-        Inside `poll`, the next batch is the one that this call returns.
+        The commit includes the records that this `poll` returns. If it returns none, the transaction ends all the same,
+        with the records of earlier polls. Inside `poll`, the next return is that of the same call.
         """
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Abort the transaction after `record`, or without a record after the next batch that `poll` returns.
+        """Abort the transaction after `record`, or without a record after the next return of `poll`.
 
-        Inside `poll`, the next batch is the one that this call returns.
+        The abort includes the records that this `poll` returns. If it returns none, the transaction ends all the same,
+        with the records of earlier polls. Inside `poll`, the next return is that of the same call.
 
         No record of the transaction is committed. The source offsets of its records are stored nevertheless.
         """

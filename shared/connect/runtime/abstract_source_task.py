@@ -153,7 +153,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     @abstractmethod
     async def _batch_sent(self) -> None:
-        """Called when all records of a poll were handed to the producer."""
+        """Called after each poll when all its records, if there are any, were handed to the producer."""
 
     @abstractmethod
     async def _before_loop(self) -> None:
@@ -200,16 +200,16 @@ class AbstractWorkerSourceTask(WorkerTask):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """Run one turn: pause if required, poll if no records are left to send, send."""
+        """Run one turn: pause if required, poll if no records are left to send, send.
+
+        As in AbstractWorkerSourceTask.execute, a poll without records counts as a batch: a transaction may be due.
+        """
         self._raise_send_error()  # from a producer callback since the last turn
         if self.should_pause:
             await self._wait_while_paused()
             return
         if self.to_send is None:
             self.to_send = await self._poll_source_task()
-            if not self.to_send:
-                self.to_send = None
-                return
         if not await self._send_polled():
             await self._wait_for_target_state_change(SEND_FAILED_BACKOFF_MS)
 
@@ -235,8 +235,8 @@ class AbstractWorkerSourceTask(WorkerTask):
             return
         self._changed.clear()
 
-    async def _poll_source_task(self) -> list[SourceRecord] | None:
-        """Return the next batch, or None if there is none or the task is to end."""
+    async def _poll_source_task(self) -> list[SourceRecord]:
+        """Return the next batch. It is empty if there are no records or the task is to end."""
         started_ms = self._clock.monotonic_ms()
         poll = asyncio.ensure_future(self._call_task(self.task.poll))
         changed: asyncio.Future[Any] | None = None
@@ -249,14 +249,14 @@ class AbstractWorkerSourceTask(WorkerTask):
                 changed.cancel()
                 # A stop ends the call. The records that it would have returned are polled by the next task.
                 if self.stopping and not poll.done():
-                    return None
+                    return []
                 if not poll.done():
                     self._changed.clear()  # a pause takes effect when the poll is over
             records = list(poll.result() or ())
         except RetriableError as e:
             log.warning("poll will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             await self._wait_for_target_state_change(SEND_FAILED_BACKOFF_MS)
-            return None
+            return []
         finally:
             if changed is not None:
                 changed.cancel()

@@ -27,7 +27,7 @@ class TransactionBoundary(Protocol):
         ...
 
     def after_batch(self, now_ms: int) -> Ending:
-        """Return the ending after all records of a poll were sent or dropped."""
+        """Return the ending after a poll, when all its records, if there are any, were sent or dropped."""
         ...
 
     def at_end(self, *, is_whole: bool) -> Ending:

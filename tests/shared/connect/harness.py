@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect import (
     ConfigDef,
@@ -200,7 +201,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(**settings: str) -> AsyncIterator[Running]:
+async def running(clock: Clock = SYSTEM_CLOCK, **settings: str) -> AsyncIterator[Running]:
     """A worker on a fake cluster with the topic `t`. In names of settings underscores stand for dots."""
     RecordingSinkTask.made.clear()
     RecordingSourceTask.made.clear()
@@ -220,7 +221,7 @@ async def running(**settings: str) -> AsyncIterator[Running]:
             cluster.create_topic("offsets")
             store.topic = "offsets"
         config = WorkerConfig(props, resolve=plugins.any_kind)
-        worker = Worker(config, plugins, store, TaskFactory(config, plugins, store))
+        worker = Worker(config, plugins, store, TaskFactory(config, plugins, store, clock=clock))
         await worker.startup()
         try:
             yield Running(cluster, worker, StatusRecorder(), store)

@@ -22,6 +22,7 @@ from penstock.shared.connect.runtime.exactly_once_source_task import fence_produ
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, Running, running, source_record
 
 KEY = b'["c",{"file":"a"}]'
@@ -473,6 +474,49 @@ async def test_an_interval_of_0_commits_each_batch() -> None:
         for commits in (1, 2):
             task().batches.put_nowait([source_record("a", commits)])
             await run.until(lambda commits=commits: task().commits == commits)
+
+
+@pytest.mark.parametrize("nothing", [[], None, RetriableError("later")], ids=["empty", "none", "retriable error"])
+async def test_an_interval_ends_while_the_source_is_quiet(nothing: Any) -> None:
+    """A transaction ends after its interval even if no poll returns records any more."""
+    clock = ManualClock()
+    async with running(clock, **ENABLED) as run:
+        await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="1000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        clock.advance(999)
+        task().batches.put_nowait(nothing)
+        await run.until(task().batches.empty)
+        assert values(run) == []
+        clock.advance(1)
+        task().batches.put_nowait(nothing)
+        await run.until(lambda: task().commits == 1, timeout_s=10)
+        assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
+
+
+@pytest.mark.parametrize("nothing", [[], None], ids=["empty", "none"])
+async def test_the_task_ends_a_transaction_with_a_poll_without_records(
+    nothing: list[SourceRecord] | None,
+) -> None:
+    """A commit or abort without a record takes effect after the next poll, even if it returns no records."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="connector")
+        context = task().context.transaction_context
+        assert context is not None
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        context.commit_transaction()
+        task().batches.put_nowait(nothing)
+        await run.until(lambda: task().commits == 1, timeout_s=10)
+        assert values(run) == [b"a"]
+        task().batches.put_nowait([source_record("b", 2)])
+        await run.until(lambda: len(run.cluster.records("t", committed=False)) > 1)
+        context.abort_transaction()
+        task().batches.put_nowait(nothing)
+        await run.until(lambda: task().commits == 2, timeout_s=10)
+        task().batches.put_nowait([source_record("c", 3)])
+        await run.worker.stop_tasks([id])
+        assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}', b'{"position":2}'])
 
 
 async def test_a_pause_leaves_no_transaction_open() -> None:
