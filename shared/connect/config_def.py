@@ -228,7 +228,10 @@ class Recommender:
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One setting. `order` is its position in its group, or -1 if it has no position."""
+    """One setting. `order` is its position in its group, or -1 if it has no position.
+
+    An `internal` setting is parsed like any other, but left out of the documentation: `ConfigDef.definitions`.
+    """
 
     name: str
     type: Type
@@ -353,7 +356,7 @@ class ConfigDef:
         return list(dict.fromkeys(key.group for key in self if key.group is not None))
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Return the definitions as `GET /connector-plugins/{plugin}/config` shows them."""
+        """Return the definitions, without internal ones, as `GET /connector-plugins/{plugin}/config` shows them."""
         return [key.definition() for key in self if not key.internal]
 
     def parse(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> dict[str, Any]:
@@ -372,7 +375,7 @@ class ConfigDef:
 
     def validate_values(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> list[ConfigValue]:
         """Return each setting's parsed value and its errors, in the order of definition."""
-        found = {key.name: self._parse_config_value(key, props, resolve) for key in self if not key.internal}
+        found = {key.name: self._parse_config_value(key, props, resolve) for key in self}
         parsed = {name: value.value for name, value in found.items()}
         for name, value in found.items():
             recommender = self._keys[name].recommender

@@ -41,6 +41,16 @@ def test_defaults_are_parsed() -> None:
     assert definition().parse({"topic": " t ", "size": "7"})["size"] == 7
 
 
+def test_an_internal_setting_is_parsed() -> None:
+    """An internal setting is parsed and validated as any other, and is not in the documentation."""
+    internal = definition().define("internal.size", Type.INT, 1, HIGH, "Size.", at_least(1), internal=True)
+    assert internal.parse({"topic": "t", "internal.size": "5"})["internal.size"] == 5
+    assert internal.parse({"topic": "t"})["internal.size"] == 1
+    with pytest.raises(ConfigError, match=r"internal\.size"):
+        internal.parse({"topic": "t", "internal.size": "0"})
+    assert [shown["name"] for shown in internal.definitions()] == ["size", "secret", "topic"]
+
+
 def test_all_errors_are_reported_together() -> None:
     """Parsing reports all invalid settings in one error."""
     with pytest.raises(ConfigError, match=r"at least 1.*\"topic\""):
