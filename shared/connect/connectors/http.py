@@ -38,6 +38,8 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask
 
+_JSON_POINTER = re.compile(r"(/([^~/]|~[01])*)*")
+"""RFC 6901."""
 RETRIED = (408, 425, 429)
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""
@@ -245,6 +247,11 @@ class HttpSinkConnector(SinkConnector):
         return True
 
 
+def _validate_json_pointer(name: str, value: Any) -> None:
+    if not _JSON_POINTER.fullmatch(value or ""):
+        raise invalid(name, value, "a JSON pointer is empty or begins with '/', and has '~' only before 0 or 1")
+
+
 def pointed(value: Any, pointer: str) -> Any:
     """Return the value in a response that a JSON pointer (RFC 6901) refers to. Raises DataError if there is none.
 
@@ -367,11 +374,13 @@ class HttpSourceConnector(SourceConnector):
             .define("topic", Type.STRING, NO_DEFAULT, HIGH, "Topic to write to.")
             .define("poll.interval.ms", Type.INT, 60_000, MEDIUM, "Interval between requests.", at_least(1))
             .define("records.pointer", Type.STRING, "", MEDIUM,
-                    "JSON pointer to the array of records in the response. Empty: the whole response.")
-            .define("key.pointer", Type.STRING, "", MEDIUM, "JSON pointer to the key within a record. Empty: no key.")
+                    "JSON pointer to the array of records in the response. Empty: the whole response.",
+                    _validate_json_pointer)
+            .define("key.pointer", Type.STRING, "", MEDIUM, "JSON pointer to the key within a record. Empty: no key.",
+                    _validate_json_pointer)
             .define("http.offset.pointer", Type.STRING, "", MEDIUM,
                     "JSON pointer to the offset within a record. If the server returns the last record again, it is "
-                    "skipped.")
+                    "skipped.", _validate_json_pointer)
             .define("http.offset.initial", Type.STRING, "", MEDIUM, "Value of ${offset} in the first request.")
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.errors import ConfigError, DataError, RetriableError
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.http import (
     HttpSinkConnector,
@@ -208,6 +208,17 @@ async def test_an_unchanged_answer_is_not_written_again() -> None:
         await run.run(HttpSourceConnector, http_url=server.url, topic="t", poll_interval_ms="5", **JSON)
         await run.until(lambda: len(server.requests) >= 4)
         assert len(run.cluster.records("t")) == 1
+
+
+@pytest.mark.parametrize("setting", ["records.pointer", "key.pointer", "http.offset.pointer"])
+def test_an_invalid_pointer_is_a_configuration_error(setting: str) -> None:
+    """A JSON pointer is empty or begins with a slash, and has `~` only before 0 or 1."""
+    props = {"http.url": "http://host/", "topic": "t"}
+    for pointer in ("items", "items/0", "#/items", "/a~", "/a~2b"):
+        with pytest.raises(ConfigError, match=f"for configuration {setting}"):
+            HttpSourceConnector.config().parse({**props, setting: pointer})
+    for pointer in ("", "/", "/items", "/a~0b~1c/0", "/a\nb"):
+        assert HttpSourceConnector.config().parse({**props, setting: pointer})[setting] == pointer
 
 
 def test_a_pointer_without_a_target_is_an_error() -> None:
