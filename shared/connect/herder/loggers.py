@@ -35,6 +35,7 @@ class Loggers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._modified: dict[str, int] = {}
+        """When a level was last set, by Python's name of the logger."""
         self.on_level: Callable[[str, str], None] = lambda _name, _level: None
         """Called with each level that is set: the processes of tasks have their own loggers."""
 
@@ -68,16 +69,14 @@ class Loggers:
         for other in below:
             if logging.getLogger(other).level != logging.NOTSET:
                 logging.getLogger(other).setLevel(number)
-        changed = sorted({name, *below})
-        now_ms = self._clock.now_ms()
-        self._modified.update(dict.fromkeys(changed, now_ms))
+        self._modified.update(dict.fromkeys((known, *below), self._clock.now_ms()))
         self.on_level(name, level)
-        return changed
+        return sorted({name, *below})
 
     def _shown_logger(self, name: str, logger: logging.Logger) -> dict[str, Any]:
         number = logger.getEffectiveLevel()
         shown = next((level for level, n in LEVELS.items() if number >= n), "TRACE")
-        return {"level": shown, "last_modified": self._modified.get(name)}
+        return {"level": shown, "last_modified": self._modified.get(_python_logger_name(name))}
 
 
 def level_number(level: str) -> int:

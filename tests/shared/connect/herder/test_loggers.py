@@ -43,6 +43,18 @@ def test_kafka_connects_logger_names_are_mapped() -> None:
     assert loggers.level("org.apache.kafka.connect")["level"] == "TRACE"
 
 
+def test_a_mapped_logger_has_one_time_of_change() -> None:
+    """The time of the last change is shown under both names of a logger, whichever name the request had."""
+    clock = ManualClock()
+    loggers = Loggers(clock)
+    for name in ("org.apache.kafka.connect", "penstock.shared.connect"):
+        clock.advance(1)
+        loggers.set_level(name, "DEBUG")
+        shown = {"level": "DEBUG", "last_modified": clock.now_ms()}
+        assert loggers.level("org.apache.kafka.connect") == loggers.level("penstock.shared.connect") == shown
+        assert loggers.levels()["penstock.shared.connect"] == shown
+
+
 def test_the_root_loggers_level_is_shown() -> None:
     """Every Log4j level of the root logger is shown by its name."""
     loggers = Loggers(ManualClock())
