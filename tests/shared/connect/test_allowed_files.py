@@ -62,6 +62,7 @@ def test_paths_below_an_allowed_folder_are_allowed(data: Path, given: str) -> No
         "/etc/passwd", "{data}/../secret/key", "{data}/deep/../../secret/key", "{data}/link/key", "{data}/key",
         "{data}/dangling", "{data}base/x", "{data}/..", "secret/key", "../secret/key", "~/key", "file://{data}/../secret",
         "file://{data}/%2e%2e/secret/key", "FILE:///etc/passwd", "local:///etc/passwd", "file:/etc/passwd", "file://host/x",
+        "file://{data}/a?", "file://{data}/a#", "file://{data}/a?b", "file://{data}/a#b",
         "{data}\0/x", "s3://bucket/x", "http://host/x", "simplecache::file:///etc/passwd", "memory://x", " file:///etc",
     ],
 )  # fmt: skip
