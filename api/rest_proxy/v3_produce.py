@@ -183,6 +183,8 @@ class DeliveryReports(Response):
                 for start in range(0, len(objects), GROUP_OBJECTS):
                     group = objects[start : start + GROUP_OBJECTS]
                     await queue.put(asyncio.ensure_future(self._reports_of_records(group)))
+                if splitter.error is not None:
+                    break
             splitter.close()
             if not count:
                 raise NotAnObject(NO_RECORD)

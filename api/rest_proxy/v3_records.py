@@ -139,10 +139,16 @@ class NotAnObject(ValueError):
 
 
 class RecordStreamSplitter:
-    """Splits the chunks of a stream of records into JSON objects. An object may have `max_bytes` at most."""
+    """Splits the chunks of a stream of records into JSON objects. An object may have `max_bytes` at most.
+
+    It stops at data between objects that is neither whitespace nor a comma, and at an object that is too long. The
+    objects before are returned, wherever a chunk ends.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.error: NotAnObject | None = None
+        """Why the splitter has stopped."""
         self._rest = bytearray()
         self._scanned = 0
         self._depth = 0
@@ -157,12 +163,18 @@ class RecordStreamSplitter:
         return self._depth > 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the objects of records that this chunk of the stream completes.
-
-        Raises NotAnObject if data between objects is neither whitespace nor a comma, or if an object is too long.
-        """
-        self._rest += chunk
+        """Return the objects of records that this chunk of the stream completes; none once there is an `error`."""
         objects: list[bytes] = []
+        if self.error is None:
+            try:
+                self._split(chunk, objects)
+            except NotAnObject as e:
+                self.error = e
+        return objects
+
+    def _split(self, chunk: bytes, objects: list[bytes]) -> None:
+        """Append the objects that this chunk completes. Raises NotAnObject at the first data that is none."""
+        self._rest += chunk
         start = 0
         while True:
             if not self._depth:
@@ -183,14 +195,15 @@ class RecordStreamSplitter:
         del self._rest[:start]
         self._scanned -= start
         self._check_size(len(self._rest))
-        return objects
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
             raise NotAnObject(f"an object longer than {self._max_bytes} bytes")
 
     def close(self) -> None:
-        """End the stream of records. Raises NotAnObject if it ends within an object."""
+        """End the stream of records. Raises `error`, or NotAnObject if the stream ends within an object."""
+        if self.error is not None:
+            raise self.error
         if self._depth:
             raise NotAnObject("the body ends within an object")
 

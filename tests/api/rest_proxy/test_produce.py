@@ -31,6 +31,7 @@ from tests.api.rest_proxy.conftest import SETTINGS
 
 V2_JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 V2_BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+RECORD = b'{"value":{"type":"JSON","data":1}}'
 V3 = "/v3/clusters/c-1/topics/t/records"
 KEYED = IngestSettings.model_validate({"topics": {"t": {"key": ["/id"], "time": "/at"}}})
 
@@ -356,8 +357,35 @@ TOO_LONG = b'{"a":' + b"1" * 100
 @pytest.mark.parametrize("body", [b"[1]", b'{"a":1} 7', b"x", TOO_LONG, TOO_LONG + b"}", b"{}" + TOO_LONG + b"}{}"])
 def test_other_data_ends_the_stream(body: bytes) -> None:
     """Data between objects that is not whitespace or a comma, and an object that is too long."""
+    splitter = RecordStreamSplitter(100)
+    splitter.feed(body)
+    assert splitter.feed(b"{}") == []
     with pytest.raises(NotAnObject):
-        RecordStreamSplitter(100).feed(body)
+        splitter.close()
+
+
+def test_objects_before_other_data_do_not_depend_on_the_chunks() -> None:
+    """The objects before the other data are returned, whether or not it arrives in the same chunk."""
+    for chunks in ((b'{"a":1} x',), (b'{"a":1}', b" x"), (b'{"a":1} ', b"x", b"{}")):
+        splitter = RecordStreamSplitter(100)
+        assert [object_ for chunk in chunks for object_ in splitter.feed(chunk)] == [b'{"a":1}']
+        with pytest.raises(NotAnObject, match="got b'x'"):
+            splitter.close()
+
+
+@pytest.mark.parametrize("chunks", [(RECORD + b" x",), (RECORD, b" x"), (RECORD + b" x", RECORD)])
+async def test_v3_stores_the_records_before_other_data(
+    client: httpx.AsyncClient, producer: Any, chunks: tuple[bytes, ...]
+) -> None:
+    """A stream's records before other data are stored, whether or not it arrives in the same chunk."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    response = await client.post(V3, content=body())
+    assert [json.loads(line)["error_code"] for line in response.text.splitlines()] == [200, 400]
+    assert producer.values() == [b"1"]
 
 
 def test_an_incomplete_object_is_an_error() -> None:
