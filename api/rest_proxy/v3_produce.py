@@ -182,7 +182,7 @@ class DeliveryReports(Response):
                 count += len(objects)
                 for start in range(0, len(objects), GROUP_OBJECTS):
                     group = objects[start : start + GROUP_OBJECTS]
-                    await queue.put(asyncio.ensure_future(self._reports_of_records(group)))
+                    await queue.put(asyncio.ensure_future(self._reports_of_records(group, count)))
                 if splitter.error is not None:
                     break
             splitter.close()
@@ -198,24 +198,26 @@ class DeliveryReports(Response):
             async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _reports_of_records(self, objects: list[bytes]) -> bytes:
+    async def _reports_of_records(self, objects: list[bytes], known: int) -> bytes:
         try:
-            reports, _ = await self.send(objects)
+            reports, _ = await self.send(objects, known)
             return reports_as_lines(reports)
         except Problem as e:  # the response has begun, so the error becomes a row
             return reports_as_lines(
                 [{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
             )
 
-    async def send(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    async def send(self, objects: list[bytes], known: int) -> tuple[list[dict[str, Any]], list[Outcome]]:
         """Send the records of complete objects. Returns their reports and outcomes.
+
+        `known` is the number of the body's objects as far as it is known. See `BodyReader.wait_for_turn`.
 
         Raises Problem (503) if the service shuts down before they are sent.
         """
         read_time = self._producer.read_time(self._topic)
         latest_ms = self._producer.latest_ms()
         decoded: list[Decoded | EventRejected] = []
-        with await next_turn(self.reader, len(objects)) as turn:
+        with await next_turn(self.reader, known) as turn:
             for body in objects:
                 try:
                     decoded.append(v3_record(body, self._topic, read_time, latest_ms))
@@ -330,7 +332,7 @@ async def _produce_complete_body(producer: RestProducer, reports: DeliveryReport
     except NotAnObject as e:
         raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), str(e)) from None
     producer.check_count(len(objects))
-    rows, outcomes = await reports.send(objects)
+    rows, outcomes = await reports.send(objects, len(objects))
     status = OK
     headers: dict[str, str] = {}
     if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):

@@ -18,6 +18,8 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from penstock.api.http.app import create_app
+from penstock.api.http.body import BodyReader
+from penstock.api.http.turns import Turn
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.rest_producer import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
@@ -386,6 +388,27 @@ async def test_v3_stores_the_records_before_other_data(
     response = await client.post(V3, content=body())
     assert [json.loads(line)["error_code"] for line in response.text.splitlines()] == [200, 400]
     assert producer.values() == [b"1"]
+
+
+async def test_v3_counts_all_records_of_a_stream_as_bulk(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn for a group of a stream depends on all records of the stream so far, not on the group alone."""
+    events: list[int] = []
+    wait_for_turn = BodyReader.wait_for_turn
+
+    async def recording(reader: BodyReader, count: int) -> Turn:
+        events.append(count)
+        return await wait_for_turn(reader, count)
+
+    monkeypatch.setattr(BodyReader, "wait_for_turn", recording)
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield RECORD * 600
+
+    assert len((await client.post(V3, content=body())).text.splitlines()) == 1800
+    assert events == [600, 1200, 1800]
 
 
 def test_an_incomplete_object_is_an_error() -> None:
