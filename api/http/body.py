@@ -18,7 +18,13 @@ from starlette.types import Receive
 
 from penstock.api.http.content_encoding import CorruptBody, Inflater
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.http.status_codes import BAD_REQUEST, CONTENT_TOO_LARGE, REQUEST_TIMEOUT, SERVICE_UNAVAILABLE
+from penstock.api.http.status_codes import (
+    BAD_REQUEST,
+    CLIENT_CLOSED_REQUEST,
+    CONTENT_TOO_LARGE,
+    REQUEST_TIMEOUT,
+    SERVICE_UNAVAILABLE,
+)
 from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
 from penstock.shared.common.errors import IllegalState, PenstockError
 
@@ -36,8 +42,12 @@ class ServiceShuttingDown(PenstockError):
     """The service is shutting down, and the body did not end before the drain's deadline."""
 
 
-class ClientDisconnected(PenstockError):
-    """The client closed the connection before its body was complete."""
+class ClientDisconnected(Problem):
+    """The client closed the connection before its body was complete. No client receives the response."""
+
+    def __init__(self) -> None:
+        kind = ErrorKind(CLIENT_CLOSED_REQUEST, "CLIENT_CLOSED_REQUEST", "Client closed the connection")
+        super().__init__(kind, "the client closed the connection")
 
 
 class BodyDrain:
@@ -201,7 +211,7 @@ class BodyReader:
         if self._in_event:
             self._event_wait_s += self._last_byte_at - started_at
         if message["type"] == "http.disconnect":
-            raise ClientDisconnected("the client closed the connection")
+            raise ClientDisconnected
         self._has_more = bool(message.get("more_body", False))
         chunk = message.get("body", b"")
         assert isinstance(chunk, bytes)
@@ -211,7 +221,7 @@ class BodyReader:
         """Raise ClientDisconnected if the client has closed the connection while a chunk is inflated."""
         ahead = self._ahead
         if ahead is not None and ahead.done() and ahead.result()["type"] == "http.disconnect":
-            raise ClientDisconnected("the client closed the connection")
+            raise ClientDisconnected
 
     def _message_deadline(self) -> float:
         """Return the deadline of the next message, by the loop's clock."""
@@ -258,8 +268,8 @@ def body_too_long(max_body_bytes: int) -> Problem:
 async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
     """Return a request's complete body, up to `max_body_bytes`.
 
-    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 at the drain's deadline.
-    Raises ClientDisconnected.
+    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 at the drain's deadline,
+    and ClientDisconnected.
     """
     if body.declared_bytes > max_body_bytes:
         raise body_too_long(max_body_bytes)

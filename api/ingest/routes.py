@@ -171,7 +171,7 @@ class Ingest:
             finally:
                 self.admission.leave(client)
         except (Problem, PenstockError) as e:
-            self._count_rejection(topic, e)
+            self._count_failed_request(topic, e)
             raise
 
     def fast_path(self, app: ASGIApp) -> FastPath:
@@ -182,7 +182,8 @@ class Ingest:
     def tracking(self, topic: str, client: str) -> Iterator[None]:
         """Count a request of another interface, such as REST Proxy, as in progress within the context.
 
-        A Problem or PenstockError that leaves the context counts as a rejected request.
+        A Problem or PenstockError that leaves the context counts as a rejected request, and ClientDisconnected as a
+        request with the status 499.
         """
         try:
             self.admission.enter(client)
@@ -191,10 +192,14 @@ class Ingest:
             finally:
                 self.admission.leave(client)
         except (Problem, PenstockError) as e:
-            self._count_rejection(topic, e)
+            self._count_failed_request(topic, e)
             raise
 
-    def _count_rejection(self, topic: str, error: Problem | PenstockError) -> None:
+    def _count_failed_request(self, topic: str, error: Problem | PenstockError) -> None:
+        if isinstance(error, ClientDisconnected):  # some of its records may be stored
+            log.info("client closed the connection within its body", topic=topic)
+            self.metrics.answered(topic, CLIENT_CLOSED_REQUEST)
+            return
         kind = error.kind if isinstance(error, Problem) else kind_of(error)
         self.metrics.rejected_request(topic if self.admission.has_accepted(topic) else "", kind)
 
@@ -202,25 +207,20 @@ class Ingest:
         media_type = check_media_type(request)
         body = self.admission.body(request)  # before anything is awaited, so the queue has the order of arrival
         await self.admission.check(options.topic, options.client)
+        if options.atomic or KEY_HEADER in request.headers:
+            return await self._store_atomically(options, request, media_type, body)
+        reader = self.reader(options.topic)
+        events = await open_events(request, media_type, body, options.topic, reader, self._settings, self._clock)
+        if not options.acknowledged:
+            return await self._store_unacknowledged(options, events, body)
+        if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
+            return self._streamed_response(options, events, body)
+        sender = self._new_sender(options, events.unit)
         try:
-            if options.atomic or KEY_HEADER in request.headers:
-                return await self._store_atomically(options, request, media_type, body)
-            reader = self.reader(options.topic)
-            events = await open_events(request, media_type, body, options.topic, reader, self._settings, self._clock)
-            if not options.acknowledged:
-                return await self._store_unacknowledged(options, events, body)
-            if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
-                return self._streamed_response(options, events, body)
-            sender = self._new_sender(options, events.unit)
-            try:
-                await self._send_events(events, sender, body)
-            except ClientDisconnected:
-                sender.abandon()
-                raise
+            await self._send_events(events, sender, body)
         except ClientDisconnected:
-            log.info("client closed the connection within its body", topic=options.topic)
-            self.metrics.answered(options.topic, CLIENT_CLOSED_REQUEST)
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+            sender.abandon()
+            raise
         self._count_request(options, sender.result, body)
         return self._result_response(sender.result)
 

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+from structlog.testing import capture_logs
 
 from penstock.api.http.app import create_app
 from penstock.api.http.server import HttpServer
@@ -165,6 +167,69 @@ async def test_a_disconnect_is_counted_and_the_records_are_stored(producer: Any,
             await after(0.005)
     assert producer.values() == [b"1"]
     assert service.metric("requests", status="499") == 1
+
+
+class Disconnecting:
+    """Calls an app with a part of a body, and then as if the client disconnected. Records what the app sends."""
+
+    def __init__(self, error: type[BaseException] | None = None) -> None:
+        self.sent: list[Any] = []
+        self._error = error
+
+    async def post(self, app: ASGIApp, url: str, headers: dict[str, str], body: bytes) -> None:
+        path, _, query = url.partition("?")
+        messages = iter([{"type": "http.request", "body": body, "more_body": True}])
+
+        async def receive() -> Any:
+            return next(messages, {"type": "http.disconnect"})
+
+        async def send(message: Any) -> None:
+            if self._error is not None:
+                raise self._error
+            self.sent.append(message)
+
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "root_path": ""}
+        scope |= {"path": path, "raw_path": path.encode(), "query_string": query.encode()}
+        scope |= {"client": ("10.0.0.1", 1), "server": ("localhost", 80)}
+        named = {"host": "localhost", **headers}
+        scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in named.items()]
+        await app(scope, receive, send)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        (URL, NDJSON),
+        (URL, STREAMED),
+        (URL + "?ack=none", NDJSON),
+        (URL, {"Content-Type": "application/json"}),
+        (URL + "?atomic=true", NDJSON),
+        ("/topics/t", {"Content-Type": "application/vnd.kafka.json.v2+json"}),
+        ("/v3/clusters/c-1/topics/t/records", {}),
+        ("/v3/clusters/c-1/topics/t/records", {"Content-Length": "100"}),
+        ("/v3/clusters/c-1/topics/t/records:batch", {}),
+    ],
+)
+async def test_a_disconnect_within_the_body_is_no_failure(
+    producer: Any, url: str, headers: dict[str, str], fast: bool
+) -> None:
+    """Every interface counts the request with the status 499, and neither as rejected nor as failed."""
+    settings, registry = IngestSettings(), CollectorRegistry()
+    ingest = Ingest(producer, settings, registry, transactor=Transactor())
+    rest = produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin())
+    app = create_app(ingest=ingest.router, rest_proxy=rest, fast_path=ingest.fast_path if fast else None)
+    with capture_logs() as logged:
+        await Disconnecting().post(app, url, headers, b'{"records":[')
+    requests = [
+        (sample.labels["status"], sample.value)
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name in ("penstock_ingest_requests_total", "penstock_ingest_rejected_requests_total")
+    ]
+    assert requests == [("499", 1)]
+    assert "request failed" not in [line["event"] for line in logged]
+    assert ingest.active == 0
 
 
 @pytest.mark.parametrize(
