@@ -73,9 +73,9 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", NDJSON_TYPE.encode()), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": MULTI_STATUS, "headers": headers})
         is_complete = False
         try:
+            await send({"type": "http.response.start", "status": MULTI_STATUS, "headers": headers})
             await self._send_events(send)
             await self._write_line(send, self._final_progress_row())
             await send({"type": "http.response.body", "body": b"", "more_body": False})

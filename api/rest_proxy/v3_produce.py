@@ -150,12 +150,12 @@ class DeliveryReports(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": OK, "headers": headers})
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
         writer = asyncio.ensure_future(self._write_reports(queue, send))
         status = CLIENT_CLOSED_REQUEST
         with self._producer.keep_tracking(self._client):
             try:
+                await send({"type": "http.response.start", "status": OK, "headers": headers})
                 await self._read_record_stream(queue)
                 await queue.put(None)
                 await writer

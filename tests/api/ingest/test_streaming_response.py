@@ -232,6 +232,24 @@ async def test_a_disconnect_within_the_body_is_no_failure(
     assert ingest.active == 0
 
 
+@pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    ("url", "headers"), [(URL, STREAMED), ("/v3/clusters/c-1/topics/t/records", {})], ids=["events", "records"]
+)
+async def test_a_response_that_cannot_begin_is_counted(
+    producer: Any, url: str, headers: dict[str, str], error: type[BaseException]
+) -> None:
+    """If the first part of a streamed response cannot be sent, the request ends and is counted all the same."""
+    settings, registry = IngestSettings(), CollectorRegistry()
+    ingest = Ingest(producer, settings, registry)
+    rest = produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin())
+    app = create_app(ingest=ingest.router, rest_proxy=rest)
+    with pytest.raises(error):
+        await Disconnecting(error).post(app, url, headers, b"")
+    assert ingest.active == 0
+    assert registry.get_sample_value("penstock_ingest_requests_total", {"topic": "t", "status": "499"}) == 1
+
+
 @pytest.mark.parametrize(
     ("url", "media_type"),
     [
