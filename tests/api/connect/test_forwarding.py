@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 from fastapi import FastAPI, Request, Response
 
 from penstock.api.connect.errors import install_error_handlers
@@ -68,6 +70,15 @@ async def test_the_other_workers_answer_is_returned() -> None:
     assert response.status_code == 201
     assert response.headers["location"] == "http://owner/connectors/a"
     assert response.json() == {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}"}
+
+
+async def test_a_worker_reads_the_ca_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests that a worker forwards have one TLS context."""
+    async with listening(owner()) as url:
+        app = worker(url)
+        await put(app, "/connectors/a")
+        monkeypatch.setattr(ssl, "create_default_context", None)
+        assert (await put(app, "/connectors/a")).status_code == 201
 
 
 async def test_a_request_is_forwarded_at_most_twice() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
 from penstock.shared.common.backoff import ExponentialBackoff
@@ -44,6 +46,17 @@ async def test_subjects_are_named_by_the_strategy(strategy: str, subject: str) -
     if "Record" in strategy:
         with pytest.raises(DataError, match="schema with a name"):
             subject_of(strategy, "t", None, is_key=False)
+
+
+async def test_a_client_reads_the_ca_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests of a client have one TLS context."""
+    made, make = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **more: made.append(1) or make(**more))
+    async with schema_registry() as server:
+        client = RegistryClient(RegistryAccess((server.url,)))
+        for version in ('"int"', '"long"'):
+            await client.register("t", "AVRO", version)
+    assert made == [1]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
