@@ -103,7 +103,9 @@ class IngestSettings(Section):
     )
     max_errors: PositiveCount = Field(default=1_000, description="errors after which a request is stopped")
     max_offsets: PositiveCount = Field(default=100_000, description="most offsets in one response to ?offsets=true")
-    max_future_ms: PositiveMs = Field(default=HOUR_MS, description="how far ahead of the clock an event time may be")
+    max_future_ms: PositiveMs = Field(
+        default=HOUR_MS, description="how far ahead of the wall clock an event time may be"
+    )
     min_event_time: EventTime = Field(
         default="2000-01-01",
         description="the earliest event time, as ISO 8601; an event with an earlier one is rejected",

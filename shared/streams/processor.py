@@ -150,8 +150,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         """Return True if windows of this span may take a record of this timestamp.
 
         The timestamp is invalid if a window's bound would not fit into 64 bits, or if it is more than `max_future_ms`
-        ahead of the clock. Raises DataError for an invalid timestamp. In a punctuation or a commit there is no source
-        record to reject. Then the forwarded record is counted as skipped, and the result is False.
+        ahead of the wall clock. Raises DataError for an invalid timestamp. In a punctuation or a commit there is no
+        source record to reject. Then the forwarded record is counted as skipped, and the result is False.
         """
         ...
 

@@ -45,7 +45,7 @@ class TaskSettings(BaseModel):
     )
     max_future_ms: PositiveMs | None = Field(
         default=MAX_FUTURE_MS,
-        description="a record whose time is further ahead of the clock is rejected; unset: no limit",
+        description="a record whose time is further ahead of the wall clock is rejected; unset: no limit",
     )
     max_request_size: Annotated[int, Field(gt=0)] = Field(
         default=1024 * 1024,

@@ -92,7 +92,8 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
 def assign_sessions(records: DataFrame, gap_ms: int) -> DataFrame:
     """Return records with all their columns and their session's `start_ms` and `end_ms`, null for a late record.
 
-    The columns `partition`, `key`, `offset`, `timestamp_ms` and `close_ms` determine the sessions.
+    The columns `partition`, `key`, `offset`, `timestamp_ms` and `close_ms` determine the sessions. `close_ms` is
+    the close time when the record arrived.
     """
     used = records.select("partition", "key", "offset", "timestamp_ms", "close_ms")
     # One task has all records of a key, in the order of their arrival.

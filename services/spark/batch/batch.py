@@ -110,8 +110,8 @@ class BatchJob:
     def run(self) -> BatchReport:
         """Run one batch.
 
-        Raises BatchRejected if live instances run, BatchFenced if one starts during the batch, ConfigError, and the
-        errors of tasks and compactions. Commits before an error are kept.
+        Raises BatchRejected if live instances run before the tasks begin, and BatchFenced if a task finds one. Also
+        raises ConfigError and the errors of Kafka, tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
         self.maintenance = TableMaintenance(self.settings, self.log)
@@ -305,7 +305,11 @@ def require_no_files_left(application: str, known: Mapping[int, Progress]) -> No
 
 
 def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:
-    """Return the partitions whose files were read to their end. Raises ConfigError if the state has another input."""
+    """Return the application's partitions for which all rows of the files were read.
+
+    Raises ConfigError if a partition's state is from another input: topics, other files, or the same files read in
+    another way.
+    """
     done = []
     for partition, progress in sorted(known.items()):
         where = f"{application}, partition {partition}"

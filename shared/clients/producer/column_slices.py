@@ -277,8 +277,8 @@ class ColumnSlice:
     ) -> bool:
         """Choose a partition for each record by its key. Returns whether some records have no key.
 
-        `without_key` chooses those of records without a key, from their sizes. For each run of such records it returns
-        the index of the partition in `queues`, and the end of the run as an index into these sizes.
+        `without_key` chooses the partitions of all records without a key, from their sizes. It divides them into runs.
+        For each run it returns the index of the partition in `queues`, and the run's end as an index into these sizes.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)

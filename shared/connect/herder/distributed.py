@@ -426,7 +426,10 @@ class DistributedHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Create or change a connector, as every herder does. Also raises NotHere and RebalanceNeeded."""
+        """Create or change a connector, as every herder does.
+
+        Also raises RebalanceNeeded, and NotHere if this worker is not the leader.
+        """
         await self._check_config(self._with_stored_secrets(name, config))
         self._check_group(name, config)
 

@@ -44,8 +44,8 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
     """Fence the producers of earlier exactly-once source tasks, by their transactional ids.
 
-    Afterwards, none of them can write, or has a transaction open. Raises ConnectError with the first error, such as
-    KafkaTimeout or AuthorizationFailed.
+    Afterwards, none of them can write, or has a transaction open. Raises ConnectError if one cannot be fenced; others
+    may then be unfenced too. Its message has the first error, such as KafkaTimeout or AuthorizationFailed.
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 

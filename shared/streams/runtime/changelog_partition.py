@@ -379,7 +379,7 @@ class ChangelogPartition:
 async def find_takeover(
     consumer: Consumer, at: TopicPartition, span: range, epoch: int, timeout_ms: int = RESTORE_IDLE_MS_MAX
 ) -> int | None:
-    """Return the offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
+    """Return the first offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
 
     The consumer is read_uncommitted, so it does not wait for open transactions. It also finds takeovers that were
     aborted; these cause a needless restore, which does no harm. Invalid records are skipped here, because a restore

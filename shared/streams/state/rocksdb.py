@@ -339,10 +339,10 @@ class RocksDb:
 def _put_row(
     batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None
 ) -> int:
-    """Put one row and its index entry into a batch of RocksDB, or delete both if `row` is None.
+    """Put one row into a batch of RocksDB and update its index entry, or delete both if `row` is None.
 
-    `old` is the stored row, if there is one. `due` is None if the store has no index. Return the change in the number
-    of rows: -1, 0 or 1.
+    `old` is the stored row, if there is one. `due` is the end up to which the store's index was searched, or None if
+    the store has no index. Return the change in the number of rows: -1, 0 or 1.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]

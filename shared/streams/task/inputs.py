@@ -155,7 +155,7 @@ def log_blocked_heartbeats(step: str, ms: int) -> None:
 
 
 def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
-    """Let a task process a run of records of one topic, and reject records that are too far ahead of the clock.
+    """Let a task process a run of records of one topic, and reject records too far ahead of the wall clock.
 
     A record that is more than the task's `max_future_ms` ahead would close every window and make later records late. It
     is rejected before it advances stream time. For `has_time` and the errors see `StreamTask.process`.
