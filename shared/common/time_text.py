@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import Literal
 
 from penstock.shared.common.errors import ConfigError
@@ -71,9 +72,13 @@ def time_ms(text: str) -> int:
 
 
 def duration_ms(text: str) -> int:
-    """A duration in ms. Raises ConfigError if the text is not a duration, or not a whole number of ms."""
+    """A duration in ms. Raises ConfigError if the text is not a duration, not a whole number of ms, or more ms than
+    Kafka has room for.
+    """
     match = _DURATION.fullmatch(text.strip())
-    ms = float(match[1]) * _UNITS_MS[match[2]] if match else 0.5
-    if ms != int(ms):
-        raise ConfigError(f"{text!r} is not a duration: write a number and ms, s, m, h or d, such as 30m")
-    return int(ms)
+    if match is not None and len(match[1]) <= DIGITS_MAX:
+        # Exact: as floats, 1.1 hours would not be a whole number of ms.
+        ms = Fraction(match[1]) * _UNITS_MS[match[2]]
+        if ms.denominator == 1 and ms <= TIME_MS_MAX:
+            return int(ms)
+    raise ConfigError(f"{text[:SHOWN_MAX]!r} is not a duration: write a number and ms, s, m, h or d, such as 30m")

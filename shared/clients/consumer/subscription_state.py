@@ -19,7 +19,7 @@ from typing import Any, Literal
 from penstock.shared.clients.protocol.fetch import NO_EPOCH, NO_OFFSET
 from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
-from penstock.shared.common.time_text import duration_ms
+from penstock.shared.common.time_text import DIGITS_MAX, SHOWN_MAX, duration_ms
 
 RESET_POLICIES = ("earliest", "latest", "none")
 BY_DURATION = "by_duration:"
@@ -125,12 +125,13 @@ class ResetPolicy:
 
 
 def _duration_ms(text: str) -> int:
-    match = _ISO.fullmatch(text)
-    if match is None or not any(match.groupdict().values()):
-        if text[:1] in ("P", "p"):
-            raise ConfigError(f"{text!r} is not a duration: write one such as P7D, PT1H30M or 90m")
+    if text[:1] not in ("P", "p"):
         return duration_ms(text)
-    return sum(round(float(n) * _UNITS_MS[unit]) for unit, n in match.groupdict().items() if n)
+    match = _ISO.fullmatch(text)
+    numbers = {} if match is None else {unit: n for unit, n in match.groupdict().items() if n}
+    if not numbers or max(map(len, numbers.values())) > DIGITS_MAX:
+        raise ConfigError(f"{text[:SHOWN_MAX]!r} is not a duration: write one such as P7D, PT1H30M or 90m")
+    return sum(round(float(n) * _UNITS_MS[unit]) for unit, n in numbers.items())
 
 
 EARLIEST = ResetPolicy("earliest")

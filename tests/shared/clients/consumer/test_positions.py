@@ -412,7 +412,17 @@ def test_longer_than_time() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "Earliest", "by_duration:", "by_duration:P", "by_duration:PT", "by_duration:P1Y", "by_duration:-PT1S", "7d"],
+    [
+        "",
+        "Earliest",
+        "by_duration:",
+        "by_duration:P",
+        "by_duration:PT",
+        "by_duration:P1Y",
+        "by_duration:-PT1S",
+        "by_duration:P" + "9" * 400 + "D",
+        "7d",
+    ],
 )
 def test_invalid_policies_are_rejected(text: str) -> None:
     """Any other text is rejected with its value."""
