@@ -1,13 +1,16 @@
 """The wait before another attempt: Kafka's ExponentialBackoff (KIP-580), and a backoff for restarts.
 
 The wait after the n-th failure in a row is `initial_ms` times `multiplier` to the power of n - 1. It is spread by
-`jitter` in both directions, so that many clients do not retry at the same moment, and is at most `max_ms`.
+`jitter` in both directions, so that many clients do not retry at the same moment. No wait is above `max_ms`, whatever
+the jitter. If `max_ms` is not above `initial_ms`, every wait is `max_ms`, without jitter.
 
 >>> backoff = ExponentialBackoff(100, 1_000)
 >>> [backoff.wait_ms(failures) for failures in range(7)]
 [0.0, 100.0, 200.0, 400.0, 800.0, 1000.0, 1000.0]
 >>> ExponentialBackoff(100, 1_000, jitter=0.2).wait_ms(2, random=0.0)
 160.0
+>>> ExponentialBackoff(100, 100, jitter=0.2).wait_ms(2, random=0.0)
+100.0
 """
 
 from __future__ import annotations
@@ -35,10 +38,11 @@ class ExponentialBackoff:
         """
         if failures < 1 or self.initial_ms <= 0:
             return 0.0
+        # A constant, as in Java, also with jitter.
+        if self.max_ms <= self.initial_ms:
+            return float(self.max_ms)
         # Above this power the limit applies, and the power itself would overflow.
-        powers = 0.0
-        if self.multiplier > 1 and self.max_ms > self.initial_ms:
-            powers = math.log(self.max_ms / self.initial_ms, self.multiplier)
+        powers = math.log(self.max_ms / self.initial_ms, self.multiplier) if self.multiplier > 1 else 0.0
         wait_ms: float = self.initial_ms * self.multiplier ** min(failures - 1, powers)
         return float(min(wait_ms * (1 + self.jitter * (2 * random - 1)), self.max_ms))
 

@@ -31,6 +31,12 @@ def test_limits_at_or_below_the_first_wait(initial_ms: int, max_ms: int, wait_ms
     assert [backoff.wait_ms(1), backoff.wait_ms(9)] == [wait_ms, wait_ms]
 
 
+@given(initial_ms=st.integers(100, 300), failures=st.integers(1, 50), random=st.floats(0, 1))
+def test_a_limit_at_or_below_the_first_wait_has_no_jitter(initial_ms: int, failures: int, random: float) -> None:
+    """Every wait is then the limit, as in Java."""
+    assert ExponentialBackoff(initial_ms, 100, jitter=0.2).wait_ms(failures, random) == 100
+
+
 @given(failures=st.integers(1, 5_000), random=st.floats(0, 1))
 def test_jitter_spreads_both_ways_below_the_limit(failures: int, random: float) -> None:
     """The wait is within the jitter's share of the one without jitter, and never above the limit."""
