@@ -167,7 +167,8 @@ class Connection:
         """Connect; see `bootstrap` for the errors."""
         client = SocketClient(self.settings, self.client_id)
         try:
-            await bootstrap(client, self.settings)
+            with translating_errors(self.settings.bootstrap_servers, self.client_id):
+                await bootstrap(client, self.settings)
         except BaseException:
             await client.close()
             raise
@@ -227,10 +228,12 @@ class Connection:
 
     def any_node(self) -> int:
         """Return the node id of a random known broker. Raises BrokerNotAvailable if none is known."""
-        node = self._open_client.get_random_node()
-        if node is None:
-            raise BrokerNotAvailable(f"{self.settings.bootstrap_servers}: no broker known")
-        return int(node)
+        servers = self.settings.bootstrap_servers
+        with translating_errors(servers, self.client_id):
+            node = self._open_client.get_random_node()
+            if node is None:
+                raise BrokerNotAvailable(f"{servers}: no broker known")
+            return int(node)
 
     async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
         """Return the lowest and highest version of each API that a broker supports, by the API's key."""
@@ -286,13 +289,14 @@ class Connection:
         The module `sockets` tells the time limit of an attempt. During the backoff after a failure no attempt is made.
         Raises AuthenticationFailed if the node rejects the credentials.
         """
-        client = self._open_client
-        if await client.ready(node):
-            return True
-        connection_error: PenstockError = client.connection_error(node, f"node {node}")
-        if isinstance(connection_error, AuthenticationFailed):
-            raise connection_error
-        return False
+        with translating_errors(f"node {node}", self.client_id):
+            client = self._open_client
+            if await client.ready(node):
+                return True
+            connection_error: PenstockError = client.connection_error(node, f"node {node}")
+            if isinstance(connection_error, AuthenticationFailed):
+                raise connection_error
+            return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
         """Request new metadata. Returns a future that is done when the request is answered or has failed, or when the
@@ -407,23 +411,23 @@ class Connection:
         if (known := self._coordinators.get((kind, key))) is not None:
             return known
         where = f"{kind} {key}"
-        client = self._client
-        if client is None:
-            raise BrokerNotAvailable(f"{where}: the connection is closed")
         with translating_errors(where, self.client_id):
+            client = self._client
+            if client is None:
+                raise BrokerNotAvailable(f"{where}: the connection is closed")
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION
             try:
                 node = int(await client.coordinator_lookup(coordination_type, key))
             except kafka.NodeNotReadyError:
                 raise client.connection_error(None, where) from None
-        # The cluster may still name a coordinator that has just died. This is retriable: it elects another one.
-        if not await client.ready(node, group=ConnectionGroup.COORDINATION):
-            connection_error: PenstockError = client.connection_error(node, f"{where}: coordinator {node}")
-            raise (
-                connection_error
-                if isinstance(connection_error, AuthenticationFailed)
-                else CoordinatorNotAvailable(str(connection_error))
-            )
+            # The cluster may still name a coordinator that has just died. This is retriable: it elects another one.
+            if not await client.ready(node, group=ConnectionGroup.COORDINATION):
+                connection_error: PenstockError = client.connection_error(node, f"{where}: coordinator {node}")
+                raise (
+                    connection_error
+                    if isinstance(connection_error, AuthenticationFailed)
+                    else CoordinatorNotAvailable(str(connection_error))
+                )
         self._coordinators[kind, key] = node
         return node
 

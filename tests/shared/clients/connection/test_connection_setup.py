@@ -36,7 +36,7 @@ from penstock.shared.clients.connection.sockets import (
 from penstock.shared.clients.protocol.fetch import FetchRequest
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, CoordinatorNotAvailable
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -386,6 +386,39 @@ async def test_requests_and_errors_name_their_client(caplog: pytest.LogCaptureFi
     with pytest.raises(BrokerNotAvailable) as raised:
         await connection.send(1, None, "topic t")
     assert "client shop-1" in getattr(raised.value, "__notes__", ())
+
+
+async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors of the bootstrap, of an unreachable coordinator, and of a broker that rejects the client have the
+    note."""
+    connection = Connection(settings(1, client_id="shop-1", request_timeout_ms=50))
+    with pytest.raises(BrokerNotAvailable, match="no broker reached") as bootstrapping:
+        await connection.open()
+    assert getattr(bootstrapping.value, "__notes__", ()) == ["client shop-1"]
+
+    client = SocketClient(connection.settings, "shop-1")
+    connection.adopt(client)
+    with pytest.raises(BrokerNotAvailable, match="no broker known") as knowing_none:
+        connection.any_node()
+    assert getattr(knowing_none.value, "__notes__", ()) == ["client shop-1"]
+
+    async def find(*_: object) -> int:
+        return 7
+
+    monkeypatch.setattr(client, "coordinator_lookup", find)
+    with pytest.raises(CoordinatorNotAvailable, match="group g: coordinator 7") as coordinating:
+        await connection.coordinator("group", "g")
+    assert getattr(coordinating.value, "__notes__", ()) == ["client shop-1"]
+
+    async def is_ready(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr(client, "ready", is_ready)
+    client._node_errors[7] = AuthenticationFailed("rejected")
+    with pytest.raises(AuthenticationFailed, match="rejected") as rejecting:
+        await connection.connect(7)
+    assert getattr(rejecting.value, "__notes__", ()) == ["client shop-1"]
+    await connection.close()
 
 
 HERE, NOBODY, BLACK_HOLE = ("127.0.0.1", 0), ("127.0.0.1", 1), ("192.0.2.1", 9092)
