@@ -44,10 +44,12 @@ from penstock.shared.clients.protocol.requests import NO_GENERATION, NO_UUID, Ap
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     AuthorizationFailed,
+    BrokerNotAvailable,
     CoordinatorNotAvailable,
     GroupNotEmpty,
     GroupNotFound,
     IllegalState,
+    KafkaTimeout,
     NotLeaderOrFollower,
     PenstockError,
     TopicAlreadyExists,
@@ -141,24 +143,67 @@ class Admin:
         wanted = list(topics)
         if not wanted:
             return
-        rows: list[Any] = [(t.name, t.partitions, t.replication_factor, [], list(t.configs.items())) for t in wanted]
-        request = requests.CREATE_TOPICS(rows, self._connection.settings.request_timeout_ms, False)
-        sent: list[bool] = []
-
-        async def create() -> None:
-            retried = bool(sent)
-            sent.append(True)
-            response = await self._connection.send(await self._find_controller(), request, "create topics")
-            for topic in response.topics:
-                if topic.error_code:
-                    error = error_for_code(topic.error_code, f"topic {topic.name}", topic.error_message)
-                    # If the response to an earlier attempt was lost, "exists" shows that it succeeded.
-                    if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
-                        raise error
-
-        await self._retry_request(create, "create topics", timeout_ms)
+        rows: dict[str, Any] = {
+            t.name: (t.name, t.partitions, t.replication_factor, [], list(t.configs.items())) for t in wanted
+        }
+        broker_limit_ms = self._connection.settings.request_timeout_ms
+        existing = await self._change_topics(
+            [t.name for t in wanted],
+            lambda names: requests.CREATE_TOPICS([rows[name] for name in names], broker_limit_ms, False),
+            TopicAlreadyExists,
+            "create topics",
+            timeout_ms,
+        )
+        if existing and not exist_ok:
+            raise existing[0]
         # CreateTopics returns before all brokers know the topic. A producer or consumer would find it missing.
         await self._wait_for_leaders([t.name for t in wanted], timeout_ms)
+
+    async def _change_topics(
+        self,
+        names: list[str],
+        request_for: Callable[[list[str]], Any],
+        done: type[PenstockError],
+        where: str,
+        timeout_ms: int | None,
+    ) -> list[PenstockError]:
+        """Create or delete topics at the controller. A retry leaves out the topics that are done.
+
+        The error class `done` says that a topic already was as requested; it is not retried. Returns these errors,
+        without those of topics that an earlier attempt may have changed: it got no response, or the broker answered
+        REQUEST_TIMED_OUT.
+        """
+        pending = names
+        maybe_changed: set[str] = set()
+        already_done: list[PenstockError] = []
+
+        async def change() -> None:
+            nonlocal pending
+            node = await self._find_controller()
+            # Without a connection no request goes out.
+            connected = await self._connection.connect(node)
+            try:
+                response = await self._connection.send(node, request_for(pending), where)
+            except (BrokerNotAvailable, KafkaTimeout):
+                if connected:
+                    maybe_changed.update(pending)
+                raise
+            failed: dict[str, PenstockError] = {}
+            for topic in response.topics:
+                if not topic.error_code:
+                    continue
+                error = error_for_code(topic.error_code, f"topic {topic.name}", getattr(topic, "error_message", None))
+                if not isinstance(error, done):
+                    failed[topic.name] = error
+                elif topic.name not in maybe_changed:
+                    already_done.append(error)
+            maybe_changed.update(name for name, error in failed.items() if isinstance(error, KafkaTimeout))
+            pending = [name for name in pending if name in failed]
+            for error in failed.values():
+                raise error
+
+        await self._retry_request(change, where, timeout_ms)
+        return already_done
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
         async def check_leaders() -> None:
@@ -178,19 +223,16 @@ class Admin:
         """Delete topics. If some do not exist, the others are deleted, and UnknownTopicOrPartition names one that
         does not exist.
         """
-        request = requests.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
-
-        async def delete() -> list[PenstockError]:
-            response = await self._connection.send(await self._find_controller(), request, "delete topics")
-            errors = [error_for_code(t.error_code, f"topic {t.name}") for t in response.topics if t.error_code]
-            for error in errors:
-                if not isinstance(error, UnknownTopicOrPartition):
-                    raise error
-            return errors
-
-        # Outside of `_retry_request`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the response.
-        for error in await self._retry_request(delete, "delete topics", timeout_ms):
-            raise error
+        broker_limit_ms = self._connection.settings.request_timeout_ms
+        missing = await self._change_topics(
+            list(names),
+            lambda pending: requests.DELETE_TOPICS(pending, broker_limit_ms),
+            UnknownTopicOrPartition,
+            "delete topics",
+            timeout_ms,
+        )
+        if missing:
+            raise missing[0]
 
     async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
         """Return the names of all topics, sorted; Kafka's internal topics only with `internal`."""

@@ -12,10 +12,20 @@ from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
+from penstock.shared.common.errors import KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, FakeCluster, Message, Request, Respond
+from penstock.shared.testing.fake_broker import (
+    Api,
+    Close,
+    Delay,
+    Drop,
+    ErrorCode,
+    FakeCluster,
+    Message,
+    Request,
+    Respond,
+)
 
 
 async def test_waiting_for_leaders_counts_against_the_timeout() -> None:
@@ -123,6 +133,83 @@ async def test_a_deletion_is_retried_at_the_new_controller() -> None:
         assert await admin.list_topics() == []
         with pytest.raises(UnknownTopicOrPartition, match="topic a"):
             await admin.delete_topics(["a"])
+
+
+def topic_codes(**codes: int) -> Respond:
+    """A response to a change of topics with an error code for each topic."""
+    return Respond(Message(topics=[Message(name=name, error_code=code) for name, code in codes.items()]))
+
+
+NOT_CREATED = {
+    "moved": topic_codes(a=ErrorCode.NOT_CONTROLLER),
+    "throttled": topic_codes(a=ErrorCode.THROTTLING_QUOTA_EXCEEDED),
+}
+
+
+@pytest.mark.parametrize("failure", NOT_CREATED)
+async def test_a_retry_reports_a_topic_that_existed_before(failure: str) -> None:
+    """A rejected first attempt has created nothing. So the topic that the second one finds existed before."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.create_topic("a", partitions=1)
+        cluster.control(Api.CREATE_TOPICS, NOT_CREATED[failure], times=1)
+        with pytest.raises(TopicAlreadyExists, match="topic a"):
+            await admin.create_topics([NewTopic("a", 1)])
+
+
+async def test_a_failed_look_up_of_the_controller_creates_nothing() -> None:
+    """An attempt that has not found the controller has sent no request to create topics."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.create_topic("a", partitions=1)
+        cluster.control(Api.METADATA, Close(), times=1)
+        with pytest.raises(TopicAlreadyExists, match="topic a"):
+            await admin.create_topics([NewTopic("a", 1)])
+
+
+async def test_a_lost_response_is_no_error() -> None:
+    """The retry finds the topic created or deleted: the attempt without a response has done it."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        for api in (Api.CREATE_TOPICS, Api.DELETE_TOPICS):
+            cluster.control(api, Close(handled=True), times=1)
+        await admin.create_topics([NewTopic("a", 1), NewTopic("b", 1)])
+        assert await admin.list_topics() == ["a", "b"]
+        await admin.delete_topics(["a", "b"])
+        assert await admin.list_topics() == []
+
+
+async def test_a_change_that_timed_out_at_the_broker_may_have_been_done() -> None:
+    """The retry of such a topic finds it created. That is no error, but a topic that existed before still is."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+
+        def create_late(_: Request) -> Respond:
+            cluster.create_topic("a", partitions=1)
+            return topic_codes(a=ErrorCode.REQUEST_TIMED_OUT)
+
+        cluster.control(Api.CREATE_TOPICS, create_late, times=1)
+        await admin.create_topics([NewTopic("a", 1)])
+        with pytest.raises(TopicAlreadyExists, match="topic a"):
+            await admin.create_topics([NewTopic("a", 1)])
+
+
+async def test_a_retry_leaves_out_the_topics_that_are_done() -> None:
+    """A retry because of one throttled topic does not report the topics that the first attempt created or deleted."""
+    requested: list[list[str]] = []
+    codes = {"a": 0, "b": int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), "c": 0}
+
+    def throttle_b(request: Request) -> Respond | None:
+        body = request.body
+        requested.append([t.name for t in body.topics] if request.api is Api.CREATE_TOPICS else body.topic_names)
+        return topic_codes(**codes) if requested[-1] == ["a", "b", "c"] else None
+
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.control(Api.CREATE_TOPICS, throttle_b)
+        cluster.control(Api.DELETE_TOPICS, throttle_b)
+        for name in ("a", "c"):
+            cluster.create_topic(name, partitions=1)
+        await admin.create_topics([NewTopic(name, 1) for name in "abc"])
+        codes["c"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(UnknownTopicOrPartition, match="topic c"):
+            await admin.delete_topics(["a", "b", "c"])
+    assert requested == [["a", "b", "c"], ["b"]] * 2
 
 
 def test_event_time_topic() -> None:
