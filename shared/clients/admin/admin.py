@@ -85,9 +85,9 @@ class ShiftBy:
     records: int
 
 
-Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
+Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int | OffsetAndMetadata]
 """The target of a reset: the earliest or latest offset, a time in ms since the epoch, a shift, or an offset for each
-partition."""
+partition. Metadata of such an offset is not committed."""
 
 
 def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -607,7 +607,8 @@ class Admin:
         if isinstance(to, ShiftBy):
             target = {tp: (committed[tp].offset if tp in committed else first[tp]) + to.records for tp in wanted}
         elif isinstance(to, Mapping):
-            target = {tp: to[tp] for tp in wanted}
+            offsets = checked_offsets(to)
+            target = {tp: offsets[tp].offset for tp in wanted}
         else:
             target = await self.list_offsets(dict.fromkeys(wanted, to), timeout_ms=timeout_ms)
         # Kept within the log: a consumer would find any other offset out of range, and reset to `auto_offset_reset`.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
-from penstock.shared.clients.admin.types import MemberDescription, event_time_topic
+from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
@@ -103,6 +103,15 @@ async def test_reset_to_a_negative_time_is_rejected(cluster: FakeCluster, to: An
             with pytest.raises((ValueError, TypeError)):
                 await admin.reset_group_offsets("g", to, dry_run=dry_run)
     assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+
+
+async def test_a_reset_to_the_offsets_of_another_group(cluster: FakeCluster) -> None:
+    """The result of `group_offsets` can be passed as it is."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        await admin.alter_group_offsets("other", {A: OffsetAndMetadata(0, "by hand")})
+        changes = await admin.reset_group_offsets("g", await admin.group_offsets("other"))
+    assert changes == {A: OffsetChange(3, 0)}
+    assert cluster.committed("g") == {A: OffsetAndMetadata(0)}
 
 
 async def test_a_reset_needs_an_offset_of_each_partition(cluster: FakeCluster) -> None:
