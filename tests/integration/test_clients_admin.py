@@ -91,7 +91,9 @@ async def test_event_time_topic(kafka: Broker, topic_name: str) -> None:
         await admin.create_topics([event_time_topic(topic_name, 1, max_message_bytes="2000000")])
         configs = await admin.describe_configs(topic_name)
         assert configs["retention.ms"] == "-1"
-        assert configs["segment.ms"] == configs["message.timestamp.after.max.ms"] == str(2**63 - 1)
+        assert configs["message.timestamp.type"] == "CreateTime"
+        for unlimited in ("segment.ms", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"):
+            assert configs[unlimited] == str(2**63 - 1)
         assert configs["max.message.bytes"] == "2000000"
     async with Producer(settings_of(kafka)) as producer:
         records = [ProducerRecord(topic_name, b"", timestamp=t) for t in (0, 32_503_680_000_000)]

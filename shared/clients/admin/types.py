@@ -30,7 +30,10 @@ EVENT_TIME_CONFIGS: Mapping[str, str] = {
     "retention.ms": "-1",
     # A jump of event time over segment.ms rolls a segment each time.
     "segment.ms": str(INT64_MAX),
-    # The broker rejects a whole batch if one record's timestamp is further ahead than this.
+    # With LogAppendTime the broker would replace event times by the time of writing.
+    "message.timestamp.type": "CreateTime",
+    # The broker rejects a whole batch if one record's timestamp is further behind or ahead than these.
+    "message.timestamp.before.max.ms": str(INT64_MAX),
     "message.timestamp.after.max.ms": str(INT64_MAX),
 }
 
@@ -46,7 +49,8 @@ class NewTopic:
 
 
 def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1, **configs: str) -> NewTopic:
-    """Return a new topic for records with event times. It accepts any timestamp, and no record expires.
+    """Return a new topic for records with event times. It keeps any timestamp and no record expires, whatever the
+    broker's defaults are.
 
     In the names of configs, underscores stand for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
     """

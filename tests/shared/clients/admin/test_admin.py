@@ -227,6 +227,8 @@ def test_event_time_topic() -> None:
     assert topic.configs == {
         "retention.ms": "-1",
         "segment.ms": "5",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.before.max.ms": str(2**63 - 1),
         "message.timestamp.after.max.ms": str(2**63 - 1),
         "cleanup.policy": "compact",
     }
