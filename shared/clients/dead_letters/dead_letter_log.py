@@ -8,7 +8,7 @@ committed before a crash are sent again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -82,6 +82,7 @@ def replay_producer_settings() -> ProducerSettings:
 class DeadLetterLog:
     """One dead-letter topic, from its beginning to the end that it has when it is opened; an async context manager.
 
+    Each call of `batches`, `entries` and `replay` reads from the beginning. Use one at a time: they share a consumer.
     `async with` raises UnknownTopicOrPartition if the topic does not exist. If the commit metadata of its replay group
     is damaged, the dead letters after the committed offset count as not replayed.
     """
@@ -109,9 +110,7 @@ class DeadLetterLog:
         try:
             self._consumer.assign(partitions)
             self._ends = await self._consumer.end_offsets(partitions)
-            self.committed = {p: await self._consumer.committed(p) for p in partitions}
-            self._finished = {p: _finished_ranges(c) for p, c in self.committed.items() if c}
-            await self._consumer.seek_to_beginning(*partitions)
+            self._set_committed({p: await self._consumer.committed(p) for p in partitions})
         except BaseException:
             await self._consumer.close()
             raise
@@ -120,9 +119,13 @@ class DeadLetterLog:
     async def __aexit__(self, *_: object) -> None:
         await self._consumer.close()
 
+    def _set_committed(self, committed: Mapping[TopicPartition, OffsetAndMetadata | None]) -> None:
+        self.committed.update(committed)
+        self._finished.update({p: _finished_ranges(c) for p, c in committed.items() if c})
+
     async def batches(self) -> AsyncGenerator[Columns, None]:
-        """Yield the records that were not read yet, up to the end. Each batch has records of one partition, in offset
-        order."""
+        """Yield all records, up to the end. Each batch has records of one partition, in offset order."""
+        await self._consumer.seek_to_beginning(*self._ends)
         left = set(self._ends)
         while left:
             for partition, columns in (await self._consumer.poll(POLL_TIMEOUT_MS)).items():
@@ -200,6 +203,7 @@ class DeadLetterLog:
             offsets = scheduler.committable()
             if offsets and result.sent:
                 await self._consumer.commit(offsets)
+                self._set_committed(offsets)
         return result
 
     def _choose_dead_letters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 from hypothesis import given
@@ -230,3 +231,30 @@ async def test_too_many_records_are_left_out(
     async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
         with pytest.raises(IllegalState, match=r"clicks-dlq-0: 4 records"):
             await log.replay(producer, lambda _: False, limit=9)
+
+
+async def test_each_call_reads_the_topic_again(kafka: KafkaSettings) -> None:
+    """The entries can be listed before and between replays. Each replay continues after the dead letters that an
+    earlier one has sent, also if that one left out some."""
+    await write(kafka, 5)
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        assert [entry.replayed async for entry in log.entries()] == [False] * 5
+        assert (await log.replay(producer, lambda letter: letter.record.offset != 1, limit=2)).sent == 2
+        assert [entry.replayed async for entry in log.entries()] == [True, False, True, False, False]
+        assert (await log.replay(producer, lambda _: True, limit=2)).sent == 2
+        assert (await log.replay(producer, lambda _: True, limit=10)).sent == 1
+        assert (await log.replay(producer, lambda _: True, limit=10)).sent == 0
+        assert [entry.replayed async for entry in log.entries()] == [True] * 5
+        assert (await log.replay(producer, lambda _: True, limit=10, include_replayed=True)).sent == 5
+    async with DeadLetterLog(kafka, TOPIC) as log:
+        assert [entry.replayed async for entry in log.entries()] == [True] * 5
+
+
+async def test_entries_that_were_not_read_to_the_end(kafka: KafkaSettings) -> None:
+    """A replay after them, or another listing, still begins at the first record."""
+    await write(kafka, 3)
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        async with aclosing(log.entries()) as entries:
+            assert (await anext(entries)).offset == 0
+        assert [entry.offset async for entry in log.entries()] == [0, 1, 2]
+        assert (await log.replay(producer, lambda _: True, limit=10)).sent == 3
