@@ -56,6 +56,8 @@ OF_ONE_PARTITION = codes_of(
     "TOPIC_AUTHORIZATION_FAILED",
 )
 """Codes that concern one partition and not the others."""
+NEEDS_NEW_GENERATION = (RebalanceInProgress, CommitFailed)
+"""Errors after which the offsets of partitions that the member keeps can be committed in its next generation."""
 
 
 class CommittingMember(Protocol):
@@ -123,7 +125,8 @@ class CommitRequestManager:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
     ) -> None:
-        """Commit offsets without waiting. `callback(offsets, error)` is called once; the error is None after a success.
+        """Commit offsets without waiting. `callback(offsets, error)` is called once, with None as the error when all
+        offsets are committed, or with the first error of one of them that is not retried.
 
         If WAITING_MAX callbacks already wait, the oldest one is called with an error, although its commit may still
         succeed.
@@ -278,8 +281,8 @@ class CommitRequestManager:
             self._task.add_done_callback(lambda _: self._changed.set())
 
     async def _send_commits(self) -> None:
-        """Send commits one after another until no offset is left to commit. Returns early after an error that a retry
-        cannot resolve."""
+        """Send commits one after another until no offset is left to commit. Returns early if the offsets have to wait
+        for a new generation."""
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         failures = 0
         # One commit at a time: two in flight may be applied in the other order, and the lower offset would win.
@@ -290,11 +293,11 @@ class CommitRequestManager:
             elif self._is_of_before(commit):
                 # The partitions that are still owned are committed under the new generation, without backoff.
                 continue
-            elif not self._is_passing_error(error):
-                return
-            else:
+            elif self._is_passing_error(error):
                 failures += 1
                 await asyncio.sleep(backoff.wait_ms(failures) / 1000)
+            elif isinstance(error, NEEDS_NEW_GENERATION):
+                return
 
     async def _attempt_commit(self, commit: Commit) -> PenstockError | None:
         started_ms = self._clock.monotonic_ms()
@@ -396,16 +399,23 @@ class CommitRequestManager:
     def _handle_failed_commit(self, commit: Commit, error: PenstockError) -> None:
         self._metrics.commit_failed()
         log.warning("commit failed", **self._log_fields(), error=type(error).__name__, reason=str(error))
-        waits_for_rebalance = isinstance(error, RebalanceInProgress | CommitFailed)
+        if self._is_passing_error(error):
+            return
         # After a rebalance the offsets of kept partitions are committed under the new generation, so they stay
         # wanted. Any other lasting error would be repeated.
-        if not self._is_passing_error(error) and not waits_for_rebalance:
+        if not isinstance(error, NEEDS_NEW_GENERATION):
             self.sequence.give_up(commit)
-        if not self._is_passing_error(error) and not self._is_of_before(commit):
-            # The offsets may still be committed later; the callback reports this attempt.
-            for entry in [each for each in self._waiting if set(each.numbers) <= set(commit.numbers)]:
-                self._waiting.remove(entry)
-                self._call_commit_callback(entry, error)
+            self._given_up.update({tp: (number, error) for tp, number in commit.numbers.items()})
+        elif self._is_of_before(commit):
+            return
+        # The offsets may still be committed later; the callback reports this attempt.
+        for entry in [each for each in self._waiting if commit.numbers.keys() & self._pending_of(each)]:
+            self._waiting.remove(entry)
+            self._call_commit_callback(entry, error)
+
+    def _pending_of(self, waiting: WaitingCommit) -> set[TopicPartition]:
+        """Return the partitions of a commit whose offsets are not committed yet."""
+        return {tp for tp, number in waiting.numbers.items() if not self.sequence.is_done({tp: number})}
 
     async def _send_offset_commit(
         self, commit: Commit

@@ -23,6 +23,7 @@ from penstock.shared.clients.consumer.commit_request_manager import REJECTED_RET
 from penstock.shared.clients.consumer.commit_sequence import LATE_MS
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     BrokerNotAvailable,
     CommitFailed,
     FencedInstanceId,
@@ -42,7 +43,7 @@ from tests.property_tests import examples
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LOADING, UNAVAILABLE, MOVED, GENERATION, UNKNOWN, REBALANCE, FENCED = 14, 15, 16, 22, 25, 27, 82
-GONE, TOO_LONG = 3, 12
+GONE, TOO_LONG, NOT_AUTHORIZED = 3, 12, 30
 
 
 def at(offset: int) -> OffsetAndMetadata:
@@ -289,6 +290,50 @@ async def test_all_callbacks_of_a_rejected_partition_are_called() -> None:
     member.later(3, A)
     await turns()
     assert sorted(member.outcomes) == [(1, "InvalidRequest"), (2, "InvalidRequest"), (3, "NoneType")]
+
+
+@pytest.mark.parametrize("first", [GONE, LOADING])
+async def test_a_retry_of_some_partitions_fails(first: int) -> None:
+    """The callback of a commit is called with the error of its last partition, although others were stored before."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted(f"without t-1: {first}", str(NOT_AUTHORIZED))
+    member.commits.commit_async(
+        {A: at(1), B: at(1)}, lambda o, e: member.outcomes.append((o[B].offset, type(e).__name__))
+    )
+    member.later(7, A)
+    await turns()
+    assert member.outcomes == [(7, "NoneType"), (1, "AuthorizationFailed")]
+    assert coordinator.committed == {A: at(7)}
+
+
+async def test_a_failed_commit_does_not_hold_up_later_ones() -> None:
+    """Offsets that were registered while a commit was in flight are sent after it has failed for good."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    coordinator.fates = scripted(str(NOT_AUTHORIZED))
+    member.later(1, A)
+    await turns()
+    member.later(2, B)
+    coordinator.gate.set()
+    await turns()
+    assert member.outcomes == [(1, "AuthorizationFailed"), (2, "NoneType")]
+    assert coordinator.committed == {B: at(2)}
+
+
+async def test_a_commit_of_the_old_generation_that_fails_for_good() -> None:
+    """It is not repeated in the new generation, so its callback is called and a sync commit raises its error."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    coordinator.fates = scripted(str(NOT_AUTHORIZED))
+    waiting = asyncio.ensure_future(member.commits.commit({A: at(1)}, 60_000))
+    member.later(1, A)
+    await turns()
+    coordinator.generation = member.generation = 2
+    member.commits.retain([A])
+    coordinator.gate.set()
+    with pytest.raises(AuthorizationFailed):
+        await asyncio.wait_for(waiting, 5)
+    assert member.outcomes == [(1, "AuthorizationFailed")]
 
 
 async def test_a_member_without_an_assignment_commits_nothing() -> None:
