@@ -156,7 +156,8 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
 
 
 def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
-    """Return the names of the aggregations that differ, if the schema `new` cannot read the states of `old`; else [].
+    """Return the names of the aggregations because of which the schema `new` cannot read the states of `old`; [] if it
+    can.
 
     A store may get further aggregations, except a table or a join. If only the order of the old ones has changed,
     return ["their order"].
@@ -164,6 +165,7 @@ def incompatible_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
     # Rows of the user have one value and no aggregations that could be appended.
-    if new.kind in ROWS or any(now.get(name) != shape for name, shape in was.items()):
-        return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
+    compared = was.keys() | now.keys() if new.kind in ROWS else was.keys()
+    if changed := sorted(name for name in compared if was.get(name) != now.get(name)):
+        return changed
     return [] if [name for name in now if name in was] == list(was) else ["their order"]

@@ -8,11 +8,16 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ConfirmedChanges
 from penstock.shared.streams.changelog.format import Progress, Takeover
-from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema, check_schema
+from penstock.shared.streams.changelog.store_schema import (
+    AggregationSchema,
+    StoreSchema,
+    check_schema,
+    incompatible_aggregations,
+)
 
 STORES = {
     "session": StoreSchema(
@@ -98,3 +103,19 @@ def test_a_commit_with_another_window_definition_is_rejected(kind: str, what: st
     with pytest.raises(SchemaMismatch, match=what):
         reader.feed_record(2, None, fmt.encode_progress(1, 1, progress))
     assert (changes, reader.progress) == ([], None)
+
+
+def test_only_the_aggregations_that_changed_are_named() -> None:
+    """A further aggregation is allowed, so it is not named beside one that changed or is gone."""
+    was = msgspec.structs.replace(
+        STORES["session"],
+        aggregations=(AggregationSchema.of("gone", Count()), AggregationSchema.of("n", Count())),
+    )
+    now = msgspec.structs.replace(
+        was, aggregations=(AggregationSchema.of("n", Sum("x")), AggregationSchema.of("m", Count()))
+    )
+    assert incompatible_aggregations(was, now) == ["gone", "n"]
+    added = msgspec.structs.replace(was, aggregations=(*was.aggregations, AggregationSchema.of("m", Count())))
+    assert incompatible_aggregations(was, added) == []
+    table = msgspec.structs.replace(was, kind="table")
+    assert incompatible_aggregations(table, msgspec.structs.replace(added, kind="table")) == ["m"]

@@ -423,7 +423,7 @@ def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
         (changed(aggregations=(N, AggregationSchema.of("top", Max("y")))), "changed: top"),
         (changed(aggregations=(N, AggregationSchema.of("top", Sum("x")))), "changed: top"),
         (changed(aggregations=(N, msgspec.structs.replace(TOP, state=(("max", "int64"), ("n", "int64"))))), "top"),
-        (changed(aggregations=(AggregationSchema.of("m", Count()), TOP)), "changed: m, n"),
+        (changed(aggregations=(AggregationSchema.of("m", Count()), TOP)), r"changed: n\."),
     ],
 )
 def test_incompatible_changes_of_aggregations_are_rejected(own: StoreSchema, message: str) -> None:
