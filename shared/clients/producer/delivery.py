@@ -336,7 +336,7 @@ class Deliveries:
         return next((r for r in self._results_of_records() if isinstance(r, Exception)), None)
 
     def last(self) -> RecordMetadata | Exception:
-        """Return the last record's metadata or error. All records must be done."""
+        """Return the last record's metadata or error. All records must be done. Raises IndexError if there are none."""
         return self._result_of_record(len(self) - 1, *self._locations.last())
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:

@@ -452,3 +452,13 @@ async def test_columns_that_are_not_of_one_length() -> None:
         await producer.flush()
         assert values(cluster) == []
         assert await (await producer.send_many(RecordColumns("t", [], []))) == []
+
+
+@pytest.mark.parametrize("empty", [[], RecordColumns("t", [], [])], ids=["records", "columns"])
+async def test_a_bulk_without_records(empty: list[ProducerRecord] | RecordColumns) -> None:
+    """It is done at once, and has no last record."""
+    async with producing() as (_, producer):
+        deliveries = await producer.send_many(empty)
+        assert (len(deliveries), deliveries.done(), await deliveries) == (0, True, [])
+        with pytest.raises(IndexError):
+            deliveries.last()
