@@ -2,7 +2,8 @@
 
 Properties that Avro lacks are stored in attributes that begin with `connect.`: the type of a small integer, names,
 versions and parameters. An optional type is a union with null. Any other union is a struct named `AVRO_UNION` with one
-optional field for each branch. A map whose keys are not strings is an array of records named `MapEntry`.
+optional field for each branch. A map whose keys are not strings, or are optional strings, is an array of records named
+`MapEntry`.
 
 >>> from penstock.shared.connect.schema import INT64, OPTIONAL_STRING
 >>> to_avro(Schema.struct("a.User", Field("id", INT64), Field("name", OPTIONAL_STRING)))["fields"]
