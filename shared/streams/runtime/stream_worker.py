@@ -200,10 +200,12 @@ class StreamWorker(RebalanceListener):
         return {}
 
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
-        """Commit what was processed, leave the group and close everything, all within `timeout_ms`.
+        """Commit what was processed, leave the group and close everything. All waits for Kafka end within `timeout_ms`.
 
-        A step gets only the time that earlier steps have left. If the last commit fails, or Kafka does not answer, an
-        error line names the partitions. Their records since the previous commit are processed again at the next start.
+        A step gets only the time that earlier steps have left. Global tables and standbys do not wait for Kafka when
+        they close, so they have no limit; a standby writes its state to disk. If the last commit fails, or Kafka does
+        not answer, an error line names the partitions. Their records since the previous commit are processed again at
+        the next start.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
