@@ -154,8 +154,8 @@ class ConfigTransformer:
     def masking(self, raw: Mapping[str, str]) -> Mask:
         """Return a function that masks the values of this configuration's variables, and its other secrets.
 
-        The function takes a text, and optionally the name of the setting that the text is about. With the name, that
-        setting's short secrets are masked too. A setting with a variable of a provider that fails is not masked.
+        A secret of fewer than MASKED_LENGTH_MIN characters is masked only in a text about its own setting. A setting
+        is not masked if the provider of a variable in it fails.
         """
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():

@@ -49,8 +49,8 @@ class Mask(Protocol):
     """Redacts a text: takes the secrets of a configuration out of it."""
 
     def __call__(self, text: str, name: str = "") -> str:
-        """Return the text with each secret masked. `name` is the setting that the text is about, or "" if there is
-        none."""
+        """Return the text with the secrets masked. `name` is the setting that the text is about, or "" if there is
+        none. A very short secret is masked only in a text about its own setting."""
         ...
 
 

@@ -52,18 +52,16 @@ class TransactionContext(Protocol):
     """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit the transaction after `record`, or without a record after the next return of `poll`.
+        """Commit the transaction after `record`, which must be an object that `poll` returns.
 
-        The commit includes the records that this `poll` returns. If it returns none, the transaction ends all the same,
-        with the records of earlier polls. Inside `poll`, the next return is that of the same call.
+        If `record` is None, commit after the next batch that `poll` returns, even if the batch is empty. Inside `poll`,
+        the next batch is that of the same call.
         """
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Abort the transaction after `record`, or without a record after the next return of `poll`.
-
-        The abort includes the records that this `poll` returns. If it returns none, the transaction ends all the same,
-        with the records of earlier polls. Inside `poll`, the next return is that of the same call.
+        """Abort the transaction after `record`, or after the next batch if `record` is None, as `commit_transaction`
+        does.
 
         No record of the transaction is committed. The source offsets of its records are stored nevertheless.
         """
@@ -103,11 +101,10 @@ class ErrantRecordReporter(Protocol):
     """Takes records that a sink task cannot write."""
 
     def report(self, record: SinkRecord, error: Exception) -> Awaitable[None]:
-        """Report a record that could not be written: to the log and the DLQ, as `errors.*` configures.
+        """Log a record that cannot be written, and send it to the DLQ, as `errors.*` configures.
 
-        Await the result to wait until the dead letter is stored, if there is one. It raises ConnectError if the error
-        is not tolerated. Awaited or not, the record's offset is committed only after the dead letter is stored, and an
-        error that is not tolerated fails the task.
+        The record's offset is committed only after the dead letter is stored. An error that is not tolerated fails the
+        task. The result may be ignored. If awaited, it waits for the dead letter, or raises ConnectError.
         """
         ...
 
@@ -188,12 +185,10 @@ class SourceTask(Task):
 
     @abstractmethod
     def poll(self) -> Awaitable[Sequence[SourceRecord] | None] | Sequence[SourceRecord] | None:
-        """Return the next records, or None or an empty list if there are none yet. The call may wait, but not much
-        longer than 1 s.
+        """Return the next records; None or an empty list if there are none yet. Wait at most about 1 s.
 
-        If it raises RetriableError, the worker polls again later. If the task is to stop, an `async def poll` is
-        cancelled. A `def poll` cannot be cancelled. Its result is dropped, and the records are read again from the
-        committed offsets.
+        After RetriableError the worker polls again. If the task stops, an `async def poll` is cancelled, and the result
+        of a `def poll` is dropped. The next task reads from the committed offsets.
         """
 
     def commit(self) -> Awaitable[None] | None:

@@ -67,12 +67,10 @@ def check_row(record: SinkRecord) -> None:
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """Return an Arrow table with one row for each record. `check_row` must accept each record.
+    """Return an Arrow table of records that `check_row` accepts, one row each.
 
-    Records that share a struct's schema have its fields as columns. For all other records, each name in a row is a
-    column, with the type of the values if the records share a map's schema. Columns without a type are left out.
-
-    Raises DataError if the records do not fit one table, and NothingInIt if all values are null and without a type.
+    The columns are the fields of the records' common struct schema, or else the names in the values. Raises DataError
+    if the records do not fit one table, and NothingInIt if all values are null without a type.
     """
     rows: list[Mapping[str, Any]] = [record.value for record in records]
     first = records[0].value_schema
@@ -81,11 +79,13 @@ def table_of(records: list[SinkRecord]) -> Any:
         if schema is not None and schema.fields:
             fields = [pa.field(field.name, arrow_type(field.schema)) for field in schema.fields]
             return pa.Table.from_pylist(rows, pa.schema(fields))
+        # The type of all columns if the records share a map's schema. Otherwise the values of a column decide.
         kind = None if schema is None or schema.value_schema is None else arrow_type(schema.value_schema)
         names = list(dict.fromkeys(name for row in rows for name in row))
         table = pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
         raise DataError(f"the records do not form a table: {e}") from e
+    # A column with only nulls is left out, unless a schema gives its type.
     kept = [name for name in names if not pa.types.is_null(table.schema.field(name).type)]
     if not kept:
         raise NothingInIt("the records have no values that are not null")

@@ -213,9 +213,9 @@ class BaseHerder(ABC):
     async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
         """Return the errors of a config, setting by setting. The values of its variables are masked.
 
-        `plugin` is the class in the request's path. Raises BadRequest if the config names another class, ConfigError if
-        it names no known class, and RequestTimedOut after a request's timeout. If the connector's code raises an error,
-        raises a ConfigError for a ConfigError, and a ConnectError for any other.
+        Raises BadRequest if `plugin` and the config name different classes. Raises ConfigError if the config names no
+        known class, or the connector raises ConfigError. Raises ConnectError for the connector's other errors, and
+        RequestTimedOut.
         """
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._names_same_plugin(plugin, given):
@@ -261,11 +261,10 @@ class BaseHerder(ABC):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Create a connector. With `replace`, change it if it exists. Returns whether it is new, and its form in REST.
+        """Create or change a connector. Returns whether it is new, and its form in REST.
 
         Raises BadRequest if the config is invalid, and the other errors of `validate`. Raises AlreadyExists if the
-        connector exists and `replace` is false. Raises StaleConfig if `instead_of` is given and is not the current
-        config. Other requests need not wait for the validation.
+        connector exists and `replace` is False, and StaleConfig if `instead_of` is given and is not the current config.
         """
 
     @abstractmethod

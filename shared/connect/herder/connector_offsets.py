@@ -169,13 +169,13 @@ class ConnectorOffsets:
             await self._change_empty_group(group, lambda: self._admin.delete_group_offsets(group, known))
 
     async def _change_empty_group(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
-        """Change a group whose members have left.
+        """Call `change` for a group whose members have left.
 
-        If the last member leaves during the delay before a group's first rebalance
-        (`group.initial.rebalance.delay.ms`), the broker counts the group as empty only at the end of the delay. So the
-        change is retried for about five seconds while the group has no members. Raises GroupNotEmpty or UnknownMember
-        if the group has members, or after that time.
+        Raises GroupNotEmpty or UnknownMember if the group has members. If it has none, but the broker does not count
+        it as empty, `change` is tried again for about five seconds before the error is raised.
         """
+        # If the last member leaves during the delay before a group's first rebalance
+        # (`group.initial.rebalance.delay.ms`), the broker counts the group as empty only at the end of the delay.
         for _ in range(SETTLE_TRIES):
             try:
                 await change()

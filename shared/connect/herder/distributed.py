@@ -192,28 +192,29 @@ class DistributedHerder(BaseHerder):
         await self._leader_client.close()
 
     async def run_once(self) -> None:
-        """Run one turn of the loop (Kafka Connect: `DistributedHerder.tick`). At its end, wait until there is work.
+        """Run one turn of the loop (Kafka Connect: `DistributedHerder.tick`), then wait until there is work.
 
-        1. Join the group if a rebalance is due, and start the assigned work.
-        2. On the leader, replace an expired session key.
-        3. Request a rebalance at the end of `scheduled.rebalance.max.delay.ms`.
-        4. Apply new configs. If they require a rebalance, the next turn joins it.
-        5. Run the requests in the command queue.
+        Does not wait if the group must be joined, if work is still to be started, or if new configs have arrived.
         """
+        # 1. Join the group if a rebalance is due, and start the assigned work.
         self.member.config_offset = self.snapshot().offset
         await self._join_group()
         if not await self._rebalance_completed():
             return
         self._started = True
+        # 2. On the leader, replace an expired session key.
         await self._keep_session_key()
+        # 3. Request a rebalance at the end of the delay that the leader has set.
         now_ms = self._clock.monotonic_ms()
         if self._rejoin_at_ms is not None and now_ms >= self._rejoin_at_ms:
             self._rejoin_at_ms = None
             self.member.rejoin("the scheduled rebalance delay is over")
+        # 4. Apply new configs. If they require a rebalance, the next turn joins it.
         await self._follow_configs()
         if self.member.needs_to_join or not self._resolved:
             return
-        # Also if a change requires a rebalance: the changes that wait are then written and assigned together.
+        # 5. Run the requests in the command queue. Also if a change requires a rebalance: the changes that wait are
+        #    then written and assigned together.
         await self._commands.run_due(until=lambda: self.member.needs_to_join)
         if not self.member.needs_to_join and not self._pending:
             await self._wait_for_work()

@@ -152,13 +152,13 @@ class WorkRunner:
             self._on_started(name)
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
-        """Stop and start a connector. If `announced`, RESTARTING is reported in between. Returns when the start has
-        succeeded or failed. A connector that is revoked while it stops is not started.
+        """Stop a connector and start it, unless it is revoked while it stops. Returns when the start has succeeded or
+        failed. If `announced`, RESTARTING is reported before the start.
 
-        Call it outside the herder's loop, since a start may take long. If an earlier restart is still stopping the
-        connector, first waits until the connector is stopped.
+        Call it outside the herder's loop, since a start may take long.
         """
         before = self._given_up[name]
+        # An earlier restart may still be stopping the connector.
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
         ending = asyncio.create_task(self._worker.stop_connector(name))

@@ -270,21 +270,17 @@ class AbstractWorkerSourceTask(WorkerTask):
         return records
 
     async def _send_polled(self) -> bool:
-        """Send the polled records. Returns False if some of them must be sent later.
-
-        The producer takes a record only when it knows the topic and has room for the record, however long that takes.
-        If the task is to stop or pause meanwhile, the record is taken back. It is sent after the pause, or polled again
-        by the next task.
-        """
+        """Send the polled records. Returns False if some of them are not sent yet."""
         sending = asyncio.ensure_future(self._send_records())
         blocked_ms = 0
         try:
             while not sending.done():
                 # After each interval, one of three cases:
                 # 1. Another record is in hand, or none: the task makes progress.
-                # 2. The same record blocks a task that is to stop or pause: it is taken back.
-                # 3. The same record blocks the task: wait on, and log it. Kafka Connect's producers block without a
-                #    limit as well (max.block.ms=Long.MAX_VALUE).
+                # 2. The same record blocks a task that is to stop or pause: it is taken back. It is sent after the
+                #    pause, or polled again by the next task.
+                # 3. The same record blocks the task: wait on, and log it. By default the producer waits without a limit
+                #    until it knows the topic and has room, as in Kafka Connect (max.block.ms=Long.MAX_VALUE).
                 before = self._in_hand
                 await asyncio.wait((sending,), timeout=HELD_UP_CHECK_MS / 1000)
                 if before is None or before is not self._in_hand:

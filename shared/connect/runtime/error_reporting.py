@@ -284,10 +284,10 @@ class _CachedBatch:
 
 
 class RawRecords:
-    """The records that a sink task has read and not committed yet, in columns, up to a limit of bytes.
+    """The uncommitted records of a sink task as they were read, for dead letters.
 
-    A sink may report an errant record as late as in `flush`, and transforms may have changed its `SinkRecord`. The dead
-    letter is made of the record as it was read.
+    Transforms may have changed the `SinkRecord` that the task reports. If keys and values exceed `bytes_max` bytes, the
+    oldest records are dropped, except those of the latest poll.
     """
 
     def __init__(self, bytes_max: int = CACHED_BYTES_MAX) -> None:

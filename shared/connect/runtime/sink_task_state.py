@@ -112,17 +112,18 @@ class SinkTaskState:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return those offsets of `pre_commit`'s result that may be committed and differ from the last committed ones.
+        """Return the offsets to commit out of `provided`, the result of `pre_commit`.
 
-        The partition must be assigned, and the records below the offset delivered. The initial position of a partition
-        is committed once, so that the group has an offset of every partition, even without records.
+        Three kinds are left out: offsets of partitions that are not assigned, offsets beyond the delivered records, and
+        offsets that equal the last committed one.
         """
         found = {}
         for tp, offset in provided.items():
             # Three cases are ignored, the first two with a warning, as in WorkerSinkTask.commitOffsets:
             # 1. The partition is not assigned: the offset would overwrite the owner's.
             # 2. The offset is beyond the delivered records: those between would be lost.
-            # 3. The offset is committed already.
+            # 3. The offset is committed already. The initial position of a partition does not count as committed, so
+            #    that the group gets an offset of every partition, even without records.
             if tp not in self.current:
                 log.warning("offset of a partition that is not assigned is not committed", partition=str(tp))
             elif offset.offset > self.current[tp].offset:

@@ -132,10 +132,9 @@ class SubmittedRecords:
 
 
 def source_partition_key(partition: Partition) -> bytes:
-    """Return the key of a source partition: its JSON, which is also a part of its key in an OffsetBackingStore.
+    """Return the key of a source partition: its JSON, with the names in order, also in nested maps.
 
-    The order of names does not matter, also in nested maps. Raises ConnectError if the partition has no JSON form.
-    A DataError would be tolerated under `errors.tolerance=all`, although no offset of the partition can be stored.
+    Raises ConnectError if the partition has no JSON form.
 
     >>> source_partition_key({"table": {"b": 1, "a": 2}, 7: "x"})
     b'{"7":"x","table":{"a":2,"b":1}}'
@@ -143,5 +142,6 @@ def source_partition_key(partition: Partition) -> bytes:
     try:
         # Names such as 7 become text first, since the encoder sorts text only.
         return msgspec.json.encode(msgspec.to_builtins(dict(partition), str_keys=True), order="deterministic")
+    # No DataError, which `errors.tolerance=all` would tolerate although no offset of the partition can be stored.
     except (TypeError, ValueError, RecursionError) as e:
         raise ConnectError(f"source partition {partition!r} has no JSON form: {e}") from None

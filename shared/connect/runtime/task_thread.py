@@ -50,21 +50,17 @@ class TaskThread:
     async def call(
         self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
     ) -> T:
-        """Call a method of the task and return its result.
+        """Call a method and return its result. If `like` is given, that method decides where `method` runs.
 
-        There are three cases:
-
-        1. A default method does nothing: it is called at once.
-        2. A `def` method runs in the thread. If its caller is cancelled, a call that has begun continues.
-        3. An `async def` method runs on the event loop, when the calls in the thread have returned.
-
-        `like` is the method that decides between the cases, if that is not `method` itself.
+        A `def` method runs in the thread. If the caller is cancelled, a call that has begun continues. An `async def`
+        method runs on the event loop when the calls in the thread have returned.
         """
         self._loop = asyncio.get_running_loop()
         result: Any
         if runs_in_thread(like or method):
             result = await asyncio.wrap_future(self._submit_call(method, *args))
         else:
+            # A default method does nothing, so it does not wait for the thread.
             if self.is_busy and not _is_default_method(method):
                 await asyncio.wrap_future(self._submit_call(lambda: None))
             result = method(*args)

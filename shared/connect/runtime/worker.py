@@ -104,8 +104,8 @@ class Worker:
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
         """Return each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
 
-        Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code, or the
-        wait of the current conversion, began. `stalled` is 1 if this time is at least `task.stall.timeout.ms`, else 0.
+        Two metrics are added. `call_duration_ms` is the result of `stalled_ms`. `stalled` is 1 if that is at least
+        `task.stall.timeout.ms`, else 0.
         """
         now_ms = self._clock.monotonic_ms()
         limit_ms = self.config["task.stall.timeout.ms"]
@@ -149,9 +149,9 @@ class Worker:
     ) -> State:
         """Start a connector and bring it to its target state. Returns the state that it reached.
 
-        `config` is the stored one, with unresolved variables (`${…}`). `on_reconfiguration` is called when the
-        connector requests a reconfiguration of its tasks. Raises ConnectError if the connector is already on this
-        worker. Any other error is not raised, but reported as the connector's failure.
+        `config` has unresolved variables (`${…}`). `on_reconfiguration` is called when the connector requests new task
+        configs. Raises ConnectError if the connector is already on this worker. Any other error is reported to
+        `listener`.
         """
         if name in self._connectors:
             raise ConnectError(f"Connector with name {name} already exists")
@@ -201,11 +201,11 @@ class Worker:
         await asyncio.gather(*(self.stop_connector(name) for name in names))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
-        """Return the task configurations of a connector in their stored form, with unresolved variables (`${…}`).
+        """Return a connector's task configurations, with unresolved variables (`${…}`).
 
-        Raises ConnectorNotFound if the connector is not on this worker, or if the connector raises an error after it
-        was stopped. Raises ConnectError if there are more than tasks.max, unless `tasks.max.enforce` is false. Raises
-        any other error that the connector raises.
+        Raises ConnectorNotFound if the connector is not on this worker. Raises ConnectError if there are more than
+        `tasks.max`, unless `tasks.max.enforce` is false. An error of the connector is raised as it is, or as
+        ConnectorNotFound if the connector was stopped meanwhile.
         """
         connector = self._connectors.get(name)
         if connector is None:

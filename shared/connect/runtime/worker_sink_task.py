@@ -98,15 +98,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """Run one turn.
+        """Run one turn: commit if it is due, poll, and deliver the records.
 
-        It has three steps, in the order of Kafka Connect's `WorkerSinkTask.iteration` and `poll`:
-
-        1. Under the lock: pause or resume, begin a commit if it is due, end one that takes too long, rewind.
-        2. Without the lock, so that the rebalance listener can run: poll and convert.
-        3. Under the lock: drop the records of partitions revoked since the poll, deliver the others.
+        The order is that of Kafka Connect's `WorkerSinkTask.iteration` and `poll`.
         """
         now_ms = self._clock.monotonic_ms()
+        # 1. Under the lock: pause or resume, begin a commit if it is due, end one that takes too long, rewind.
         async with self._turn:
             self._follow_target()
             if self.sink_state.commit_is_due(now_ms):
@@ -116,11 +113,13 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 log.warning("commit of offsets timed out", task=str(self.id), failures=self.sink_state.commit_failures)
             self._seek_rewound_partitions()
             timeout_ms = self.sink_state.poll_timeout_ms(now_ms)
+        # 2. Without the lock, so that the rebalance listener can run: poll and convert.
         polled = await self._poll_until_due(timeout_ms)
         if polled is None:
             return
         polled_batches, assigned = polled
         converted = await self._convert_beside_polls(polled_batches)
+        # 3. Under the lock: drop the records of partitions that were revoked since the poll, and deliver the others.
         async with self._turn:
             ours = {
                 tp: columns for tp, columns in polled_batches.items() if self.sink_state.is_still_ours(tp, assigned)

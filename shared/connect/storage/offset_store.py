@@ -31,11 +31,10 @@ _NULL = b"null"
 
 
 class OffsetCache:
-    """The newest offset of each source partition, by connector. All records of the topic must be applied in order.
+    """The newest offset of each source partition, by connector. All records must be applied in order.
 
-    A record's key is the JSON array of the connector's name and the source partition. The order of the members in a
-    partition does not matter. The cache keeps the key that is in the topic. The next record of the partition has the
-    same key. So it replaces the earlier one also in a compaction, which compares bytes.
+    A key is the JSON array of the connector's name and the source partition. The order of the partition's members does
+    not matter.
 
     >>> cache = OffsetCache()
     >>> cache.apply(b'["files",{"b":1,"a":2}]', b'{"position":17}')
@@ -45,6 +44,7 @@ class OffsetCache:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[bytes, bytes]] = {}
+        # Compaction compares bytes. A record replaces the earlier one only if it has the key that is in the topic.
         self._keys: dict[bytes, bytes] = {}
         """The key in the topic, by the same key with its members in order."""
 

@@ -22,18 +22,18 @@ from penstock.shared.connect.transforms.parts import (
     with_replace_null,
 )
 
+# A name in backticks ends at the first backtick that has no backslash before it, and a dot or the text's end after it.
 QUOTED_NAME = re.compile(r"`(.*?)(?<!\\)`(?:\.|\Z)", re.DOTALL)
 ESCAPED_BACKTICK = re.compile(r"\\`(?=\.)")
-"""Elsewhere a backtick needs no escape, and a backslash is itself."""
+"""In backticks, a backslash escapes a backtick that a dot follows. Elsewhere a backtick needs no escape, and a
+backslash is itself."""
 
 
 def field_path(text: str, version: str) -> tuple[str, ...]:
-    """Return the names that lead to the field that ExtractField takes out of a struct or map.
+    """Return the names that lead to a field of a struct or map, as Kafka's SingleFieldPath does (KIP-821).
 
-    Under V1 the whole text is one name. Under V2, as in SingleFieldPath, dots separate the names. A name in backticks
-    may contain dots. It ends at the first backtick that has a dot or the end of the text after it, and no backslash
-    before it. In the name, a backslash is removed if a backtick and a dot follow it. Raises ConfigError if no backtick
-    ends the name.
+    Under V1 the whole text is one name. Under V2 dots separate the names, and a name in backticks may contain dots.
+    Raises ConfigError if the second backtick of a name is missing.
 
     >>> field_path("a.`b.c`", "V2"), field_path("a.b", "V1")
     (('a', 'b.c'), ('a.b',))

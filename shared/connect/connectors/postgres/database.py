@@ -80,9 +80,9 @@ async def connect(values: Mapping[str, Any]) -> Any:
 
 @asynccontextmanager
 async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
-    """One transaction. Without `keep` it is rolled back.
+    """One transaction. At its end it is committed, or rolled back if `keep` is False.
 
-    If an error ends the transaction, that error is raised, even if the rollback fails too.
+    An error rolls the transaction back, and is raised even if the rollback fails too.
     """
     asyncpg = driver()
     begun = connection.transaction()

@@ -140,13 +140,14 @@ class PostgresSinkTask(SinkTask):
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
     async def _put_batch(self, records: list[SinkRecord]) -> None:
-        """Write a batch. Records that cannot be rows are reported as errors.
+        """Write a batch. Each record that cannot be a row is reported and left out.
 
-        An errant record is reported before the records in front of it are written. If the report fails the task, these
-        records are therefore not written twice. Writing then continues with the records after the errant one. The first
-        attempt has as many records as were in front of the errant one, and each success doubles the number. So a batch
-        with many errors is not tried as a whole for each of them.
+        Raises RetriableError or ConnectError if the database fails. Raises ConnectError if the error of a record is not
+        tolerated.
         """
+        # The first attempt has the whole batch. The attempt after an errant record has as many records as were in front
+        # of that record, and each success doubles the number. So a batch with many errant records is not tried as a
+        # whole for each of them.
         at = 0
         size = len(records)
         while at < len(records):
@@ -157,10 +158,11 @@ class PostgresSinkTask(SinkTask):
                 size = 2 * size
                 continue
             errant, error = await self._first_errant(part, error)
+            # Reported before the records in front of it are written. If the report fails the task, these records are
+            # therefore not written twice.
             await self._report_errant_record(part[errant], error)
-            if (
-                await self._try_to_write_rows(part[:errant]) is None
-            ):  # otherwise the database has changed meanwhile: search again
+            # If these records fail now, the database has changed meanwhile: the next turn searches again.
+            if await self._try_to_write_rows(part[:errant]) is None:
                 self._note_written_offsets([part[errant]])
                 at += errant + 1
             size = max(1, errant)

@@ -74,8 +74,8 @@ class OffsetTable:
         """Within a transaction, advance the offsets past these records. Returns the records that were not written
         before.
 
-        Raises ConnectError if another task has changed the row of a partition. Also raises it for a record before the
-        offset that was stored after the last complete batch: its topic was deleted and created again.
+        Raises ConnectError if another task has changed a partition's row, or if a record's offset shows that its topic
+        was deleted and created again.
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
