@@ -65,22 +65,23 @@ class _Raise(ErrorHandlers):
 
 
 class TopologyTestDriver:
-    """Drives one task. Unless `commit_each` is False, it commits after each `pipe`, `pipe_columns` and
-    `advance_wall_clock`.
+    """Drives the task of one partition.
 
-    A record that cannot be processed raises ProcessingFailed, which names the node and the record. Its `__cause__` is
-    the error of a user's function, or of decoding or writing. The driver cannot be used afterwards, as a worker stops
-    under `fail`. With `errors=ErrorHandlers(...)`, these handlers decide what happens to such records; they may become
-    dead letters.
-
-    By default every update of a result is forwarded, as in Kafka Streams with caching off; `deduplicate_updates`
-    changes that. If `pipe_columns` gets at least `columns_min` records and the topology allows it, the records are
-    processed as columns. The wall clock stands at `now_ms` until it is advanced. A record whose timestamp is more than
-    `max_future_ms` ahead of the wall clock (by default a day, as in production) cannot be processed. Without `now_ms`
-    the clock stands at 0, and no record is too far ahead unless `max_future_ms` is set. `max_request_size` limits
-    results and states, as the application's setting of that name does. With `state` the stores are on disk: `crash`
-    closes them as they are, and `restore` opens them again and reads the changelog from their position. `close` closes
-    them at the end of the test.
+    - `now_ms`: the time of the wall clock until it is advanced. If it is None, the clock stands at 0.
+    - `commit_each`: whether to commit after each `pipe`, `pipe_columns` and `advance_wall_clock`.
+    - `deduplicate_updates`: if False, every update of a result is forwarded, as in Kafka Streams with caching off. If
+      True, a commit forwards the last update of each result.
+    - `errors`: if "raise", a record that cannot be processed raises ProcessingFailed, which names the node and the
+      record. Its `__cause__` is the original error. The driver cannot be used afterwards. If `ErrorHandlers(...)`,
+      these handlers decide what happens to the record. It may become a dead letter.
+    - `max_future_ms`: a record that is further ahead of the wall clock cannot be processed. The default is a day, as in
+      production, or no limit if `now_ms` is None. None means no limit.
+    - `idle_timeout_ms`: as the application's setting `streams.idle_timeout_ms`. None turns it off.
+    - `columns_min`: if `pipe_columns` gets at least this many records and the topology allows it, the records are
+      processed as columns.
+    - `max_request_size`: the limit of results and states, as the application's setting of that name.
+    - `state`: if it is given, the stores are on disk. `crash` closes them as they are. `restore` opens them again and
+      reads the changelog from their position. Call `close` at the end of the test.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class TopologyTestDriver:
     ) -> None:
         """Append one record to a source topic or a global table's topic, and process it.
 
-        Raises ProcessingFailed for a record that cannot be processed, unless `errors` handles it. Raises TypeError or
-        ValueError for values that no record can hold, and ConfigError for a topic that the topology does not read.
+        Raises ProcessingFailed for a record that cannot be processed, unless `errors` handles it. Raises ConfigError
+        for any other topic. Raises TypeError or ValueError for values that no record can hold.
         """
         self._require_topic(topic)
         pairs = header_pairs(headers)

@@ -28,12 +28,15 @@ NODES_MAX = 100
 class FakeCluster:
     """`async with FakeCluster(nodes=3) as cluster:` is a Kafka cluster at `cluster.bootstrap_servers`.
 
-    `configs` are broker configs (`configs.BROKER_CONFIGS` lists the known ones, with their defaults). `users` maps
-    names to passwords: with it, every connection must authenticate with SASL PLAIN. With `ssl_context` the ports speak
-    TLS. `transaction_completion_ms` is the time the coordinator takes to write a transaction's markers after it has
-    answered EndTxn. Until then the next transaction fails with CONCURRENT_TRANSACTIONS, as with a real broker. Nodes
-    have the ids 1, 2, ... An error of a hook, or of the broker itself, is raised at the end of the `async with` block,
-    unless the block itself raises.
+    - `nodes`: the number of nodes. Their ids are 1, 2, ...
+    - `configs`: broker configs by name. `configs.BROKER_CONFIGS` has all that are allowed, with their defaults.
+    - `users`: passwords by user name. If it is given, every connection must authenticate with SASL PLAIN.
+    - `ssl_context`: if it is given, the ports speak TLS.
+    - `transaction_completion_ms`: the time from the response to EndTxn until the transaction's markers are written.
+      Until then the producer's next transaction fails with CONCURRENT_TRANSACTIONS, as with a real broker.
+
+    The first error of a hook, or of the broker while it handles a request, is raised at the end of the `async with`
+    block, unless the block itself raises. A ConnectionError of a hook only closes the connection.
     """
 
     def __init__(

@@ -48,10 +48,11 @@ class Delay:
 
 @dataclass(frozen=True)
 class Fail:
-    """Answer with an error code: for all of the request, or for some partitions while the others are handled.
+    """Answer with the error `code`. If `partitions` is given, only these fail, and the broker handles all other
+    partitions.
 
-    With `handled` the broker carries out the request even where it answers with the error. A real leader does so if it
-    appends a batch and loses the leadership before the batch is replicated.
+    If `handled`, the broker also carries out the part of the request that fails, as a leader does that loses its
+    leadership after an append.
     """
 
     code: int

@@ -82,11 +82,10 @@ class BrokerGroup:
     _is_delayed: bool = field(default=False, repr=False)
 
     def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | DelayedResponse:
-        """Take part in the next generation.
+        """Handle JoinGroup. Returns a Message for an error, or if the current generation continues.
 
-        The response is sent when all members have joined, or when the rebalance timeout has passed. If the group was
-        empty and `initial_delay_ms` is not 0, it is sent after that delay. It is sent at once for an error, or if the
-        present generation continues.
+        Otherwise returns a DelayedResponse. It is completed when all members have joined, at the latest after the
+        rebalance timeout. If the group was empty and `initial_delay_ms` is not 0, it is completed after that delay.
         """
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (

@@ -112,10 +112,10 @@ class Transactions:
     def init(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int], now_ms: int
     ) -> tuple[int, int] | ErrorCode:
-        """Handle InitProducerId: return the producer id and the new epoch. Producers with an earlier epoch are fenced.
+        """Handle InitProducerId. Returns the producer id and the new epoch, which fences earlier epochs, or an error.
 
-        `expected` are the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. If a
-        transaction is open, this aborts it and returns CONCURRENT_TRANSACTIONS, so that the producer tries again.
+        `expected` is the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. If a
+        transaction is open, aborts it and returns CONCURRENT_TRANSACTIONS.
         """
         if not 0 < timeout_ms <= int(self._configs["transaction.max.timeout.ms"]):
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
