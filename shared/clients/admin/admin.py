@@ -167,11 +167,10 @@ class Admin:
         where: str,
         timeout_ms: int | None,
     ) -> list[PenstockError]:
-        """Create or delete topics at the controller. A retry leaves out the topics that are done.
+        """Create or delete `names` at the controller, with retries after retriable errors.
 
-        The error class `done` says that a topic already was as requested; it is not retried. Returns these errors,
-        without those of topics that an earlier attempt may have changed: it got no response, or the broker answered
-        REQUEST_TIMED_OUT.
+        The error class `done` says that a topic already was as requested. Such errors are returned, not raised. Left
+        out are those of topics that an earlier attempt may have changed.
         """
         pending = names
         maybe_changed: set[str] = set()
@@ -185,6 +184,7 @@ class Admin:
             try:
                 response = await self._connection.send(node, request_for(pending), where)
             except (BrokerNotAvailable, KafkaTimeout):
+                # The controller may have carried out the request.
                 if connected:
                     maybe_changed.update(pending)
                 raise
@@ -197,6 +197,7 @@ class Admin:
                     failed[topic.name] = error
                 elif topic.name not in maybe_changed:
                     already_done.append(error)
+            # REQUEST_TIMED_OUT: the controller may still make the change.
             maybe_changed.update(name for name, error in failed.items() if isinstance(error, KafkaTimeout))
             pending = [name for name in pending if name in failed]
             for error in failed.values():
@@ -320,12 +321,11 @@ class Admin:
         *,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, int]:
-        """Return one offset for each partition: the earliest, the latest, or that of the first record at or after a
-        time.
+        """Return each partition's offset: `earliest`, `latest`, or that of the first record at or after a time (ms
+        since the epoch).
 
-        Times are in ms since the epoch. The latest offset is the high watermark, or the last stable offset under
-        `read_committed`. If all records are earlier than the time, the latest offset is returned. Raises ValueError or
-        TypeError for an invalid spec.
+        `latest` is the high watermark, or the last stable offset under `read_committed`. It is also returned if all
+        records are earlier than the time. Raises ValueError or TypeError for an invalid spec.
         """
         self._check_open()
         for tp, spec in specs.items():
@@ -589,10 +589,11 @@ class Admin:
     ) -> dict[TopicPartition, OffsetChange]:
         """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        `partitions` are by default the keys of `to`, or all partitions with a committed offset. An offset below the log
-        becomes the partition's first offset, and one above it the end offset. With `dry_run` nothing is changed, and
-        the group may have members. Otherwise raises GroupNotEmpty, which names the members. Raises GroupNotFound if no
-        `partitions` are given and none has a committed offset. Raises ValueError or TypeError for an invalid `to`.
+        If `partitions` is None, those in `to` are moved, or else all with a committed offset. An offset outside the log
+        becomes the log's first or end offset. If `dry_run` is True, nothing is changed.
+
+        Raises GroupNotEmpty with the members, but not in a dry run. Raises GroupNotFound if there is no partition to
+        move, ValueError or TypeError for an invalid `to`.
         """
         partitions = None if partitions is None else list(partitions)
         _check_reset(to, partitions)

@@ -376,9 +376,8 @@ class Connection:
     ) -> Any:
         """Send one request to a node and return its response, within `request_timeout_ms`.
 
-        With `coordination` the request uses the socket for coordination instead of that for data. `waits_ms` is for a
-        request such as JoinGroup, which the broker answers only after other members have acted. It replaces the
-        timeout, and the request uses a third socket.
+        `coordination` selects the socket for coordination instead of that for data. `waits_ms` replaces the timeout and
+        selects a third socket. It is for requests whose response waits for other members, such as JoinGroup.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         with translating_errors(where, self.client_id):
@@ -458,12 +457,12 @@ class Connection:
     async def retrying(
         self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: float, *, soon: bool = False
     ) -> T:
-        """Repeat `call` after retriable errors until it succeeds or the deadline passes. Raises any other error at
-        once.
+        """Repeat `call` after retriable errors, until it succeeds or `timeout_ms` have passed. Raises any other error
+        at once.
 
-        After the deadline KafkaTimeout is raised with the last error. UnknownTopicOrPartition itself is raised after
-        UNKNOWN_TOPIC_GRACE_MS, or after the deadline if that comes first. `soon` is for a call that opens a
-        transaction: the waits are short while the coordinator completes the last transaction (`retry_waits`).
+        After `timeout_ms`, raises KafkaTimeout from the last error. UnknownTopicOrPartition itself is raised after
+        UNKNOWN_TOPIC_GRACE_MS, or after a shorter `timeout_ms`. `soon` shortens the waits after ConcurrentTransactions
+        (`retry_waits`).
         """
         wait_after = retry_waits(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None

@@ -93,8 +93,8 @@ def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str,
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
     """Calls the user's function `module:function` for a token, each time a socket is set up.
 
-    The function takes no arguments and returns the token as str. A coroutine function is awaited. Any other function
-    runs in a thread, since it may block; its result may be awaitable. If it raises, the connection attempt fails.
+    The function takes no arguments and returns a str, or an awaitable of one. A function that is not `async` runs in a
+    thread. If the function raises, the connection attempt fails.
     """
 
     def __init__(self, path: str) -> None:
@@ -108,6 +108,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
         """Return a SASL/OAUTHBEARER token from the configured function."""
         where = f"kafka.sasl_oauth_token_provider={self._path}"
         try:
+            # A function that is not `async` may block the event loop.
             token = (
                 self._function()
                 if _is_async_token_provider(self._function)

@@ -514,9 +514,10 @@ class Frames(asyncio.BufferedProtocol):
 
 
 def read_in_place(connection: Any) -> bool:
-    """Make an open connection read each response directly into a buffer of its size (`Frames`).
+    """Make an open connection read each response directly into a buffer of the response's size (`Frames`).
 
-    Changes nothing and returns False while a request is open or bytes are unread.
+    Returns True if the connection reads so from now on, or already did. Returns False and changes nothing if a request
+    is open or bytes are unread.
     """
     if isinstance(connection._writer.transport.get_protocol(), Frames):
         return True

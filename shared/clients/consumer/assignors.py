@@ -221,8 +221,8 @@ def assign_sticky(
     """Return each member's partitions. `subscribers` are the members that subscribe to each topic; `order` breaks ties.
 
     1. A member keeps the partitions of which it alone has the newest claim.
-    2. An unowned partition goes to a subscriber with the fewest partitions. If several have the fewest, one that has
-       the partition in `preferred` gets it.
+    2. Any other partition goes to a subscriber with the fewest partitions. If several have the fewest, one that has the
+       partition in `preferred` gets it.
     3. Partitions move as long as that improves the balance.
     """
     balance = _Balance(partitions, subscribers, order, claims)

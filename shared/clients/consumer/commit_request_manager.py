@@ -125,11 +125,11 @@ class CommitRequestManager:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
     ) -> None:
-        """Commit offsets without waiting. `callback(offsets, error)` is called once, with None as the error when all
-        offsets are committed, or with the first error of one of them that is not retried.
+        """Commit offsets without waiting. `callback(offsets, error)` is called once: with None when all offsets are
+        committed, or with the first error of one of them that is not retried.
 
-        If WAITING_MAX callbacks already wait, the oldest one is called with an error, although its commit may still
-        succeed.
+        If WAITING_MAX callbacks already wait, the oldest one gets CoordinatorNotAvailable, although its commit may
+        still succeed.
         """
         numbers = self.sequence.register(offsets)
         if callback is not None:
@@ -142,15 +142,12 @@ class CommitRequestManager:
         self._start_sending_commits()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
-        """Commit offsets and wait. Pending commits are sent before or with this one. Without offsets the call waits for
-        the pending ones alone.
+        """Commit offsets and wait; if `offsets` is empty, wait for the pending commits. A member that owns partitions
+        also waits for the end of a rebalance.
 
-        After RebalanceInProgress or IllegalGeneration, a member that owns partitions (`is_owner`) waits for the end of
-        the rebalance and commits again. For any other member these two errors are raised at once. For every member
-        UnknownMember and all other errors that are not retriable are raised at once. Raises CommitFailed if one of the
-        partitions is taken away during the wait. Raises KafkaTimeout after `timeout_ms`; the offsets may still be
-        committed later. An error of one partition (it does not exist, its metadata is too long) is raised after the
-        other partitions are committed.
+        Raises any error that is not retried, but that of a single partition only after the other partitions are
+        committed. Raises CommitFailed if a partition is taken away during the wait. Raises KafkaTimeout after
+        `timeout_ms`; the offsets may still be committed later.
         """
         where = self._describe_member()
         numbers = self.sequence.register(offsets)
@@ -189,11 +186,10 @@ class CommitRequestManager:
         return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait until no commit is pending, for at most `timeout_ms`.
+        """Wait until no commit is pending, or until one fails with an error that is not retried.
 
-        Returns earlier after an error that is not retried, such as the loss of the membership. Logs a warning only if
-        commits are still pending after `timeout_ms`. Pending offsets are kept until `retain`. It keeps those of the
-        partitions that stay with the member, to commit them in the next generation, and drops the others.
+        After `timeout_ms` logs a warning and returns. The offsets left remain pending until `retain`, which drops those
+        of partitions that the member gives up.
         """
         self._start_sending_commits()
         try:

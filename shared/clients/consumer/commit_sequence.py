@@ -139,11 +139,10 @@ class CommitSequence:
         partitions: Collection[TopicPartition],
         requested_ms: float,
     ) -> None:
-        """Compare the offsets that were read back with those of the newest successful commit.
+        """Compare `found`, the coordinator's offsets at `requested_ms`, with those of the newest successful commit.
 
-        `found` are the coordinator's offsets at `requested_ms`. `partitions` are those that `on_success` or
-        `to_read_back` returned. Where the offsets differ, the one of the newest successful commit is to be sent again,
-        unless a newer offset is to be sent.
+        If a partition's offsets differ, that of the commit is to be sent again, unless a newer one is to be sent.
+        `partitions` are the result of `on_success` or `to_read_back`.
         """
         for tp in partitions:
             if self._unsure.get(tp, requested_ms) <= requested_ms:

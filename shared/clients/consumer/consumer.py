@@ -101,9 +101,8 @@ class Undecodable:
 class Deserializers:
     """A consumer's deserializers of keys and of values; bytes stay as they are by default.
 
-    A record that cannot be decoded blocks its partition. The records before it are returned first. After them polls
-    raise SerializationError with topic, partition and offset, again and again until the user seeks past the record. In
-    between they return records of other partitions.
+    A record that cannot be decoded blocks its partition. After the records before it, polls raise SerializationError
+    with the record's offset until the user seeks past it. Between these errors they return records of other partitions.
 
     >>> from penstock.shared.common.serialization import json_deserializer
     >>> columns = Columns.of([ConsumerRecord("clicks", 0, 7 + i, 0, b"ann", v) for i, v in enumerate([b"1", b"{"])])
@@ -172,13 +171,11 @@ class Consumer(Generic[K, V]):
         assignor: Assignor | None = None,
         interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None:
-        """`kafka` has the brokers' addresses: settings, or the bootstrap servers as text.
+        """`kafka` is settings, or the bootstrap servers as text.
 
-        Deserializers are `(topic, bytes | None) -> value`. The columns and records contain their results, or the bytes
-        if there is no deserializer.
-
-        `interceptors` see the records that are handed out and the committed offsets (`ConsumerInterceptor`). A custom
-        `assignor` replaces the one that `partition_assignment_strategy` names, and should have that name too.
+        Deserializers are `(topic, bytes | None) -> value`. If one is None, its keys or values stay bytes.
+        `interceptors` see the handed-out records and the committed offsets. `assignor` replaces the one that
+        `partition_assignment_strategy` names, and should have the same name.
         """
         settings = ConsumerSettings.given(settings)
         self._settings = settings
@@ -278,16 +275,13 @@ class Consumer(Generic[K, V]):
             self.subscribe(*self._wanted)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Commit the polled records (unless the strategy is `none`), call the listener's `on_partitions_revoked`, and
-        leave the group.
+        """Commit the processed records unless `commit_strategy` is `none`, call the listener, and leave the group.
 
-        After an `async for` the commit leaves out the last record, since it may not have been processed. After an
-        exception in `async with` it leaves out the records of the last poll. A `commit` by the listener leaves out the
-        same records.
+        All polled records count as processed, with two exceptions: the last record of an `async for`, and after an
+        exception in `async with` the records of the last poll.
 
-        `timeout_ms` limits the whole close. LeaveGroup has at least 200 ms of it, and has them even if less time is
-        left. Without `timeout_ms`, `listener_timeout_ms` limits the commit and the listener, and the close waits for
-        the responses to the last requests.
+        `timeout_ms` limits the whole close, but LeaveGroup has at least 200 ms. If `timeout_ms` is None,
+        `listener_timeout_ms` limits the commit and the listener. A static member stays in the group.
         """
         await self._close_consumer(timeout_ms, processed=True)
 
@@ -346,16 +340,15 @@ class Consumer(Generic[K, V]):
         `timeout_ms`.
 
         From now on the records of earlier polls count as processed. The poll commits them according to
-        `commit_strategy`. It calls the rebalance listener if that is due, which may take longer than `timeout_ms`. If a
-        poll is cancelled, the listener's call continues, and the next poll waits for it.
+        `commit_strategy`. It calls the rebalance listener if that is due, which may take longer than `timeout_ms`. If
+        the poll is cancelled, the listener's call continues.
 
-        Raises a listener's error, NoOffsetForPartition or OffsetOutOfRange (under `auto_offset_reset=none`),
-        CorruptRecord, SerializationError (of a deserializer, with the record's offset), AuthorizationFailed,
-        IllegalState (closed, not subscribed, or another task polls), or Wakeup (after `wakeup`). Raises ValueError for
-        `max_records` below 1.
+        Raises the listener's errors, SerializationError and CorruptRecord (with the record's offset),
+        NoOffsetForPartition and OffsetOutOfRange (if `auto_offset_reset` is `none`), AuthorizationFailed, Wakeup,
+        IllegalState (closed, not subscribed, or another task polls), and ValueError (`max_records` below 1).
 
-        Unless `commit_strategy` is `none`, CommitFailed is raised once if partitions were lost whose records were
-        handed out and not committed. Under `sync` the errors of `commit` are raised too.
+        If handed-out records were not committed before their partition was lost, raises CommitFailed once, unless
+        `commit_strategy` is `none`. If it is `sync`, also raises the errors of `commit`.
         """
         fetched_rows = await self._poll_records(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in fetched_rows.items()}
@@ -458,17 +451,16 @@ class Consumer(Generic[K, V]):
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
     ) -> None:
-        """Commit `offsets` and wait. Each offset is that of the next record to read. By default everything handed out
-        is committed.
+        """Commit `offsets`, by default everything handed out, and wait. Each offset is that of the next record to read.
+        Pending asynchronous commits are sent before or with this one.
 
-        Pending asynchronous commits are sent before or with this one, even if there is nothing else to commit.
-
-        The call covers `offsets`, or everything handed out since the last commit. The latter includes partitions that
-        were revoked or lost meanwhile, which are reported once. Raises CommitFailed (IllegalGeneration, UnknownMember)
-        if this member could not commit an offset that the call covers; all other offsets are committed.
+        Raises CommitFailed if this member may no longer commit one of the offsets; those that it may are committed. If
+        `offsets` is None, this includes records whose partition was revoked or lost before they were committed; each
+        loss is reported once.
 
         Also raises FencedInstanceId, AuthorizationFailed, UnknownTopicOrPartition, KafkaTimeout after `timeout_ms`
-        (default `commit_timeout_ms`), IllegalState without a group, ValueError or TypeError for an invalid offset.
+        (default `commit_timeout_ms`), IllegalState if there is no `group_id`, ValueError or TypeError for an invalid
+        offset.
         """
         positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
@@ -491,9 +483,10 @@ class Consumer(Generic[K, V]):
     ) -> None:
         """Commit `offsets`, by default everything handed out, without waiting.
 
-        After a retriable error the offsets are sent again, unless newer ones replace them. `callback(offsets, error)`
-        is called once on the event loop. The error is None if these offsets or newer ones are committed. It is
-        CommitFailed if `commit` would raise that.
+        Retriable errors are retried, that of an unknown partition for 5 s, unless newer offsets replace these.
+        `callback(offsets, error)` is called once on the event loop. The error is None if these offsets or newer ones
+        are committed. Otherwise it is CommitFailed as in `commit`, or the first error that is not retried. If 10,000
+        callbacks already wait, the oldest one gets CoordinatorNotAvailable.
         """
         positions = self._positions
         wanted, lost = self._committable_offsets(offsets)
@@ -576,11 +569,11 @@ class Consumer(Generic[K, V]):
             self._connection.refresh_metadata()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return this member's identity, with the generation of its last assignment. Raises IllegalState without a
-        group.
+        """Return this member's identity, with the generation of its last assignment. Raises IllegalState if there is no
+        `group_id`.
 
-        A member that the group has removed keeps its old identity, so that the group rejects its commits. Before the
-        first assignment, and after `assign`, the generation is -1 and the member id is empty.
+        A removed member keeps its old identity, so that the group rejects its commits. Before the first assignment, and
+        after `assign`, the generation is -1 and the member id is empty.
         """
         return self._coordinator.group_metadata()
 
@@ -781,14 +774,11 @@ class Consumer(Generic[K, V]):
     def _committable_offsets(
         self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
-        """Return the offsets that a commit sends, and the offsets that it must report as not committed.
+        """Return the offsets that a commit sends, and those that it must report as not committed.
 
-        A member commits only partitions that the group has assigned to it, since another member may be ahead in the
-        others. With `given`, the offsets to report are those of partitions not assigned to this member. Without, they
-        are positions that were handed out and not committed before the partition was lost. If the user assigned the
-        partitions, nothing is reported.
-
-        First leaves the group if the last poll is too old (`leave_if_overdue`). Raises IllegalState without a group.
+        If the group assigns the partitions, the commit sends only offsets of this member's partitions. It reports
+        `given` offsets of other partitions. If `given` is None, it reports positions that were handed out and not
+        committed before their partition was lost. Raises IllegalState if there is no `group_id`.
         """
         self._check_open()
         if self._settings.group_id is None:
@@ -800,6 +790,7 @@ class Consumer(Generic[K, V]):
         self._coordinator.leave_if_overdue()
         if not self._coordinator.is_managed:
             return wanted, {}
+        # Another member may be ahead in the other partitions.
         committable = self._coordinator.committable_partitions
         mine = {tp: at for tp, at in wanted.items() if tp in committable}
         if given is not None:

@@ -292,12 +292,8 @@ class ConsumerCoordinator:
     async def stop_joining(self, timeout_ms: float) -> None:
         """Stop the steps of a rebalance: JoinGroup, SyncGroup and the calls of the listener. Heartbeats continue.
 
-        1. A call of the listener that has begun is cancelled after `timeout_ms`.
-        2. A cooperative member's join is cancelled after JOIN_END_MS, or after `timeout_ms` if that is shorter, if the
-           member owns partitions. The last commit follows, and the group may reject commits until SyncGroup is
-           answered. If JoinGroup is not answered by then, the group still waits for other members, and accepts commits
-           of the previous generation.
-        3. Any other step is cancelled at once.
+        A call of the listener that has begun is cancelled after `timeout_ms`. A member that owns partitions has
+        JOIN_END_MS, or a shorter `timeout_ms`, to finish its join. Any other step is cancelled at once.
         """
         self._stopping = True
         self.wake()
@@ -306,6 +302,8 @@ class ConsumerCoordinator:
         for task in self._tasks[:1]:
             if self._calling:
                 await asyncio.wait([task], timeout=timeout_ms / 1000)
+            # The last commit follows, and the group may reject commits until SyncGroup is answered. If JoinGroup is not
+            # answered by then, the group still waits for other members, and accepts commits of the previous generation.
             elif self._ends_join:
                 await asyncio.wait([task], timeout=min(timeout_ms, JOIN_END_MS) / 1000)
             await _cancel_task(task)

@@ -276,13 +276,14 @@ class Fetcher:
         return idle, left_out, len(nodes)
 
     def _bytes_per_node(self, asking: int, nodes: int) -> int:
-        """Return the bytes that each of `asking` nodes may send; 0 if they are too few for a request.
+        """Return the bytes that each of `asking` nodes may send; 0 if too few for a request.
 
-        A node gets at most one of `nodes` + 1 equal parts of the buffer. The request to a broker that hangs reserves
-        that broker's part until it times out. The additional part lets the other brokers send ahead meanwhile. If the
-        bytes are too few and `take` has nothing to return, the buffers of paused partitions are dropped.
+        A node gets at most one of `nodes` + 1 equal parts of the buffer. If the bytes are too few and `take` has
+        nothing to return, drops the buffers of paused partitions.
         """
         limits = self.limits
+        # The request to a broker that hangs reserves that broker's part until it times out. The additional part lets
+        # the other brokers send ahead meanwhile.
         most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
         worth = min(limits.max_partition_fetch_bytes, most)
         free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
@@ -392,10 +393,9 @@ class Fetcher:
     ) -> None:
         """Handle a log that was truncated to `end_offset`, below the fetch offset (KIP-320, KIP-595).
 
-        The new leader had not replicated all records of the old one. If the position is at most `end_offset`, only the
-        buffer is dropped. Otherwise records that were handed out are gone. Then `take` raises LogTruncation if the
-        reset policy is `none`. Under another policy the fetcher continues at `end_offset`. But if the high watermark is
-        below the position, the policy decides: the log may be that of another topic with the same name.
+        If no handed-out record is gone, drops only the buffer. Otherwise `take` raises LogTruncation if the reset
+        policy is `none`. Under another policy fetching continues at `end_offset`, or by the policy if `high_watermark`
+        is below the position.
         """
         position = state.position
         assert position is not None
@@ -410,7 +410,7 @@ class Fetcher:
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail_partition(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         # 3. Records that were handed out are gone. Continue where the logs diverge, or by the reset policy if the log
-        #    ends before the position.
+        #    ends before the position: it may be that of another topic with the same name.
         else:
             if high_watermark < position:
                 state.reset_position(self._policy, "the log ends before it")
@@ -472,7 +472,7 @@ class Fetcher:
         """Return at most `max_records` records of partitions that are not paused, the longest waiting partition first.
 
         The positions advance past the records. If there are none, raises the error of a partition's fetch, lookup or
-        batch. A corrupt batch blocks its partition: every call without records raises CorruptRecord until a seek.
+        batch. CorruptRecord is raised again by each such call until a seek.
         """
         fetched: dict[TopicPartition, Columns] = {}
         records_left = max_records

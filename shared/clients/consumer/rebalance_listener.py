@@ -33,12 +33,13 @@ NOT_OWNED = "this member does not own the partitions any more"
 class RebalanceListener:
     """Base class whose methods do nothing; override those you need.
 
-    The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record. Each has
-    `listener_timeout_ms`, but not more than `max_poll_interval_ms`. In a `close` with `timeout_ms`, that is the only
-    limit. Heartbeats continue meanwhile. If a method raises or runs out of time, the call that it ran in raises the
-    exception or KafkaTimeout. A `commit()` in a method covers everything that was handed out. In a `close` after an
-    iteration, or after an exception in `async with`, it leaves out the records handed out last. The methods cannot
-    poll, iterate or close.
+    The methods are called only inside `poll`, `close`, and the wait of an `async for` for its next record. Heartbeats
+    continue meanwhile. Each method has `listener_timeout_ms`, but not more than `max_poll_interval_ms`. In a `close`
+    with `timeout_ms`, that is the only limit. If a method raises or runs out of time, the call that it ran in raises
+    the exception or KafkaTimeout.
+
+    A method cannot poll, iterate or close. Its `commit()` covers everything that was handed out. In a `close`, it
+    leaves out the records that may be unprocessed (`Consumer.close`).
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """
@@ -53,8 +54,8 @@ class RebalanceListener:
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Called with partitions that the member owns until this method returns. Finish their records and commit.
 
-        When the consumer closes, these are all its partitions. In a rebalance, an eager member gives up all its
-        partitions before it joins again. A cooperative member gives up those that its new assignment lacks.
+        In a close, these are all its partitions. In a rebalance, an eager member gives up all its partitions before it
+        joins again. A cooperative member gives up those that its new assignment lacks.
         """
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
@@ -165,14 +166,13 @@ class RebalanceListenerInvoker:
         return float(min(self._settings.listener_timeout_ms, self._settings.max_poll_interval_ms))
 
     def _let_go(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Drop the state of partitions that another member may commit from now on, so that no later commit includes
-        them.
+        """Drop the state of partitions that another member may commit from now on.
 
-        Positions after records that were handed out and not committed are remembered until an error reports them. A
-        revocation is the exception unless `commit_strategy` is `none`: it has just committed the processed records.
+        If the partitions are `lost` or `commit_strategy` is `none`, positions that were handed out and not committed
+        are kept until an error reports them.
         """
         kept = self._fetcher.assignment - partitions
-        # Unless the strategy is `none`, a revocation has just committed what was processed. Nothing is left to report.
+        # Under any other strategy a revocation has just committed what was processed. Nothing is left to report.
         if lost or self._settings.commit_strategy == "none":
             self._positions.forfeit(partitions, self._commits.committed(partitions))
         self._positions.retain(kept)

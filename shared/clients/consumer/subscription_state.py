@@ -140,12 +140,12 @@ LATEST = ResetPolicy("latest")
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of a position without a record handed out: past offsets without records, or by a reset.
+    """A change of a position without a record handed out: past offsets without records, to an offset that a reset
+    policy found, or to where a truncated log diverges.
 
-    A reset goes to an offset that a reset policy found, or to the offset where a truncated log diverges. `reason` is
-    why the fetcher reset the position; it is empty for other moves and after a seek by the user. `replaced` is the
-    position that was no longer valid, None if there was none. If the move `drifts`, the same lookup may find a higher
-    offset later.
+    `reason` is why the fetcher reset the position; it is empty for other moves and after a seek by the user. `replaced`
+    is the position that was no longer valid, or None. If the move `drifts`, the same lookup may find a higher offset
+    later.
     """
 
     position: int
@@ -164,13 +164,17 @@ class ConsumedPositions:
     2. `_processed`: an earlier poll returned them.
     3. `_registered`: the commit strategy or the user has registered the position for a commit.
 
-    An automatic commit takes positions from `_processed` alone, and never one below `_registered`. In an `async for`
-    each record is returned separately. The rest of its batch is `unread`, and the position lies before it. A position
-    found by the reset policy, or moved past offsets without records, counts like one of returned records.
+    An automatic commit takes positions from `_processed` alone, and only those above `_registered`. A commit of the
+    user takes those from `_returned` too.
 
-    A partition may be taken away while records of it were handed out and not committed. Its position is then
-    `forfeited`. The next commit that covers the position reports it, or the next poll unless `commit_strategy` is
-    `none`. It is reported once.
+    In an `async for` each record is returned separately. The rest of its batch is `unread`, and the position lies
+    before these unread records. A position that the reset policy found, or that moved past offsets without records,
+    counts as processed. If the current poll returned records of the partition, it counts as returned.
+
+    A partition may be lost to another member before records that were handed out are committed. Its position is then
+    `forfeited`. Under `commit_strategy` `none` a revocation does the same; under the other strategies it commits first.
+    An error reports a forfeited position once: that of the user's next commit of all positions, or that of the next
+    poll unless `commit_strategy` is `none`.
 
     Call `retain` when the consumer no longer reads some partitions.
 
@@ -230,8 +234,8 @@ class ConsumedPositions:
     def moved(self, tp: TopicPartition, move: Move) -> None:
         """Note that a position moved past offsets without records, or was reset.
 
-        The move is forgotten if the partition has unread records: the user's position is still before these, and
-        advances with each that is returned.
+        If the partition has unread records, the move is not noted: the user's position is still before these records,
+        and advances with each that is returned.
         """
         if self.unread.position(tp) is not None:
             return
@@ -281,8 +285,8 @@ class ConsumedPositions:
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that an error has reported these offsets as not committed, so that no second error reports them.
 
-        For a partition that is no longer owned, only the forfeited position is dropped, and no reported offset is
-        stored. If the partition is assigned again, its records are handed out again, and their loss must be reported.
+        If a partition is no longer owned, only its forfeited position is dropped. If it is assigned again, its records
+        are handed out again, and their loss must be reported.
         """
         # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
         # again.
@@ -363,11 +367,11 @@ class _UnreadRest:
 
 
 class UnreadRecords:
-    """Records that a consumer took from its fetcher and has not handed out yet: the rest of a batch that is read one by
-    one. They are kept by partition, in the order in which they were taken.
+    """Records that a consumer took from its fetcher and has not handed out yet: the rest of batches that are read one
+    by one.
 
-    The position of a partition is that of the next record to hand out. So a change of the position (a seek, another
-    assignment) drops the unread records. A pause keeps them.
+    They are kept by partition, in the order taken. A partition's position lies before its unread records. So a seek
+    drops them, and a pause keeps them.
 
     >>> clicks = TopicPartition("clicks", 0)
     >>> unread = UnreadRecords()

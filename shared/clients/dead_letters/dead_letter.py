@@ -102,9 +102,8 @@ def dead_letter_record(topic: str, dead_letter: DeadLetter, changelog_id: str | 
 def shortened(record: ProducerRecord) -> ProducerRecord | None:
     """Shorten a dead letter that was rejected as too large, to the next smaller size in `SHORTENED_BYTES`.
 
-    Penstock's headers are kept. If the original headers and the key take more than half of the rest, the original
-    headers are removed, and the key is cut to that half. The value is cut if it does not fit. Returns None for a record
-    that is not a dead letter, and for one that cannot be cut further.
+    Penstock's headers are kept. Where needed, the original headers are removed, and the key and the value are cut.
+    Returns None if `record` is not a dead letter, or cannot be cut further.
     """
     cut = {}
     headers = record.headers
@@ -122,6 +121,7 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     free_bytes = next((most for most in SHORTENED_BYTES if most < size), 0) - _headers_bytes(own)
     if free_bytes <= 0:
         return None
+    # The original headers and the key may together take half of the bytes, so that the value gets the other half.
     if len(key) + _headers_bytes(original) > free_bytes // 2:
         if original:
             cut.setdefault("headers", str(len(original)))

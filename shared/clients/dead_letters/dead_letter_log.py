@@ -82,9 +82,9 @@ def replay_producer_settings() -> ProducerSettings:
 class DeadLetterLog:
     """One dead-letter topic, from its beginning to the end that it has when it is opened; an async context manager.
 
-    Each call of `batches`, `entries` and `replay` reads from the beginning. Use one at a time: they share a consumer.
-    `async with` raises UnknownTopicOrPartition if the topic does not exist. If the commit metadata of its replay group
-    is damaged, the dead letters after the committed offset count as not replayed.
+    `async with` raises UnknownTopicOrPartition if the topic does not exist. Each call of `batches`, `entries` and
+    `replay` reads from the beginning. Use one at a time: they share a consumer. If the commit metadata of the topic's
+    `replay_group` is damaged, the dead letters after the committed offset count as not replayed.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
@@ -157,14 +157,16 @@ class DeadLetterLog:
     async def replay(
         self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
     ) -> ReplayResult:
-        """Send the dead letters that `wanted` selects to their source topics, or all of these to the topic `to`.
+        """Send the dead letters that `wanted` selects, at most `limit`, to their source topics, or all to the topic
+        `to`.
 
-        At most `limit` dead letters are sent. Those that were cut are never sent. Those that were replayed before are
-        sent again only with `include_replayed`. In its source topic a record goes to its original partition, if this
-        partition still exists. Otherwise, and in a topic `to` that is not its source topic, the record's key decides
-        the partition. After an error of a record no further batch is read. Raises IllegalState once LEFT_OUT_MAX
-        records of a partition are left out, or more than a commit's metadata can hold. Without `include_replayed`,
-        raises DataError if the commit metadata of the replay group is damaged: it is then unknown what was replayed.
+        Dead letters that were cut are never sent. Those that were replayed before are sent again only if
+        `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
+        Otherwise the record's key decides. After a record that could not be sent, no further batch is read.
+
+        Raises IllegalState if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
+        metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
+        `include_replayed` is False.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():

@@ -88,10 +88,11 @@ class ConsumerInterceptor:
     """
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Called with records of one partition before they are handed out. Returns the records to hand out instead.
+        """Called with records of one partition before they are handed out. Returns the records to hand out instead: as
+        many, at the same offsets.
 
         A record is passed once each time it is fetched, even if an `async for` hands out the records one by one. Keys
-        and values are deserialized. The result must have as many records, at the same offsets.
+        and values are deserialized.
         """
         return records
 

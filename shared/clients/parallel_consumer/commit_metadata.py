@@ -54,11 +54,9 @@ def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
 
 
 def encoded_bytes_max(runs: int, span: int) -> int:
-    """Return an upper bound of the length of `encode_finished` for `runs` ranges over `span` offsets.
-
-    Each run is encoded as two varints: the gap before it, and its length. All of them add up to at most the span. So at
-    most span / 128^k of them need more than k bytes.
-    """
+    """Return an upper bound of the length of `encode_finished` for `runs` ranges over `span` offsets."""
+    # Each run is encoded as two varints: the gap before it, and its length. All of them add up to at most the span. So
+    # at most span / 128^k of them need more than k bytes.
     longer = sum(min(2 * runs, span >> shift) for shift in range(7, 64, 7))
     size = _BASE_BYTES_MAX + min(2 * runs + longer, span // 8 + 1)
     return len(_RUNS) + (size + 2) // 3 * 4 if runs else 0

@@ -99,9 +99,8 @@ class BatchCompletion:
         """Settle the sequence numbers of partitions with a batch that was given up, or with a gap that the broker has
         shown (`SequenceLedger`).
 
-        Partitions with a batch in flight, and those whose next batch must keep its number, are left out. Must be called
-        before batches are drained: a new epoch after that would also apply to batches that were drained under the old
-        one. After the last epoch the ledger has no producer id and is not `ready`.
+        Partitions with a batch in flight, or whose next batch must keep its number, are left out. Call it before
+        batches are drained: it may begin a new epoch. After the last epoch the ledger is not `ready`.
         """
         ledger = self.ledger
         for tp in ledger.troubled():
@@ -112,6 +111,7 @@ class BatchCompletion:
             # to it shows whether there is a gap. Once a gap is shown, the numbers of the queued batches are void.
             if queue.out or (not gap and queue.queued and queue.queued[0].sequenced):
                 continue
+            # This comes before the drain: a new epoch would also apply to batches that were drained under the old one.
             epoch = ledger.epoch
             ledger.settle(tp)
             if ledger.epoch != epoch:

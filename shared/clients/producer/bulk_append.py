@@ -59,11 +59,11 @@ class Bulk:
         return len(self._locations)
 
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
-        """Append records to open batches, up to the first one that must be enqueued alone: for example, it has headers,
-        or needs a new batch or metadata.
+        """Append records to open batches, up to the first one that must be enqueued alone: for example, it needs a new
+        batch.
 
         Returns that record, or None if all up to `stop` were appended. After an error that ends the bulk (see
-        `failed`), nothing is appended, and the next record is returned.
+        `failed`), appends nothing and returns the next record.
         """
         # A topic that is not in `topics` needs more, so the first record is returned.
         if self._ended is not None:

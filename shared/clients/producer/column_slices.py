@@ -232,7 +232,8 @@ class PartitionSlice:
 class ColumnSlice:
     """Consecutive records of columns, in the form that the kernels take.
 
-    `spans` has the batch or the error of each record that was moved into a batch or failed.
+    `spans` has one `Span` for the records that were moved into a batch together, and one for the records of a partition
+    that failed together.
     """
 
     __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")
@@ -277,8 +278,8 @@ class ColumnSlice:
     ) -> bool:
         """Choose a partition for each record by its key. Returns whether some records have no key.
 
-        `without_key` chooses the partitions of all records without a key, from their sizes. It divides them into runs.
-        For each run it returns the index of the partition in `queues`, and the run's end as an index into these sizes.
+        `without_key` gets the sizes of all records without a key, and divides these records into runs. Of each run it
+        returns the partition's index in `queues`, and the run's end as an index into the sizes.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)
@@ -306,9 +307,9 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     """Return a slice of at most SLICE_RECORDS records from `first` on. It ends earlier at about SLICE_BYTES of a column
     that is a list.
 
-    Without a column of timestamps all records get `timestamp`. Returns None if a record of the slice must be sent
-    alone: it is not bytes, has an invalid timestamp or header, or may be larger than `size_max` bytes. Raises
-    ValueError if a packed column refers to bytes outside its buffer.
+    Returns None if a record must be sent alone: it is not bytes, has an invalid timestamp or header, or may exceed
+    `size_max` bytes. Raises ValueError if a packed column refers to bytes outside its buffer. `timestamp` is for
+    columns without timestamps.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:

@@ -40,12 +40,12 @@ Run = dict[ProducerBatch, int]
 
 
 class DeliveryLocations:
-    """Where the records of a bulk send are.
+    """Where the records of a bulk send are: `of` has each record's batch, or the error that kept it out of one, in
+    order.
 
-    `of` has one entry for each record, in order: its batch, or the error that kept it out of a batch. Records are
-    appended in runs, between `begin` and `end`. During a run nothing else is appended to any batch. `begin` returns the
-    run, a dict. The caller appends each record's batch to `of`. For the run's first record in a batch, it also sets
-    `run[batch]` to the record's index in the batch.
+    Records are appended in runs, between `begin` and `end`. During a run the caller appends each record's batch to
+    `of`. For the run's first record in a batch, it also sets the record's index there, in the dict that `begin`
+    returned. Nothing else may be appended to any batch meanwhile.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")

@@ -77,17 +77,16 @@ class StickyPartition:
         queued: Callable[[TopicPartition], int],
         slow: Callable[[TopicPartition], bool],
     ) -> int:
-        """Return the partition for the next batch: the current one until it has received `batch_size` bytes, then a new
-        one.
+        """Return the partition for the next batch: the current one until it has received `batch_size` bytes or is no
+        longer a candidate, then a random candidate.
 
-        A new one is drawn among the partitions with a leader, or among all if none has a leader. A current one that is
-        not among these is left at once. Slow partitions are skipped unless all are slow. `queued` and `slow` are used
-        only by adaptive partitioning.
+        Candidates are the partitions with a leader (`available`), or all if there are none. Adaptive partitioning
+        prefers those with few batches (`queued`), and skips `slow` ones unless all are slow.
         """
         choices = available or all_partitions
         # Stay until the partition has had `batch_size` bytes, in however many batches. A slow broker fills larger
         # batches, so a change with each batch would send it more records (KIP-794). A partition that lost its leader is
-        # left.
+        # left, unless none has a leader.
         if self.partition in choices and self._bytes < self._batch_size:
             return self.partition  # type: ignore[return-value]
         self._bytes = 0

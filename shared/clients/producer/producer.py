@@ -182,11 +182,10 @@ class Producer:
         log.info("producer open", client_id=self._connection.client_id)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Send the buffered records for up to `timeout_ms` (None: no limit), then fail the rest with IllegalState.
+        """Send the buffered records for up to `timeout_ms` (None: no limit), then fail those left with IllegalState.
 
         An open transaction is aborted, and its unsent records are dropped. Calls that wait for metadata or buffer
-        memory raise IllegalState at once. A second call waits for the first one. If its own `timeout_ms` passes
-        earlier, the first call ends then.
+        memory raise IllegalState at once. A second call waits for the first one, and may shorten its time.
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
@@ -280,8 +279,8 @@ class Producer:
         ProducerFenced, TypeError (`on_delivery` cannot be called, or is async). If a record is rejected or cancelled,
         its transaction can only be aborted.
 
-        `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop. It is never called
-        if this method raises.
+        `on_delivery(metadata, None)` or `on_delivery(None, error)` is called once on the event loop, but never if this
+        method raises.
         """
         # The hot path: one more call, property or object here lowers the throughput.
         try:
@@ -340,14 +339,14 @@ class Producer:
     async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
         """Enqueue many records in order. The order is kept within each partition.
 
-        An error that `send` would raise for a record becomes the result of that record, and makes a transaction
-        abortable. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The
-        call waits only once for a topic's unknown partitions.
+        An error that `send` would raise for a record becomes the result of that record, and its transaction can only be
+        aborted. If the buffer stays full for `max_block_ms`, all later records end in BufferExhausted at once. The call
+        waits only once for a topic's unknown partitions.
 
-        Raises IllegalState if the producer is closed or has no open transaction. At its start the call raises
-        TransactionAborted if the transaction can only be aborted, or the producer's fatal error. Raises TypeError at an
-        object that is not a ProducerRecord. If this call raises or is cancelled, the earlier records are cancelled,
-        except those that a request has contained.
+        Raises IllegalState if the producer is closed or has no open transaction, TransactionAborted if the transaction
+        can only be aborted when the call begins, or the producer's fatal error. Raises TypeError for an object that is
+        not a ProducerRecord. If this call raises or is cancelled, the earlier records are cancelled, except those that
+        a request has contained.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -426,9 +425,9 @@ class Producer:
     async def begin_transaction(self) -> None:
         """Open a transaction.
 
-        If the abort of the last transaction was cancelled, or failed with an error that is not fatal, that abort is
-        repeated first, and its errors are raised. Raises IllegalState if the producer is closed, a transaction is open,
-        or `init_transactions` was not called. After a fatal error, raises that error.
+        If the last abort was cancelled or failed, repeats it first, and raises its errors. Raises IllegalState if the
+        producer is closed, a transaction is open, or `init_transactions` was not called. After a fatal error, raises
+        that error.
         """
         self._check_usable()
         txn = self._require_transaction()
@@ -439,10 +438,9 @@ class Producer:
     async def commit_transaction(self) -> None:
         """Flush, which takes up to `delivery_timeout_ms`, then commit.
 
-        Raises TransactionAborted if a record or offset failed: abort, then repeat the transaction. Raises
-        ProducerFenced. Raises KafkaTimeout if the commit takes longer than `max_block_ms` after the flush. It is then
-        unknown whether the transaction is committed, and the call may be repeated. If the call is cancelled during the
-        flush, the transaction stays open.
+        Raises TransactionAborted if a record or offset failed: abort, then repeat the transaction. Raises KafkaTimeout
+        `max_block_ms` after the flush. The outcome is then unknown, and the call may be repeated. Raises
+        ProducerFenced. If the call is cancelled during the flush, the transaction stays open.
         """
         self._check_usable()
         await self._commit_transaction()
@@ -519,12 +517,11 @@ class Producer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Begin a transaction. Commit it at the end of the block, or abort it if the block raises.
+        """Begin a transaction. Commit it at the end of the block, or abort it if the block or the commit raises.
 
-        If the commit fails, the transaction is aborted before the error is raised. If the outcome of the commit is
-        unknown, it is not aborted, and `close` requests the commit again. If the abort fails too, its error is logged
-        and added to the first error as a note. If the abort's error is fatal and the first error is a PenstockError,
-        the fatal error is raised instead.
+        If the outcome of the commit is unknown, it is not aborted, and `close` requests the commit again. If the abort
+        fails too, its error is added to the first error as a note. But if the abort's error is fatal and the first
+        error is a PenstockError, the fatal error is raised.
         """
         await self.begin_transaction()
         txn = self._require_transaction()

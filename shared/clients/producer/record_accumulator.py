@@ -25,11 +25,10 @@ HELD_UP_MS = 100
 
 
 class PartitionQueue:
-    """One partition's batches.
+    """One partition's batches: `queued` in the order of the records, and `out` in a request.
 
-    `queued` is in the order of the records. `open` is the last queued batch, if it still takes records. `out` are the
-    batches in a request. `held` is the buffer memory of all of them in bytes. `batches` is the number of all batches
-    since the start, and `batches_at_ack` that number at the last acknowledgement.
+    `open` is the last queued batch, if it still takes records. `held` is the buffer memory of all batches in bytes.
+    `batches` is the number of batches since the start, and `batches_at_ack` that number at the last acknowledgement.
     """
 
     __slots__ = (
@@ -193,9 +192,7 @@ class RecordAccumulator:
         """Take due batches, one of each partition, and group them into one request for each node.
 
         `usable` returns whether a node takes another request, `reachable` whether it can be reached, `may_send` whether
-        a partition may send. A request has at most `max_request_size` bytes. Partitions take turns to be first, so that
-        the limit does not starve any. The batches of the requests are moved from `queued` to `out`. With `hurry` no
-        batch lingers.
+        a partition may send. A request has at most `max_request_size` bytes. If `hurry` is True, no batch lingers.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
@@ -245,7 +242,8 @@ class RecordAccumulator:
         if queue.open is batch:
             queue.open = None
         queue.ready_since_ms = None
-        # Go to the end of the order in which `drain` visits the partitions (Java: `drainIndex`).
+        # Go to the end of the order in which `drain` visits the partitions (Java: `drainIndex`). So partitions take
+        # turns to be first, and the limit of a request does not starve any.
         del self._active[queue]
         if queue.queued:
             self._active[queue] = None

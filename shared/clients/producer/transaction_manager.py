@@ -151,12 +151,10 @@ class SequenceLedger:
             known.gap = True
 
     def may_assign(self, tp: TopicPartition) -> bool:
-        """Whether the partition's next batch may get a number. There are three cases in which it may not:
+        """Whether the partition's next batch may get a sequence number.
 
-        1. There is no producer id.
-        2. A numbered batch of the partition was given up, or the broker has shown a gap, and `settle` has not resolved
-           that yet.
-        3. The partition's first batch under a new producer id or epoch is not acknowledged.
+        It may not if there is no producer id, if a given-up batch or a gap is not resolved yet by `settle`, or if the
+        partition's first batch under a new producer id or epoch is not acknowledged.
         """
         if not self.ready or tp in self._troubled:
             return False

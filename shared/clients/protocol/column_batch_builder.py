@@ -66,13 +66,14 @@ def encode_records(
     first: Any,
     stop: Any,
 ) -> Any:
-    """Append records of the columns to those in `out`, as many as fit.
+    """Append records of the columns to those in `out`, as many as fit: those at the indices `rows[first:stop]`, in this
+    order. Returns the position in `rows` of the first record that was not appended, or `stop`.
 
-    `rows` has the records' indices in the columns. Only `rows[first:stop]` are appended. Returns the position in `rows`
-    of the first record that was not appended, or `stop`. A record fits if the batch with it ends within `out` and has
-    fewer than `batch_size` bytes. The first record of a batch only has to end within `out`. The caller passes the
-    batch's `state`, which each call updates. The header bytes of a record begin with the number of headers. A record
-    has no headers if its value in `header_lengths` is 0 or less. No record has headers if `header_lengths` is empty.
+    A record fits if the batch with it ends within `out` and has fewer than `batch_size` bytes. The first record of a
+    batch only has to end within `out`. Each call updates the batch's `state`.
+
+    The header bytes of a record begin with the number of headers. A record has no headers if its value in
+    `header_lengths` is 0 or less, or if `header_lengths` is empty.
     """
     position = state[POSITION]
     count = state[COUNT]

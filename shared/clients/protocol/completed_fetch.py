@@ -134,12 +134,12 @@ def compile_decoding() -> None:
 
 
 class CompletedFetch:
-    """The fetched batches of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
+    """The fetched batches of one partition from `position` on; `aborted` are (producer id, first offset) pairs, or None
+    under `read_uncommitted`.
 
-    `position` is the offset of the next record to return, `epoch` the leader epoch of the last decoded batch.
-    `end_offset` is the offset to fetch next, `end_epoch` the leader epoch of the batch before it (-1 if unknown). With
-    `packed` the columns are positions in `data`, or in a buffer of decompressed batches. The columns keep that whole
-    buffer in memory.
+    `position` is the offset of the next record to return, `end_offset` that to fetch next. `epoch` is the leader epoch
+    of the last decoded batch, `end_epoch` that of the batch before `end_offset` (-1 if unknown). If `packed` is True,
+    the columns keep the whole buffer of fetched or decompressed bytes in memory.
     """
 
     __slots__ = (

@@ -161,8 +161,8 @@ class FetchRequest:
     """A request for the records of partitions from given offsets on.
 
     The broker answers when it has `min_bytes`, or after `max_wait_ms`. It sends at most `max_bytes`, but at least one
-    batch if there is any. It serves the partitions in the order of `topics`, so the last ones may get no records.
-    `prepare` raises UnsupportedVersion if the broker does not support version 12.
+    batch if there is any, and serves partitions in the order of `topics`. `prepare` raises UnsupportedVersion if the
+    broker lacks version 12.
     """
 
     __slots__ = ("_max_bytes", "_max_wait_ms", "_min_bytes", "_read_committed", "_topics")
