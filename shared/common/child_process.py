@@ -75,13 +75,13 @@ class ChildProcess:
     ) -> Self:
         """Start `command`. The child's output goes to one of three destinations:
 
-        1. With `log_file`, it is appended to that file.
-        2. With `on_line` alone, it is piped. `on_line` is called with each line of standard error, as it arrives.
-        3. With neither, the child shares this process's output.
+        1. If `log_file` is given, the output is appended to that file.
+        2. If only `on_line` is given, the output is piped. `on_line` is called with each line of standard error.
+        3. If both are None, the child shares this process's output.
 
-        `orphan_limit_ms` is how long the child may take to end after this process has ended. After that its guard
-        (`child_guard`) kills it. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or
-        the log cannot be written.
+        After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM, and SIGKILL after
+        `orphan_limit_ms`. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or the log
+        cannot be written.
         """
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name

@@ -13,15 +13,14 @@ from penstock.shared.common.public_names import publish
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose.
+    """Base of Penstock's errors. An argument of a wrong type or value may raise TypeError or ValueError instead.
 
-    `maybe_written` is true if Kafka may have stored the record, or carried out the request, despite the error. Sending
-    it again may then store it twice. The default depends on the error's class; code that knows more sets it on the
-    error.
+    `maybe_written` is True if Kafka may have stored the record, or carried out the request, despite the error. Sending
+    it again may then store it twice.
 
-    `abortable` is true for an error within a transaction if the producer can continue after it has aborted the
-    transaction. It can be true for a FatalError: for example, the principal is not authorized for one topic or group,
-    but may be for others.
+    `abortable` is True for an error within a transaction if the producer can continue after it has aborted the
+    transaction. It can be True for a FatalError: for example, the principal is not authorized for one topic, but may be
+    for others.
     """
 
     maybe_written: bool = False
@@ -128,8 +127,8 @@ class AuthorizationFailed(FatalError):
 class ProducerFenced(FatalError):
     """This producer must not write any more. If the error is `abortable`, it can continue after an abort.
 
-    A newer producer with the same transactional id exists, or the coordinator aborted a transaction that took longer
-    than `transaction_timeout_ms`. Streams also raises it if another owner has taken over the changelog's partition.
+    A newer producer uses its transactional id, or the coordinator aborted a transaction that took longer than
+    `transaction_timeout_ms`. Streams raises it if another owner has taken over a changelog partition.
     """
 
 
@@ -287,12 +286,11 @@ class LakeNotRemoved(RetriableError):
 class ProcessingFailed(FatalError):
     """A record, a punctuation or a state cannot be processed, so the worker stops. The message names it.
 
-    The worker has committed nothing of it. The next start restores the state of the last commit, reads the same record
-    and fails again, unless the program or a setting changes. Three causes can be fixed:
+    The worker has committed nothing of it. The next start reads the same record and fails again, unless the program or
+    a setting changes. Three causes can be fixed:
 
-    1. The exception handler of the stage is `fail`. With `dead_letter` the worker writes a dead letter and continues.
-       If no store has taken the source record yet, the worker leaves out the whole record. Otherwise the stores keep
-       the record, and the worker leaves out only the input of the failing node.
+    1. The exception handler of the stage is `fail`. With `dead_letter` the worker writes a dead letter, leaves out the
+       record and continues. If a store has already taken the record, only the input of the failing node is left out.
     2. A node raised an error after it had changed a store. Fix the node, or let it raise before the change.
     3. A record or state is too large. Raise `max_request_size` and the topic's `max.message.bytes`.
     """

@@ -28,9 +28,8 @@ SPARSE = 16
 class PackedBytes(Sequence[bytes | None]):
     """A sequence of bytes and nulls: string i is `data[offsets[i]:offsets[i] + lengths[i]]`, a null has length -1.
 
-    `data` is a uint8 array; `offsets` and `lengths` are int64 arrays with one element for each string. Strings may
-    overlap and be in any order in the buffer. Every slice of the sequence keeps the whole buffer in memory. The arrays
-    are contiguous and read-only, because kernels are compiled only for such arrays.
+    `data` is a uint8 array; `offsets` and `lengths` are int64 arrays with one element for each string. All are
+    contiguous and read-only. Strings may overlap and be in any order. Every slice keeps the whole buffer in memory.
     """
 
     __slots__ = ("data", "lengths", "offsets")

@@ -25,18 +25,17 @@ PRIVATE = ("penstock.shared.", "penstock.services.")
 def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> None:
     """Set the module of the classes and functions in `names` to the public module `module`.
 
-    `members` is the namespace in which the names are looked up. A class that is already public keeps its name: an error
-    is `penstock.errors.…` in `penstock.connect` too. A class's annotations that are text are resolved here, in the
-    class's own module and in `members`. The reason is that `typing.get_type_hints` looks names up in the class's
-    `__module__`, which is now the public one. Raises NameError for an annotation that neither can resolve.
-
-    A drawback: `inspect.getsource` looks for a published class in the public module, and does not find it.
+    `members` is the namespace in which the names are looked up. A class or function that is already public keeps its
+    module. A class's annotations that are text are resolved in the class's own module and in `members`. Raises
+    NameError for an annotation that neither can resolve. `inspect.getsource` does not find a published class.
     """
     for name in names:
         each = members[name]
+        # An error is `penstock.errors.…` in `penstock.connect` too.
         if not (inspect.isclass(each) or inspect.isfunction(each)) or not each.__module__.startswith(PRIVATE):
             continue
         if inspect.isclass(each):
+            # `typing.get_type_hints` looks names up in the class's `__module__`, which is about to change.
             _resolve_public_annotations(each, members)
             # doctest finds a class's examples only in the class's `__module__` or in `__test__`.
             vars(sys.modules[each.__module__]).setdefault("__test__", {})[each.__qualname__] = each

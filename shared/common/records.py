@@ -61,9 +61,8 @@ class TopicPartition(NamedTuple):
 class OffsetAndMetadata(NamedTuple):
     """A position to commit: the offset of the NEXT record to read, and a free text of at most 4,096 bytes.
 
-    `leader_epoch` is the epoch of the last record read before the position, or a later epoch; -1 if it is unknown. With
-    `leader_epoch`, a consumer that continues from the position detects whether the log was truncated in between. The
-    epoch is not part of the position, so equality ignores it.
+    `leader_epoch` is the epoch of the last record before the position, or a later epoch; -1 if unknown. It lets a
+    consumer that continues there detect a truncated log. Equality ignores it.
 
     >>> OffsetAndMetadata(3, "", 7) == OffsetAndMetadata(3), OffsetAndMetadata(3, "", 7)
     (True, OffsetAndMetadata(offset=3, metadata='', leader_epoch=7))
@@ -129,9 +128,9 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class RecordColumns(Sequence[ProducerRecord]):
     """Records to send to one topic, as parallel columns. Objects are made only for records that are accessed.
 
-    `timestamps` (ms) is None if all records get the time of sending, `partition` is None if each record's key decides,
-    and `headers` is None if no record has any. PackedBytes as keys and values, an int64 array as `timestamps`, and
-    PackedHeaders (as in a consumer's `Columns`) are sent without one Python object per record.
+    If `timestamps` (ms) is None, all records get the time of sending. If `partition` is None, each record's key
+    decides. If `headers` is None, no record has any. PackedBytes as keys and values, an int64 array as `timestamps`,
+    and PackedHeaders are sent without one Python object per record.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)
@@ -241,11 +240,11 @@ class HeaderColumn(Sequence[Headers]):
 class Columns(Generic[K, V]):
     """Consecutive records of one partition, as parallel columns in offset order.
 
-    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` are sequences, all with one element for each
-    record. Keys and values are bytes or None unless a deserializer returns other types. Without a deserializer, and if
-    numba is installed, they are `PackedBytes`: Python bytes are made on access. Loop over `PackedBytes` rather than
-    index the elements one by one, which is slower. `headers` may be None if no record has headers; otherwise it has
-    one element for each record. Offsets ascend but may have gaps (compaction, transaction markers).
+    `timestamps` (ms) and `offsets` are int64 arrays, the other columns sequences, all with one element for each record.
+    `headers` may be None if no record has headers. Offsets ascend but may have gaps (compaction, transaction markers).
+
+    Keys and values are bytes or None unless a deserializer returns other types. If there is no deserializer and numba
+    is in use, a consumer's are `PackedBytes`: loop over them, since an access by index is slower.
     """
 
     topic: str

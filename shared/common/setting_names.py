@@ -110,8 +110,8 @@ _HINTS = {
 def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = ()) -> str:
     """A hint at the right name for an unknown setting, with a leading space; empty if no known name is similar.
 
-    Dots in names count as underscores. `of_kafka` are the names of KafkaSettings. If the setting has one of them, the
-    hint says that it is a setting of KafkaSettings.
+    Dots in names count as underscores. If the name is in `of_kafka`, the hint says that it is a setting of
+    KafkaSettings.
 
     >>> hint(["enable.auto.commit"], [])
     ' (use commit_strategy="auto", or "none" to commit yourself)'

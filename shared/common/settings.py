@@ -100,7 +100,8 @@ class Section(BaseModel):
 
 
 class KafkaSettings(Section):
-    """How to reach Kafka. Names are those of Kafka's clients, with underscores."""
+    """How to reach Kafka. Most names are those of Kafka's Java clients, with underscores for dots; those of credentials
+    and PEM files are not."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all its values
 
@@ -242,9 +243,8 @@ class CommandSettings(BaseSettings):
     ) -> Self:
         """Load a command's settings from its flags, the environment and the settings file.
 
-        Raises ConfigError, whose message names the unknown settings. If there are none, it names each setting with a
-        wrong value, the reason, its flag and its environment variable. `--help` prints every setting and exits, as
-        argparse does.
+        Raises ConfigError, which names the unknown settings, or else each wrong value's setting, reason, flag and
+        environment variable. `--help` prints every setting and exits.
         """
         environ = os.environ if environ is None else environ
         arguments, file = _config_file(arguments, environ)

@@ -31,12 +31,12 @@ log = get_logger(__name__)
 def archive_path(folder: Path, name: str, java: Java, jars: Sequence[Path]) -> Path:
     """Return the path in `folder` of the archive for this Java and these jars, whether or not it exists.
 
-    The file name has two digests. The first is made from the paths of Java and the jars. The second is made from the
-    Java release and from the jars' modification times and sizes, which Java compares too. So reinstalled jars need a
-    new archive.
+    The file name has two digests: of the paths of Java and the jars, and of the Java release and the jars' modification
+    times and sizes.
     """
     release = java.home / "release"
     release_id = release.read_bytes() if release.is_file() else str(java.version).encode()
+    # Java compares times and sizes too, so reinstalled jars need a new archive.
     stats = [jar.stat() for jar in jars]
     paths_digest = _digest_of(os.fsencode(java.home), *map(os.fsencode, jars))
     contents_digest = _digest_of(release_id, *(f"{int(stat.st_mtime)} {stat.st_size}".encode() for stat in stats))
@@ -73,14 +73,15 @@ def recorded_file(archive: Path) -> Path:
 def keep_archive(archive: Path, *, complete: bool) -> bool:
     """Move the file that a JVM has written to the archive's path. Then remove older archives of the same paths.
 
-    Older archives are large and no longer used. Only logs a warning and returns False if there is no file, or if it is
-    not `complete` because the JVM was killed while it wrote the file.
+    Only logs a warning and returns False if there is no file, or if it is not `complete` because the JVM was killed
+    while it wrote the file.
     """
     file = recorded_file(archive)
     if not complete or not file.is_file():
         log.warning("no class archive was made; Java starts without one", archive=str(archive))
         return False
     file.replace(archive)
+    # Older archives are large and no longer used.
     for former in archive.parent.glob(f"{archive.name.rpartition('-')[0]}-*.jsa"):
         if former != archive:
             former.unlink(missing_ok=True)

@@ -63,9 +63,8 @@ class Jar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A lock file: `jars` are the jars of `roots` (`group:artifact:version`) and of all their runtime dependencies.
 
-    Jars of `excluded` (`group:artifact`, or `group:*`) are left out because another package already provides them.
-    `title` is for messages. `folder` names the set's folder in the cache: the software and its version, as in
-    `kafka-4.1.1`.
+    Jars of `excluded` (`group:artifact`, or `group:*`) are left out: another package provides them. `title` is for
+    messages. `folder` names the set's folder in the cache, such as `kafka-4.1.1`.
     """
 
     title: str

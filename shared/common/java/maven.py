@@ -117,10 +117,10 @@ def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
 
 
 def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repository | None:
-    """The mirror of Maven Central in a settings.xml; None if there is none.
+    """The mirror of Maven Central in `text`, a settings.xml; None if there is none.
 
-    As in Maven, a mirror whose `mirrorOf` is exactly `central` takes precedence over one with a pattern. Raises
-    JarsUnavailable for invalid XML, for a URL that is not http(s), and for a password that only Maven can decrypt.
+    As in Maven, a mirror whose `mirrorOf` is exactly `central` precedes one with a pattern. Raises JarsUnavailable for
+    invalid XML, a URL that is not http(s), or a password that only Maven can decrypt.
     """
     try:
         settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)

@@ -66,7 +66,7 @@ def append_once(
 
     `versions` has, by application, the version that the table must have (None: no version) and the new version. New
     columns are added to the table. Raises WriterFenced if the table has another version, DataError if a column does not
-    fit the table's type, and RetriableError if the storage cannot be reached or another commit came first.
+    fit its type, RetriableError if the storage fails or another commit came first.
     """
     known = table_versions(uri, list(versions), options)
     for application, (before, _) in versions.items():

@@ -101,20 +101,13 @@ def read_window_changes(
 ) -> Iterator[pa.RecordBatch]:
     """Read one partition's changes of a store's windows in a snapshot (a version of `state`), by changelog offset.
 
-    Each batch is one slice of about SLICE_ROWS rows. Apply the batches in order. The last change of a window counts: if
-    its `live` is false, the window is not live any more. There are no batches for a store that the snapshot does not
-    contain. Raises LakeUnavailable or NotASnapshot. The columns are:
+    Each batch has about SLICE_ROWS rows. Apply the batches in order. The last change of a window counts: if its `live`
+    is false, the window is not live any more. There are no batches for a store that the snapshot does not contain.
+    Raises LakeUnavailable or NotASnapshot. The columns are:
 
     - key (binary), start_ms, end_ms (int64), live (bool).
     - The fields `columns` of the state, in this order (int64, float64 or binary). A field is null in a tombstone, and
       in a row that was written before the store had that aggregation.
-
-    Rows may be in any order in the files, because other programs may rewrite the files. The steps are:
-
-    1. Read only the changelog offsets of all rows.
-    2. Divide the offsets into ranges (slices) whose rows fit in memory.
-    3. Read each slice and sort its rows. Files and row groups without rows of the slice are skipped by their
-       statistics, if they have any.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None:
@@ -130,6 +123,9 @@ def read_window_changes(
     require_columns(table, QUERIED_COLUMNS)
     state = [f"{quote_column_name(store)}[{text_literal(c)}] AS {quote_column_name(f'state {c}')}" for c in columns]
     where = f"{WINDOWS} AND partition = {int(partition)} AND store = {text_literal(store)}"
+    # Rows may be in any order in the files, because other programs may rewrite the files. So the offsets alone are read
+    # first, and divided into ranges (slices) whose rows fit in memory. Files and row groups without rows of the slice
+    # are skipped by their statistics, if they have any.
     for low, high in _offset_slices(table, where):
         within = f"{where} AND changelog_offset >= {low} AND changelog_offset <= {high}"
         sql = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"

@@ -58,10 +58,9 @@ def find_live_windows(
 ) -> list[dict[str, Any]]:
     """Find live windows of the keys that overlap `reach` (ms, both inclusive) in a snapshot, a version of `state`.
 
-    `open_from_ms` has times by partition: windows that end before it are closed, and are left out.
-    Windows are in the order of their `WindowPosition`: start, end, partition, key. With `after`, only windows after
-    that position are returned. Each window has partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises
-    LakeUnavailable or NotASnapshot.
+    Windows that end before their partition's time in `open_from_ms` are left out. The first `rows_max` windows after
+    the position `after` are returned, in the order of their `WindowPosition`: start, end, partition, key. Each has
+    partition, key (bytes), start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in fields_of_table(table):
@@ -71,6 +70,7 @@ def find_live_windows(
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {text_literal(store)} AND {_sql_key_range('key', *keys)}"
     where += f" AND start_ms <= {int(reach[1])}{first}"
+    # A window that ends before its partition's time in `open_from_ms` is closed.
     wanted = f"live AND end_ms >= {int(reach[0])}{_sql_open(open_from_ms)}{_sql_after_position(after, _STATE_POSITION)}"
     position = ", ".join(_STATE_POSITION)
     sql = f"SELECT {position}, {quote_column_name(store)} AS state FROM {newest_rows_query(where)} AND {wanted}"
@@ -99,11 +99,10 @@ def find_closed_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[ClosedWindow]:
-    """Find closed windows of keys between two bounds (inclusive, text or bytes) that overlap `reach` (inclusive).
+    """Find closed windows of keys between two bounds (inclusive, text or bytes) that overlap `reach` (ms, inclusive).
 
-    At most `rows_max` windows are returned, in the order of their `WindowPosition`: start, end, partition, key. With
-    `after`, only windows after that position are returned. Times are in ms, since Python's datetime ends with the year
-    9999. Raises LakeUnavailable.
+    The first `rows_max` windows after the position `after` are returned, in the order of their `WindowPosition`: start,
+    end, partition, key. None means no limit. Raises LakeUnavailable.
     """
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
@@ -116,6 +115,7 @@ def find_closed_windows(
     limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
     sql = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
     response = query(table, sql)
+    # In ms, since Python's datetime ends with the year 9999.
     starts, ends = (_timestamps_in_ms(response.column(at)) for at in (0, 1))
     rest = (column.to_pylist() for column in response.columns[2:])
     return [
