@@ -343,10 +343,11 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
 async def _partitions_to_reset(
     admin: AdminClient, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
 ) -> list[TopicPartition] | None:
-    """Return the partitions that a request to reset a group's offsets names: all of a topic, or the listed ones.
+    """Return the partitions that `topics` selects, sorted: all partitions of a topic, or those that a mapping lists for
+    it.
 
-    Returns None if the request names no topic. Raises UnknownTopicOrPartition for a topic or partition that does not
-    exist, and DataError if a topic has an empty list of partitions.
+    Returns None if `topics` is None. Raises UnknownTopicOrPartition for a topic or partition that does not exist, and
+    DataError if a mapping lists no partition of a topic.
     """
     if topics is None:
         return None

@@ -421,16 +421,10 @@ def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
-    """Return the overview's estimate of the seconds that a restore would take now.
+    """Return the estimated seconds that a restore would take now, from the restores that `tasks` report.
 
-    A restore reads the live windows in the snapshot and the changelog records after it: N windows and records in all.
-    Returns None if the number of these changelog records is unknown, or if no task has been restored yet. There are two
-    other cases:
-
-    1. Some restores each read at least RESTORE_RATE_RECORDS_MIN windows and records: the estimate is N divided by the
-       rate of these restores.
-    2. No restore did: the estimate is the duration of the shortest restore, plus the time that N takes at
-       RESTORE_RECORDS_PER_MS.
+    A restore reads the live windows in the snapshot, and the changelog records after it. Returns None if no task has
+    been restored, or if no service reports the number of these records.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))
@@ -442,7 +436,11 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
     if not restores or not changelog_records:
         return None
     large = [(ms, restored) for ms, restored in restores if restored >= RESTORE_RATE_RECORDS_MIN]
+    # The windows and records that a restore would read.
     records = sum(task.get("state_rows") or 0 for task in tasks) + sum(changelog_records)
+    # 1. No restore has read enough for a rate: the duration of the shortest restore, plus the time that `records` take
+    # at RESTORE_RECORDS_PER_MS.
     if not large:
         return float(min(ms for ms, _ in restores) + records / RESTORE_RECORDS_PER_MS) / 1_000
+    # 2. Otherwise: at the rate of the restores that each read at least RESTORE_RATE_RECORDS_MIN windows and records.
     return float(records * sum(ms for ms, _ in large) / sum(restored for _, restored in large)) / 1_000

@@ -28,22 +28,20 @@ SHOWN_MAX = 40
 
 
 async def reject_unknown_query(request: Request) -> None:
-    """Reject unknown query parameters under `/v1`.
+    """Raise Problem (400) if a request under `/v1/` has a query parameter that the route does not know.
 
-    The error names a similar parameter of the route, or all parameters if none is similar.
-
-    Without this check, a request that misspells `?atomic=true` would store its events one by one. The routes of REST
-    Proxy and Kafka Connect ignore unknown parameters, as the originals do. Forwarded routes are not in the schema and
-    are not checked here: the service that receives the forwarded request checks it.
-
-    A dependency of every route. Raises Problem (400) for an unknown parameter. The function is async because FastAPI
-    runs other dependencies in a thread.
+    The error names a similar parameter, or all parameters of the route if none is similar. Routes outside of the
+    OpenAPI schema, such as forwarded routes, are not checked.
     """
+    # The function is async because FastAPI runs other dependencies in a thread.
     route = request.scope.get("route")
+    # The routes of REST Proxy ignore unknown parameters, as the original does. The service that receives a forwarded
+    # request checks it.
     if not isinstance(route, APIRoute) or not route.include_in_schema or not route.path.startswith(CHECKED_PREFIX):
         return
     if not request.scope["query_string"]:
         return
+    # Without this check, a request that misspells `?atomic=true` would store its events one by one.
     known = sorted(set(_query_parameter_names(route.dependant)))
     for name in request.query_params:
         if name not in known:
@@ -90,9 +88,8 @@ def create_app(
     """Return an app of the given routers.
 
     With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential. With
-    `local_hosts_only`, requests whose Host header is not `localhost` or a loopback address are rejected. It is for
-    services that listen on a loopback address without credentials. `fast_path` is the middleware that handles ordinary
-    ingest requests without the router. `forwarded_documents` returns the OpenAPI documents of forwarded routes.
+    `local_hosts_only`, the Host header must be `localhost` or a loopback address. `fast_path` is a middleware for
+    ordinary ingest requests. `forwarded_documents` returns the OpenAPI documents of forwarded routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install_problem_handlers(app)

@@ -209,20 +209,20 @@ class Guard:
                 log.info("audit", principal=principal.name, client=client, method=method, path=path, status=status)
 
     def _admit_request(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
-        """Return the client of a request, and the problem if the request is rejected. The checks are, in order:
+        """Return the client of a request, and a Problem if the request is rejected.
 
-        1. The Host header is `localhost` or a loopback address, if `local_hosts_only` is set.
-        2. A request that changes anything was not sent by a foreign web page.
-        3. The credentials are known, unless the service or the path is open.
-        4. The client has the scope that the request needs.
+        The client is ANONYMOUS if the request needs no credentials, or is rejected before they are known.
         """
+        # 1. The Host header is `localhost` or a loopback address, if `local_hosts_only` is set.
         if self._local_hosts_only and not is_loopback(_host_name(headers.get("host", ""))):
             kind = ErrorKind(MISDIRECTED_REQUEST, "WRONG_HOST", "Not this host")
             return ANONYMOUS, Problem(kind, "without a token only requests to localhost are answered")
+        # 2. A request that changes anything was not sent by a foreign web page.
         if method not in READING and (page := foreign_page(headers, self._cors_origins)):
             kind = ErrorKind(FORBIDDEN, "CROSS_SITE_REQUEST", "Request of another web page")
             detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
             return ANONYMOUS, Problem(kind, detail)
+        # 3. The credentials are known, unless the service or the path is open.
         if self._access.is_open or path in self._open_paths:
             return ANONYMOUS, None
         principal = self._access.principal(headers.get("authorization", ""))
@@ -230,6 +230,7 @@ class Guard:
             detail = "send Authorization: Bearer <token>" + (" or basic auth" if self._access.has_names else "")
             return ANONYMOUS, Problem(ErrorKind(UNAUTHORIZED, "UNAUTHORIZED", "Token needed"), detail)
         needed_scope = scope_of(method, path)
+        # 4. The client has the scope that the request needs.
         if not principal.may(needed_scope):
             kind = ErrorKind(FORBIDDEN, "FORBIDDEN", "Not allowed")
             return principal, Problem(kind, f"{principal.name} lacks the scope {needed_scope}")

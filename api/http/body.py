@@ -153,11 +153,10 @@ class BodyReader:
         return 0 if self._inflater is not None else self._declared_bytes
 
     async def wait_for_turn(self, events: int) -> Turn:
-        """Wait for the turn in which this request may parse and send its next batch. Only a bulk request waits.
+        """Return the turn in which this request may parse and send its next batch.
 
-        A request is bulk if its Content-Length or the bytes read so far exceed BULK_BYTES, or if `events` exceeds
-        BULK_EVENTS. `events` is the number of the body's events as far as it is known. Raises ServiceShuttingDown at
-        the drain's deadline.
+        Only a bulk request waits: more than BULK_BYTES declared or read, or more than BULK_EVENTS `events`. `events` is
+        the number of events known so far. Raises ServiceShuttingDown at the deadline of a shutdown.
         """
         entry = self._queue_entry
         is_bulk = max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
@@ -166,18 +165,16 @@ class BodyReader:
         return await self._drain.wait(lambda: entry.turn(self._bytes), float("inf"), str)
 
     async def next(self) -> bytes | None:
-        """Return the next chunk, which may be empty, or None at the end.
+        """Return the next chunk of the body, inflated, or None at the end. A chunk may be empty.
 
-        Raises BodyStalled, ServiceShuttingDown, ClientDisconnected, CorruptBody. There are three cases:
-
-        1. Received data is not completely inflated: inflate one step. Meanwhile the next message is received, to
-           notice a disconnect.
-        2. The body has ended: return None, or raise CorruptBody if its compressed data is incomplete.
-        3. Otherwise receive the next message.
+        Raises BodyStalled, ServiceShuttingDown, ClientDisconnected, or CorruptBody if the compressed data is invalid or
+        incomplete.
         """
         inflater = self._inflater
         while True:
             if inflater is not None and inflater.pending:
+                # 1. Received data is not completely inflated: inflate one step. Meanwhile the next message is received,
+                # to notice a disconnect.
                 chunk = inflater.step()
                 if self._ahead is None:
                     self._ahead = asyncio.ensure_future(self._receive())
@@ -187,11 +184,13 @@ class BodyReader:
                     continue
             elif not self._has_more:
                 if inflater is not None:
+                    # 2. The body has ended. `close` raises CorruptBody if the compressed data is incomplete.
                     inflater.close()
                 if self._ahead is not None:
                     self._ahead.cancel()
                 return None
             else:
+                # 3. Receive the next message.
                 chunk = await self._receive_chunk()
                 if inflater is not None:
                     inflater.feed(chunk)

@@ -24,10 +24,10 @@ ORIGIN_CHARACTERS_MAX = 100
 
 
 def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
-    """Return the origin of the foreign page that sent a request, or a description if the origin is unknown.
+    """Return the origin of the foreign web page that sent a request, or a description if the origin is unknown.
 
-    Returns "" for a page of this origin or of an allowed one, and for a client that is not a browser. Names in
-    `headers` are lower-case. `allowed` are origins as browsers write them, or `*`.
+    Returns "" for a page of this origin, for a page of an origin in `allowed` (`*` is all), and for a client that is
+    not a browser. Names in `headers` are lower-case.
     """
     origin = headers.get("origin", "")
     site = headers.get("sec-fetch-site", "").lower()

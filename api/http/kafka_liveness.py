@@ -85,10 +85,10 @@ class KafkaLiveness:
 
 
 class KafkaProbe:
-    """Checks at intervals whether Kafka answers a request, so reading the result costs nothing and never waits.
+    """Checks at intervals whether Kafka answers a request. Calling the probe returns the latest result without waiting.
 
-    `/health` shows the result, and ingest answers 503 at once while the result is not ok. Otherwise every client would
-    wait for a timeout. The result is not ok until the first response.
+    `/health` shows the result. While the result is not ok, ingest answers 503 at once. Before the first response the
+    result is not ok.
     """
 
     def __init__(

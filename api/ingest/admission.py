@@ -82,18 +82,17 @@ class Admission:
             self.leave(client)
 
     async def check(self, topic: str, client: str) -> None:
-        """Accept a request, or raise.
+        """Accept a request of `client` for `topic`, or raise.
 
-        A request within the client's rates counts towards `max_requests_per_second`, even if its topic is rejected.
-
-        Raises IllegalState if the service is shutting down, BrokerNotAvailable if Kafka does not answer, InvalidTopic
-        for an invalid name, and UnknownTopicOrPartition. Raises Problem (403) if the topic does not accept events, and
-        Problem (429) if the client exceeds a rate.
+        Raises Problem (429) if the client exceeds a rate, and Problem (403) if the topic does not accept events. Raises
+        InvalidTopic, UnknownTopicOrPartition, BrokerNotAvailable if Kafka does not answer, and IllegalState if the
+        service is shutting down.
         """
         if self.drain.begun:
             raise IllegalState("the service is shutting down")
         if self._kafka is not None and not (check := self._kafka()).ok:
             raise BrokerNotAvailable(f"Kafka cannot be reached: {check.detail}")
+        # A request within the rates counts towards `max_requests_per_second`, even if its topic is rejected.
         self._check_rates(client)
         await self._check_topic(topic)
 
@@ -154,9 +153,8 @@ def client_of(request: Request) -> str:
 class Rates:
     """Rate limits of clients: one token bucket for each client, with a burst of one second.
 
-    A balance is checked before it is charged, so it may become negative. While the balance is not positive the
-    client's requests are rejected, with the seconds to wait. So a single large request passes, and the rate holds over
-    time. If `per_second` is None there is no limit.
+    A charge may make a balance negative, so a single large request passes. While a client's balance is not positive,
+    the client must wait. If `per_second` is None there is no limit.
 
     >>> rates = Rates(per_second=100)
     >>> rates.wait_s("ann", 0), rates.charge("ann", 300, 0), rates.wait_s("ann", 0), rates.wait_s("ann", 2_100)

@@ -135,10 +135,11 @@ class EventSender:
         return self._settings.max_in_flight_records
 
     def add_errors(self, parsed: Parsed) -> bool:
-        """Add a batch's errors to the result. Returns False if the request now has more than `max_errors`.
+        """Add the errors of a parsed batch to the result. Returns False if the request now has more than `max_errors`
+        errors.
 
-        In that case, errors and records from the first error beyond the limit on are removed from the batch. So the
-        number of errors is bounded, and every event before that position has an outcome.
+        In that case the result is stopped before the first error beyond the limit. Errors and records from that
+        position on are removed from `parsed`.
         """
         is_within_limit = self._cut_to_max_errors(parsed)
         self.result.add_errors(parsed.errors)

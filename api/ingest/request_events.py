@@ -250,12 +250,10 @@ class TooManyEvents(EventRejected):
 def array_elements(
     body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
 ) -> Iterator[tuple[int, list[bytes | None]]]:
-    """Return an iterator over the events of a request's JSON array, as bytes.
+    """Iterate over the events of a JSON array: (0-based index of the first event, up to `batch` events).
 
-    It yields batches of at most `batch` events: (0-based index of the first event, the events). An event with more
-    than `max_element_bytes` is None.
-
-    The call itself raises EventRejected if the body is not a valid JSON array, or has more than `max_elements` events.
+    An event is bytes, or None if it has more than `max_element_bytes`. The call itself raises EventRejected if `body`
+    is no valid JSON array or has more than `max_elements` events.
     """
     try:
         elements = decode_json(body, list[msgspec.Raw])

@@ -144,20 +144,24 @@ class IngestResult:
 
     @property
     def status(self) -> int:
-        """200: all are stored; 207: some; 500, 504: none is known to be stored, but some may be; other: none is stored.
+        """The HTTP status of the response:
 
-        If none is known to be stored, the status is the first of 504, 500, 503 and 429 that an error has. Without such
-        an error it is the status that all errors share, or 400 for different ones. If reading stopped without any
-        error, it is the status given to `stop`.
+        - 200: all events are stored.
+        - 207: some events are stored.
+        - 500, 504: no event is known to be stored, but some may be.
+        - Any other status: no event is stored.
         """
         statuses = self._popped_statuses | {e.status for e in self.errors}
         if not statuses and self.stopped_at is None:
             return OK
         if self.stored_count:
             return MULTI_STATUS
+        # No event is known to be stored: the first of these statuses that an error has.
         for status in (GATEWAY_TIMEOUT, INTERNAL_SERVER_ERROR, SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS):
             if status in statuses:
                 return status
+        # Else the status that all errors share, or 400 for different ones. Without an error, the status given to
+        # `stop`.
         if len(statuses) == 1:
             return statuses.pop()
         return BAD_REQUEST if statuses else self._stop_status

@@ -96,11 +96,10 @@ class RestProducer:
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
-        """Return the record with the key and the time that the topic's JSON pointers select in its value.
+        """Return the record, with a missing key or time filled in from its value by the topic's JSON pointers.
 
-        If the record already has a key or a time, the record's own is kept and the value need not contain one. Raises
-        EventRejected if the value is read and is invalid. It is read only if a key or a time is needed from it, or if
-        the topic has a JSON Schema.
+        The value is not read if it is null, or if nothing is missing and the topic has no JSON Schema. Raises
+        EventRejected if the value that is read is invalid, or has a time after `latest_ms`.
         """
         own = self.settings.for_topic(record.topic)
         present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}

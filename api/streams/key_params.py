@@ -42,10 +42,11 @@ class Keys(TypedDict):
 
 
 class StoreQueryParams(Keys):
-    """Selects rows of a store by key, and windows that end at `from_ms` or later and begin at `to_ms` or earlier.
+    """The query of a store's rows by key, and of windows that end at `from_ms` or later and begin at `to_ms` or
+    earlier.
 
-    Times are in ms since the epoch; None is no bound. A response has at most `rows_max` rows. `continuation` is that of
-    the previous response, or None to begin with the first row.
+    Times are ms since the epoch; None is no bound. `rows_max` limits one response. `continuation` is that of the
+    previous response, or None for the first.
     """
 
     from_ms: int | None
