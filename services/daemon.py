@@ -52,11 +52,11 @@ def serve(
     *,
     limit_ms: Callable[[S], int] | None = None,
 ) -> int:
-    """Run a daemon as a command: load its settings, set up its log, run it to its end, and return the exit status.
+    """Load the settings, set up the log, run a daemon to its end, and return the exit status.
 
-    `make` is called within the event loop. `limit_ms` returns the limit of the shutdown, by default
-    `shutdown_timeout_ms`. If the settings cannot be loaded or `make` raises ConfigError, the error is printed as one
-    line on standard error. In the first case this raises SystemExit(2), in the second it returns 2.
+    `make` is called within the event loop. `limit_ms` returns the shutdown's limit, by default `shutdown_timeout_ms`.
+    Raises SystemExit(2) if the settings cannot be loaded, and returns 2 if `make` raises ConfigError. Both errors are
+    printed.
     """
     settings = load_settings_or_exit(settings_class, arguments, program)
     configure(settings.log, program.split()[-1])

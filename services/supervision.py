@@ -26,8 +26,8 @@ async def keep_running(
 ) -> NoReturn:
     """Call `restart` each time a child process ends, after a pause (see `RestartBackoff`).
 
-    `wait` waits for the child's end and returns its exit status. `on_end` is called with the exit status and the pause
-    in ms. Raises ConfigError with the text that `reason` returns if the exit status is ExitStatus.WRONG_SETTING.
+    `wait` returns the child's exit status when it ends. `on_end` takes the exit status and the pause in ms. If the exit
+    status is ExitStatus.WRONG_SETTING, raises ConfigError with the text that `reason` returns.
     """
     pauses = RestartBackoff(backoff)
     while True:

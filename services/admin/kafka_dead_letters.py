@@ -61,11 +61,10 @@ class DeadLetterCount(NamedTuple):
 
 
 class DeadLetterCounter:
-    """Counts dead letters and late records by reading them.
+    """Counts dead letters and late records by reading them, since transaction markers have offsets too.
 
-    The offsets alone are not enough, since transaction markers have offsets too. The counts are kept, so each call
-    reads only records that no earlier call has counted. If the first records of a partition were deleted, or the topic
-    was created again, that partition is counted from its beginning.
+    Counts are kept, so each call reads only records that no earlier call has counted. A partition is counted from its
+    beginning if its first records were deleted, or if the topic was created again.
     """
 
     def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_TIMEOUT_MS) -> None:
@@ -174,12 +173,10 @@ class KafkaDeadLetters:
         return {tp: Offsets(first[tp], ends[tp]) for tp in tps}
 
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """See the protocol. Raises KafkaTimeout after READ_TIMEOUT_MS.
+        """Read a topic's newest records (see `DeadLetters.read_newest`). Raises KafkaTimeout after READ_TIMEOUT_MS.
 
-        A scan reads at most about `SCANNED_MAX` offsets of all partitions together, or `limit` of each partition if
-        that is more. Without `stage`, the first scan reads only the newest `2 * limit` offsets of each partition. If
-        those of a partition hold fewer than `limit` records, since transaction markers have offsets too, the next scan
-        reads up to four times as many offsets.
+        Searches the newest offsets only: about SCANNED_MAX of all partitions together, or `limit` of each partition if
+        that is more. So fewer than `limit` records may be found.
         """
         self._check_dead_letter_topic(topic)
         description = (await self._admin.describe_topics([topic]))[topic]
@@ -187,7 +184,9 @@ class KafkaDeadLetters:
             tp: span for tp, span in (await self._partition_offsets([description])).items() if span.end > span.first
         }
         scan_max = max(limit, SCANNED_MAX // max(1, len(offsets)))
-        scan = 2 * limit if stage is None else scan_max  # offsets of each partition
+        # The number of offsets of each partition to scan. Transaction markers have offsets too. If a partition has
+        # fewer than `limit` records in its offsets, the next scan reads up to four times as many offsets.
+        scan = 2 * limit if stage is None else scan_max
         try:
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 while True:
@@ -228,12 +227,10 @@ class KafkaDeadLetters:
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
-        """See the protocol. Replays run one at a time, because each continues from the offsets that the previous one
-        committed.
+        """Replay dead letters (see `DeadLetters.replay`). Only one replay runs at a time.
 
-        Raises InvalidRequest if `topic` is neither a dead-letter nor a late topic, if `to` is `topic` or an internal
-        topic, and for a filter by stage or exception on a late topic. Raises UnknownTopicOrPartition if there is no
-        topic `to`.
+        Raises InvalidRequest if `topic` is not a dead-letter or late topic, if `to` is `topic` or an internal topic, or
+        if `stage` or `exception` is given for a late topic. Raises UnknownTopicOrPartition if `to` does not exist.
         """
         self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)
@@ -243,6 +240,7 @@ class KafkaDeadLetters:
             await self._check_target(topic, to)
         selects = dead_letter_filter(stage, exception)
         parse = parse_late_record if is_late else parse_dead_letter
+        # One at a time: each replay continues from the offsets that the previous one committed.
         async with self._replaying, DeadLetterLog(self._kafka, topic, parse) as dead_letters:
             if dry_run:
                 count = 0

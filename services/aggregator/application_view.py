@@ -330,12 +330,13 @@ def merge_windows(
 def _first_merged_rows(
     rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]
 ) -> tuple[list[RowT], OrderT | None]:
-    """Merge the instances' rows. Return the first `limit` rows, and the position after which the next page begins.
+    """Merge the instances' rows. Return the first `limit` rows, and the position after which the next page begins; None
+    if no rows follow.
 
-    `rows` are the rows of all responses. `ends` has an entry for each response that was cut: the position up to which
-    the response is complete. Rows after the first of these positions are left to the next page, since rows of a cut
-    response may precede them. The returned position is None if no rows follow.
+    `ends` has the position up to which each cut response is complete. Rows after the first of these positions are left
+    to the next page.
     """
+    # The rows that a cut response lacks may precede rows of other responses after this position.
     end = min(ends, default=None)
     known = sorted((one for one in rows if end is None or one[0] <= end), key=itemgetter(0))
     last = known[limit - 1][0] if len(known) > limit else end

@@ -60,16 +60,12 @@ async def read_tail(
     make_check: Callable[[int], CheckProgress],
     ends: LogOffsets | None = None,
 ) -> tuple[Snapshot | None, dict[int, ChangelogReader]]:
-    """Return the snapshot and, by partition, a reader that was fed the changelog records after it.
+    """Return the lake's snapshot, or None, and by partition a reader that was fed the changelog records after it, up to
+    `ends` (default: the current ends).
 
-    `make_reader` is called with a partition and its part of the snapshot. `make_check` is called with the number of
-    records to read. It returns a function that is called before each poll, and raises KafkaTimeout if reading takes too
-    long. Both are called again if reading starts again with a newer snapshot. The partitions are read to `ends`, by
-    default their current ends.
-
-    Raises ChangelogHole or OffsetOutOfRange if records are missing, ChangelogHole if the snapshot is of a deleted
-    topic, CorruptRecord for a record that cannot be decoded, LakeUnavailable if the lake cannot be read, and
-    KafkaTimeout if that function raises it.
+    `make_check` takes the number of records to read, and returns a function that is called before each poll. Raises
+    ChangelogHole or OffsetOutOfRange if records are missing, CorruptRecord, LakeUnavailable, and the errors of that
+    function.
     """
     snapshot = await _read_snapshot(location, topic)
     while True:
@@ -81,7 +77,8 @@ async def read_tail(
             return snapshot, {partition: readers[at] for partition, at in partitions.items()}
         except (ChangelogHole, OffsetOutOfRange):
             snapshot = await _read_snapshot(location, topic)
-            # No compaction has moved the changelog's beginning meanwhile.
+            # If a compaction has moved the changelog's beginning meanwhile, read again after its snapshot, with new
+            # readers.
             if snapshot is None or snapshot.partitions == covered:
                 raise
 
@@ -168,19 +165,18 @@ def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
 
 
 class TailChanges:
-    """The newest changes in a changelog's tail, one for each window of the queried keys that overlaps `reach`.
+    """The newest changes in a changelog's tail, in log order: one for each window of the queried keys that overlaps
+    `reach`.
 
-    `reach` are two times in ms, both inclusive. One change is kept for each window, so a busy key costs memory for its
-    windows, not for its records. The start of a window never changes and its end only grows. So a window that ends
-    before `reach` in the tail also does so in the lake, and is left out. A deletion has no end. It is kept, since it
-    may delete a window in the lake that overlaps `reach`. `store` is the queried store; None if it is not known yet.
-    Iteration is in log order.
+    `reach` are two times in ms, both inclusive. A deletion has no end. So it is kept if its window does not start after
+    `reach`. If `store` is None, all stores are queried.
     """
 
     def __init__(self, keys: KeyRange, reach: tuple[int, int], store: str | None = None) -> None:
         self._keys = keys
         self._reach = reach
         self._store = store
+        # One change for each window: a busy key costs memory for its windows, not for its records.
         self._changes: dict[tuple[str, bytes, int, int | None], TailChange] = {}
 
     def __len__(self) -> int:
@@ -200,6 +196,8 @@ class TailChanges:
         at = (change.store, change.key, change.start)
         # Of one start there is one open window, but several can have closed, with different ends.
         self._changes.pop((*at, None), None)
+        # The start of a window never changes and its end only grows. So a window that ends before `reach` in the tail
+        # also does so in the lake. A deletion has no end: it may delete a window in the lake that overlaps `reach`.
         if change.operation != DELETED and change.end < low:
             return
         if len(self._changes) == CHANGES_MAX:

@@ -31,26 +31,25 @@ COMPACTIONS_MAX = 20  # compactions in the lake that are kept for REST and the d
 
 
 class CompactionLag(NamedTuple):
-    """The number of changelog records that no snapshot covers, and the time of the newest snapshot.
-
-    `records` is counted by offsets, so it includes transaction markers. `snapshot_ms` is None if there is no snapshot.
-    `bytes` is the size of these records on disk. For each partition it is estimated from their share of the
-    partition's offsets. `bytes` is None if the brokers do not report sizes. `compactions` are the last compactions in
-    the lake, newest first.
-    """
+    """The number of changelog records that no snapshot covers, their size, and the time of the newest snapshot."""
 
     records: int
+    """Counted by offsets, so transaction markers are included."""
     snapshot_ms: int | None
+    """None if there is no snapshot."""
     bytes: int | None = None
+    """The size on disk, estimated for each partition from the records' share of its offsets. None if the brokers do not
+    report sizes.
+    """
     compactions: tuple[compaction_history.Compaction, ...] = ()
+    """The last compactions in the lake, newest first."""
 
 
 class CompactionLagWatch:
-    """Measures the lag while this instance is the one that compacts (`is_owned`), and keeps the last measurement.
+    """Measures the lag while this instance is the one that compacts (`is_owned`). Keeps the last measurement.
 
-    If the bytes that no snapshot covers reach the limit in the settings, it calls `request` to request a compaction.
-    Until there is a newer snapshot, it calls `request` again only when the bytes have grown by the limit. So it does
-    not request the same compaction over and over.
+    Calls `request` if the bytes that no snapshot covers reach the limit in the settings. Until there is a newer
+    snapshot, it calls `request` again only when the bytes have grown by the limit.
     """
 
     def __init__(

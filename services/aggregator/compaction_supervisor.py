@@ -93,11 +93,11 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """Return the job's environment: this process's without PENSTOCK_ variables, and some settings of the aggregator.
+    """Return the environment of the compaction job: this process's, but without PENSTOCK_ variables and with settings
+    of the aggregator.
 
-    These are the settings that may hold secrets (of Kafka, the lake and Spark), and those of the log. They are passed
-    whatever source the aggregator has them from. The job reads no settings file, which may hold other settings for
-    `penstock compact` runs by hand.
+    These are the settings of Kafka, the lake, Spark and the log. The first three may hold secrets. The job reads no
+    settings file.
     """
     connection = {}
     for name in type(settings.kafka).model_fields:
@@ -112,6 +112,7 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
+            # A settings file may hold other settings, for `penstock compact` runs by hand.
             "PENSTOCK_CONFIG": os.devnull,
             "PENSTOCK_LAKE_OPTIONS": msgspec.json.encode(settings.streams.lake_options).decode(),
             "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark.conf).decode(),

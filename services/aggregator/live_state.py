@@ -46,13 +46,11 @@ def live_windows(
     limit: int,
     after: LivePosition | None = None,
 ) -> LiveRows:
-    """Return at most `limit` open windows of all tasks whose keys match, latest end first, after the position `after`.
+    """Return at most `limit` open windows whose keys match, latest end first, after the position `after`. If `store` is
+    None, all stores are searched.
 
-    A store without windows, such as a table, has none.
-
-    Each call searches at most ROWS_LOOKED_AT_MAX rows of a store in each partition, in no defined order. The call for
-    the next page starts the search again: it does not continue with the other rows. `unseen` counts those. Of them,
-    only rows with a key of `KeyFilter.exact` are found.
+    Reads at most ROWS_LOOKED_AT_MAX rows of a store in each partition. `unseen` counts further rows. These are found
+    only by keys that `key_filter` names exactly.
     """
     found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0
@@ -67,6 +65,7 @@ def live_windows(
                 continue
             exact = (row for key in key_filter.exact(schema.key) for row in kept.rows_of(key))
             rows = kept.rows()
+            # The rows are in no defined order. The call for the next page reads the same rows again.
             first = list(islice(rows, ROWS_LOOKED_AT_MAX))
             if len(first) == ROWS_LOOKED_AT_MAX:
                 unseen += max(0, len(kept) - len(first))

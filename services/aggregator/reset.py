@@ -26,21 +26,25 @@ from penstock.shared.streams.settings import StreamsSettings
 
 
 class ResetPlan(NamedTuple):
-    """The data to delete: committed offsets by topic and partition, topics, the `snapshot` (folder or URI) with its
-    `tables`, and the `state` folders.
-
-    `unsure` are repartition topics that are not deleted: their names fit another application too, which is the value.
-    `state` has only folders of this machine. On another machine, the instance itself discards the state when it finds
-    that the changelog was deleted.
+    """The data that a reset deletes: committed offsets, topics, the snapshot with its tables, and the folders of local
+    state.
     """
 
     application: str
     offsets: dict[str, int]
+    """By topic and partition."""
     topics: list[str]
     snapshot: str | None
+    """A folder or URI; None if there is none."""
     tables: dict[str, TableFiles]
     unsure: dict[str, str]
+    """Repartition topics that are not deleted, because their names fit another application too; by topic, that
+    application.
+    """
     state: tuple[str, ...] = ()
+    """Folders of this machine only. On another machine, the instance itself discards the state when it finds that the
+    changelog was deleted.
+    """
 
     @property
     def is_empty(self) -> bool:
@@ -101,11 +105,11 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
 def repartition_topics_to_delete(
     known: Iterable[str], application: str, committed: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the repartition topics that a reset deletes, and those that may belong to another application, with it.
+    """Return the repartition topics that a reset of `application` deletes, and those that it leaves, with the other
+    application that may own them.
 
-    A repartition topic's name begins with its application's name, which may itself begin with another application's.
-    A topic for which the group has committed offsets (`committed`) belongs to the application. Any other topic belongs
-    to it unless the name fits another application as well. An application is known by its changelog topic.
+    A topic is deleted if the group has committed offsets for it (`committed`), or if its name fits no other application
+    with a changelog topic in `known`.
 
     >>> topics = ["shop-changelog", "shop-by-user-repartition", "shop-eu-changelog", "shop-eu-by-user-repartition"]
     >>> repartition_topics_to_delete(topics, "shop", ())
@@ -118,6 +122,8 @@ def repartition_topics_to_delete(
     for topic in topics:
         if not is_repartition_topic(topic, application):
             continue
+        # A repartition topic's name begins with its application's name, which may itself begin with another
+        # application's.
         claims = [other for other in others if other != application and is_repartition_topic(topic, other)]
         if topic in committed or not claims:
             own.append(topic)

@@ -52,17 +52,15 @@ BEGINNING = 0
 
 
 class RestorePlan(NamedTuple):
-    """The committed offsets that are ahead of the changelog, in three groups.
-
-    The offsets of `back` are set back, the others are not changed. For partitions in `unknown` the changelog has no
-    position, and `start_over` does not name their topics. According to the changelog, the application does not read the
-    partitions in `unread`.
-    """
+    """The committed offsets that are ahead of the changelog, in three groups. Only those of `back` are set back."""
 
     application: str
     back: list[AheadPartition]
+    """Set back to the changelog's position, or to the beginning if the changelog has none."""
     unknown: list[AheadPartition]
+    """The changelog has no position for these partitions, and `start_over` does not name their topics."""
     unread: list[AheadPartition]
+    """According to the changelog, the application does not read these partitions."""
 
     def values(self) -> dict[str, object]:
         """Return the plan as plain values, for JSON; `position` is the changelog's, null if it has none."""
@@ -110,13 +108,12 @@ class RestorePlan(NamedTuple):
 async def plan_restore(
     admin: Admin, kafka: KafkaSettings, settings: StreamsSettings, start_over: Collection[str] = ()
 ) -> RestorePlan:
-    """Return the committed offsets that are ahead of the changelog now.
+    """Return the committed offsets that are ahead of the changelog. Partitions of topics in `start_over` that have no
+    position in the changelog are read from the beginning.
 
-    `start_over` are source topics. Their partitions without a position in the changelog are read from the beginning.
-
-    Raises GroupNotEmpty if members are not instances of the application, and names them. Raises GroupNotFound if there
-    is no group or it has no offsets, ConfigError if the group has no offset of a topic to start over, and
-    ChangelogHole, CorruptRecord or LakeUnavailable if the changelog cannot be read.
+    Raises GroupNotEmpty if members are not instances of the application, GroupNotFound if there are no offsets, and
+    ConfigError if there is none of a topic in `start_over`. Raises ChangelogHole, CorruptRecord or LakeUnavailable if
+    the changelog cannot be read.
     """
     application = settings.application_id
     group = await admin.describe_group(application)

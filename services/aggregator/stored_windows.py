@@ -66,10 +66,10 @@ def stored_windows_of_key(
     reach: tuple[int, int],
     open_from_ms: int,
 ) -> list[StoredWindow]:
-    """Return a key's stored windows in a partition that overlap `reach`: the open ones, and those that the tail closes.
+    """Return a key's stored windows in a partition that overlap `reach`: open ones, and those that the tail closes.
 
-    `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order. A live
-    window that ends before `open_from_ms` is already closed, and is left out (see `Progress.open_from_ms`).
+    `live` are the key's windows in the snapshot, `changes` the key's changes in the tail, in log order. An open window
+    that ends before `open_from_ms` is already closed, and is left out.
     """
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
@@ -87,6 +87,7 @@ def stored_windows_of_key(
     found += [
         StoredWindow(partition, start, end, "open", stored_window_results(store, state))
         for start, (end, state) in open_.items()
+        # See `Progress.open_from_ms`.
         if end >= open_from_ms
     ]
     return [one for one in found if one.end_ms >= reach[0] and one.start_ms <= reach[1]]
@@ -191,18 +192,19 @@ class WindowQueryOptions:
 
 
 class StoredWindowsQuery:
-    """One query of windows in lake and changelog. It finds at most `rows_max` windows, those that start first.
-
-    With `after`, the query continues after that position. `run` sets the other attributes. `position` has, by
-    partition, the source offsets that the response reflects. `missing` is a text if a lake is set that has no tables of
-    the application: before the first compaction, or if the settings name the wrong lake. `last` is the position after
-    which there may be more windows; None if there are no more.
+    """One query of windows in lake and changelog. It finds at most `rows_max` windows, those that start first, after
+    the position `after`. `run` sets the query's other attributes.
     """
 
     def __init__(self, options: WindowQueryOptions, after: WindowPosition | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
+        """By partition, the source offsets that the response reflects."""
         self.last: WindowPosition | None = None
+        """The position after which there may be more windows; None if there are no more."""
         self.missing: str | None = None
+        """A text if a lake is set that has no tables of the application: before the first compaction, or if the
+        settings name the wrong lake.
+        """
         self._options = options
         self._after = after
         location = options.location
@@ -318,11 +320,10 @@ class StoredWindowsQuery:
 
 
 def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
-    """Return the store whose stored windows are queried: the windowed store of that name, or the only windowed store.
+    """Return the windowed store `name`, or the only windowed store if `name` is None.
 
-    Raises ConfigError if no windowed store has the name, or if there is no name and not exactly one windowed store.
-    Raises ConfigError also if `progress` has no stores, because the application has committed nothing to its changelog
-    yet.
+    Raises ConfigError if no windowed store has the name, or if `name` is None and there is not exactly one windowed
+    store. Also raises ConfigError if the application has committed nothing to its changelog yet.
     """
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
     windowed = [s for s in stores if s.kind in WINDOWED]

@@ -45,12 +45,11 @@ def rest_listener(config: WorkerConfig) -> HttpSettings:
 
 
 def guarded_rest_app(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
-    """Return the REST app behind its authentication.
+    """Return the REST app behind its authentication. If no token and no users are configured, REST is open, as in Kafka
+    Connect.
 
-    Raises ConfigError if a user has no name, no password or two passwords, or if a secret is too short or used twice.
-
-    Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
-    accepts only requests whose Host header is a loopback name, unless `rest.advertised.host.name` is set.
+    At a loopback address, open REST accepts only loopback names as Host header, unless `rest.advertised.host.name` is
+    set. Raises ConfigError for an invalid user, or a secret that is too short or used twice.
     """
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}

@@ -56,14 +56,11 @@ class ConsumerDaemon:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Return the health check `progress`, which fails in five cases:
+        """Return the health check `progress`. It fails in three cases:
 
-        1. The runner has not started: Kafka is not reached, or a topic does not exist yet.
-        2. A partition has lag, and none of its records was finished for longer than `stuck_after_ms`.
-        3. Under exactly-once, finished records wait for the commit of their transaction, and no record was finished
-           for longer than `stuck_after_ms`.
-        4. A rebalance lasts longer than `stuck_after_ms`.
-        5. The write of a dead letter has failed repeatedly.
+        1. The runner waits for Kafka, or for a topic that does not exist yet.
+        2. The consumer has been stuck for longer than `stuck_after_ms` (see `ProgressWatch`).
+        3. The write of a dead letter has failed repeatedly.
         """
         loop = self.runner.loop
         consumer = self.runner.consumer

@@ -340,13 +340,10 @@ def _error_fields(error: BaseException) -> dict[str, str]:
 
 
 def check_execution_output(records: Iterable[ProducerRecord]) -> None:
-    """Validate the output of an execution when its handler returns, so that an invalid record fails that attempt.
+    """Raise DataError for the first record of a handler's output that no topic can accept.
 
-    Under exactly-once, output waits for a transaction that contains the output of other executions too. An invalid
-    record would fail that transaction.
-
-    Raises DataError for the first record that no topic can accept. Checks the topic's name, the key, value, headers,
-    partition and timestamp.
+    Checks the topic's name, the key, value, headers, partition and timestamp. The check runs when the handler returns,
+    so that an invalid record fails that attempt.
 
     >>> check_execution_output([ProducerRecord("out", b"5")])
     >>> check_execution_output([ProducerRecord("out", 5)])
@@ -354,6 +351,8 @@ def check_execution_output(records: Iterable[ProducerRecord]) -> None:
     ...
     penstock.errors.SerializationError: out: expected bytes, got int; set a serializer for other types
     """
+    # Under exactly-once, output waits for a transaction that contains the output of other executions too. An invalid
+    # record would fail that transaction.
     for record in records:
         topic = record.topic
         check_topic_name(topic)

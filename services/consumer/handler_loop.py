@@ -151,16 +151,17 @@ class HandlerLoop(RebalanceListener):
             self._skipped = self.scheduler.skipped
 
     def _pass_over(self) -> bool:
-        """Mark offsets as finished that the consumer's position passed without returning a record.
+        """Mark offsets as finished that the consumer's position passed without returning a record, such as those of
+        transaction markers.
 
-        Such offsets belong, for example, to transaction markers, or were skipped by `auto_offset_reset`. Returns True
-        if a partition had no committed position before. Its position must be committed at once. Otherwise, after a
-        crash, `auto_offset_reset` might choose a later position and skip records.
+        Returns True if a partition had no committed position before. Its position must be committed at once.
         """
         is_new = False
         assigned = self._consumer.assignment()
         for partition in self.scheduler.partitions & assigned:
             if (position := self._consumer.known_position(partition)) is not None:
+                # Without a committed position, after a crash `auto_offset_reset` might choose a later one and skip
+                # records.
                 is_new |= self.scheduler.pass_over(partition, position)
         return is_new
 

@@ -147,11 +147,10 @@ class HandlerRunner:
         )
 
     async def _prepare_topics(self) -> int:
-        """Connect to Kafka. With `create_dead_letter_topics`, create the missing dead-letter topics.
+        """Connect to Kafka, and create the missing dead-letter topics if `create_dead_letter_topics` is set.
 
-        A created topic has a `max.message.bytes` with which a dead letter of every record of its source topic fits.
-        Returns the largest such value of all source topics, or 0 without `create_dead_letter_topics`. Raises
-        RetriableError if no broker answers or a source topic is missing.
+        Returns the largest `max.message.bytes` that a dead-letter topic needs, or 0 if `create_dead_letter_topics` is
+        not set. Raises RetriableError if no broker answers or a source topic is missing.
         """
         try:
             async with Admin(self._settings.kafka) as admin:
@@ -167,6 +166,7 @@ class HandlerRunner:
 async def _dead_letter_topic(admin: Admin, source: str, target: str) -> int:
     partitions = len((await admin.describe_topics([source]))[source].partitions)
     configs = await admin.describe_configs(source)
+    # A dead letter of every record of the source topic fits.
     width = int(configs["max.message.bytes"] or 0) + DEAD_LETTER_HEADROOM_BYTES
     wide = {"retention.ms": "-1", "max.message.bytes": str(width)}
     await admin.create_topics([NewTopic(target, partitions, configs=wide)], exist_ok=True)

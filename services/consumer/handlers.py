@@ -52,13 +52,12 @@ class Handler:
     async def call(
         self, records: Sequence[ConsumerRecord], limits: CallLimits, task: asyncio.Task[Any] | None = None
     ) -> Records | Exception:
-        """Call the handler with the records (one record, unless it is a batch handler).
+        """Call the handler with the records (one record, unless it is a batch handler). `task` is the running task, by
+        default the current one.
 
         Returns the records to write, or the error of a failed call: the handler's exception, HandlerTimeout,
-        HandlerCancelled or HandlerExited. `task` is the running task, by default `asyncio.current_task()`.
-
-        Raises KeyboardInterrupt if the handler does. Raises CancelledError if the caller cancelled the task and the
-        handler does not catch the cancellation.
+        HandlerCancelled or HandlerExited. Raises KeyboardInterrupt, and CancelledError if the caller cancelled the
+        task.
         """
         is_over = False
         task = task or asyncio.current_task()

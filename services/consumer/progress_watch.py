@@ -23,11 +23,11 @@ _NO_PROGRESS = _Progress(0, 0, 0)
 
 
 class ProgressWatch:
-    """Detects a stuck consumer: a partition has lag, and none of its records was finished for longer than the limit.
+    """Detects a consumer that is stuck for longer than `stuck_after_ms`, in one of three ways:
 
-    Each partition is checked separately, because progress in one does not mean progress in another. The consumer is
-    also stuck if a rebalance takes longer than the limit. Under exactly-once, it is also stuck if finished records wait
-    for their transaction, and no record was finished for longer than the limit.
+    1. A partition has lag, and none of its records was finished.
+    2. Under exactly-once, finished records wait for their transaction, and no record was finished.
+    3. A rebalance has not ended.
 
     >>> watch = ProgressWatch(stuck_after_ms=1_000)
     >>> watch.observe(500, lags={"clicks-0": 40, "clicks-1": 9}, finished={"clicks-0": 3})
@@ -43,6 +43,7 @@ class ProgressWatch:
 
     def __init__(self, stuck_after_ms: int) -> None:
         self.stuck_after_ms = stuck_after_ms
+        # By partition, because progress in one does not mean progress in another.
         self._partitions: dict[Hashable, _Progress] = {}
         self._uncommitted = _NO_PROGRESS
 

@@ -105,10 +105,11 @@ def _names_exception_class(given: ExceptionType, base: type) -> bool:
 
 
 def load_exceptions(names: Sequence[str], setting: str) -> tuple[ExceptionType, ...]:
-    """Return the exceptions that a retry policy names, as classes and names.
+    """Return the exceptions that a retry policy names, as classes and names. `setting` is the setting's name, for
+    errors.
 
-    The plain name of a known class stays a name, because several classes may have it. A name `module.name` becomes the
-    class. Raises ConfigError for a name that no class has: such a name would never match, and nobody would notice.
+    The plain name of a known class stays a name, because several classes may have it. A `module.name` becomes the
+    class. Raises ConfigError for a name that no class has.
     """
     known = {found.__name__ for found in _all_subclasses(BaseException)}
     return tuple(name if name in known else _import_exception_class(name, setting) for name in names)

@@ -180,20 +180,19 @@ class ConsumerServiceSettings(ServiceSettings):
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
         """Return the producer's settings. `record_bytes_max` is the size of the largest dead letter.
 
-        By default, dead letters are compressed. The producer's limit applies before compression, and is higher than the
-        topic's limit, which applies after compression. So if a record fits into its topic only when compressed, its
-        dead letter fits too.
-
-        Under exactly-once the producer has its own transactional id. If the id is configured or the member is static,
-        the id is the same after a restart. Then, after a crash, the member's next process at once ends the transaction
-        that the crashed one left open. Otherwise the id is new, and that transaction ends after
-        `transaction_timeout_ms`.
+        `max_request_size` is raised to fit uncompressed dead letters, at most to `buffer_memory`. The default
+        compression is zstd. Under exactly-once there is a transactional id, which survives a restart if it is
+        configured or the member is static.
         """
+        # The producer's limit applies before compression, the topic's limit after it. So if a record fits into its
+        # topic only when compressed, its dead letter fits too.
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}
         if "compression_type" not in self.producer.model_fields_set:
             changes["compression_type"] = "zstd"
         if self.is_exactly_once:
+            # If the id is the same after a crash, the member's next process at once ends the transaction that the
+            # crashed one left open. Otherwise that transaction ends after `transaction_timeout_ms`.
             own = self.consumer.group_instance_id or uuid.uuid4().hex[:12]
             changes["transactional_id"] = self.producer.transactional_id or f"{self.group_id}-{own}"
             if "transaction_timeout_ms" not in self.producer.model_fields_set:

@@ -89,11 +89,11 @@ class OutputTransactor:
             await producer.close(CLOSE_TIMEOUT_MS)
 
     async def transact(self, records: Sequence[ProducerRecord], offsets: Offsets, group: GroupMetadata) -> None:
-        """Write records and commit offsets in one transaction. Returns when the transaction is committed.
+        """Write records and commit offsets in one transaction. Returns when it is committed. Do not cancel this call.
 
-        Raises OutputRejected for records that can never be written, and CommitFailed if the member is no longer in the
-        group. Raises RetriableError or TransactionAborted for temporary errors. After these errors the transaction is
-        not committed. After a FatalError it may be committed. Do not cancel this call.
+        Raises OutputRejected for records that can never be written, CommitFailed if the member is no longer in the
+        group, and RetriableError or TransactionAborted for temporary errors. Then nothing is committed. After a
+        FatalError the transaction may be committed.
         """
         producer = await self._ready_producer()
         await self._find_topics(producer, records)

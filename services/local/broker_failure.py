@@ -77,10 +77,10 @@ def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
 
 
 def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
-    """Return the cause of a broker's failure, or that it is unknown, and then up to SHOWN_LINES lines of its output.
+    """Return the cause of a broker's failure, or that it is unknown, and up to SHOWN_LINES lines of its output.
 
-    These are the last lines that report a failure, or the last lines if none does. If the disk is full, that is the
-    cause even if no line reports it.
+    These are the last lines that report a failure, or the last lines if none does. A full disk is the cause even if no
+    line reports it.
     """
     cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
     output = meaningful(lines)

@@ -46,19 +46,18 @@ class FolderLock:
         return self._lock.fd
 
     async def acquire(self) -> None:
-        """Take the lock. If it is held, raises FolderInUse if the process that the lock file names is running.
+        """Take the lock. Raises ConfigError if the folder cannot be used.
 
-        If that process has ended, or no process is named, this waits up to ORPHAN_WAIT_MS for the broker that holds the
-        lock to end. If the lock is still held then, raises FolderInUse.
-
-        Raises ConfigError if the folder cannot be used.
+        If the lock is held, raises FolderInUse if the process that the lock file names is running. Otherwise this waits
+        up to ORPHAN_WAIT_MS for the lock's release, and raises FolderInUse if it is still held.
         """
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:
             owner = self._try_to_lock()
             if owner is None:
                 return
-            # The owner has ended: its broker ends soon, by the guard of its child process. A live owner keeps the lock.
+            # If the owner has ended, its broker still holds the lock, and ends soon by the guard of its child process.
+            # A live owner keeps the lock.
             if _is_process_alive(owner) or time.monotonic() >= deadline:
                 user = f"{self._user} process {owner}" if owner else f"a process that {LOCK_FILE} does not name"
                 raise FolderInUse(f"the data folder {self._folder} is in use by {user}")

@@ -30,9 +30,8 @@ ARCHIVED = frozenset({"kafka", "spark"})
 def main(arguments: Sequence[str]) -> int:
     """Run `penstock jars`: print the folder of each requested set, and with `--class-archive` its class archive.
 
-    A download is reported on standard error. Returns the exit status: 1 if a JVM did not write its class archive.
-    Raises JarsUnavailable or MissingExtra. With `--class-archive`, also raises JavaNotFound, WrongJava, or an error of
-    the broker or of Spark.
+    Returns 1 if a JVM did not write its class archive, else 0. Raises JarsUnavailable or MissingExtra. With
+    `--class-archive`, also raises JavaNotFound, WrongJava, or an error of the broker or of Spark.
     """
     sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
     parser = argparse.ArgumentParser(

@@ -26,10 +26,10 @@ READ_TIMEOUT_MS = 60_000
 
 
 async def make_archive() -> Path | None:
-    """Return the embedded Kafka's class archive, made if it is missing. Returns None if the broker did not write it.
+    """Return the embedded Kafka's class archive, made if it is missing, for the Java that `find_java` finds. Returns
+    None if the broker did not write it.
 
-    The archive is for the Java that `find_java` finds. It has the classes that a broker loads when it creates a topic
-    and serves a producer and a consumer group.
+    The archive has the classes that a broker loads to create a topic and to serve a producer and a consumer group.
     """
     java = find_java()
     jars = await fetch_jars(KAFKA_JARS)

@@ -47,11 +47,10 @@ def sample_event(
     time_unit: TimeUnit = "ms",
     fields: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a sample event as JSON. It has a key and, unless `time` is None, a time at the JSON pointers.
+    """Return a sample event as JSON, with values at the JSON pointers `key` and, unless it is None, `time`.
 
-    Key and time are text unless `value_type` needs a number; a numeric time is in `time_unit`. If `value_type` is dict,
-    the event also has `fields`. If no sample of `value_type` can be made (for example because it constrains its
-    values), the event has only the key and the time.
+    These are text unless `value_type` needs numbers; a time is then in `time_unit`. If `value_type` is dict, the event
+    also has `fields`. If no sample of `value_type` can be made, the event has only key and time.
     """
     event: dict[str, Any] = {}
     samples = (fields,) if value_type is dict and fields else (_sample_of_type(inspect.type_info(value_type)), None)

@@ -52,13 +52,11 @@ class Up:
         self._stack = Stack(folder, hermetic=False)
 
     async def startup(self) -> None:
-        """Start Kafka, then the services.
+        """Start Kafka, then the services. Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if
+        one of them does not start.
 
-        Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if one of them does not start.
-
-        Ports, the aggregator's settings and the topology are checked before anything starts. If Kafka has no data yet,
-        the topics that the services need are checked then too. Otherwise an earlier start may have created them, so
-        they are checked once Kafka answers.
+        Ports, settings and the topology are checked before anything starts. The topics that the services need are
+        checked once Kafka answers.
         """
         settings = self._settings
         if settings.http.port:
@@ -208,9 +206,8 @@ class Up:
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
     """Raise ConfigError, which names the topics, if a service would wait for topics that nothing creates.
 
-    `known` are the topics that Kafka has. `up` creates only the topic `settings.topic`. The aggregator waits for the
-    topics that it only reads. Then it creates its repartition topics and the topics that its topology writes to. The
-    consumer waits for all topics that it handles.
+    `known` are the topics that Kafka has. `up` creates the topic `settings.topic`. The aggregator creates the topics
+    that its topology writes to, once the topics that it only reads exist.
     """
     there = {*known, settings.topic}
     tables = [table.topic for table in topology.global_tables.values()]
@@ -221,6 +218,7 @@ def require_topics(settings: UpSettings, topology: Topology, known: Collection[s
             f"`up` creates only {settings.topic} (--topic). Set --topic to the topic that the topology reads, or set "
             "the topology's topic with --topology-options"
         )
+    # The consumer waits for all topics that it handles.
     handled = {topic.strip() for topic in settings.topics.split(",")}
     if missing := sorted(handled - there - set(topology.output_topics())):
         raise ConfigError(

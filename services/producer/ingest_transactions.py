@@ -178,11 +178,10 @@ class KafkaTransactor:
 
 
 class KeyedTransactions:
-    """The transactions with the Idempotency-Keys of one partition, and the ownership of the partition `number`.
+    """The transactions with the Idempotency-Keys of the partition `number`, and the ownership of this partition.
 
-    `store` runs one transaction at a time. The first request acquires the ownership. If the outcome of a transaction is
-    unknown, the ownership is released. The next request acquires it again, which ends that transaction, and reads the
-    partition to find out whether the key is stored.
+    `store` runs one transaction at a time, and first acquires the ownership if necessary. If a transaction's outcome is
+    unknown, the ownership is released. The next request then finds out whether the key is stored.
     """
 
     def __init__(
@@ -245,6 +244,7 @@ class KeyedTransactions:
 
         Returns the producer of its transactions.
         """
+        # This ends an open transaction of the previous owner. So reading then shows whether its key is stored.
         producer = await self._open_owner(self.number)
         try:
             await self._read_keys_to_end()
@@ -290,14 +290,11 @@ async def send_in_transaction(
     records: Sequence[ProducerRecord],
     last_record: Callable[[Sequence[Outcome]], ProducerRecord] | None = None,
 ) -> Sequence[Outcome] | PenstockError:
-    """Commit all records in one transaction. `last_record` makes a further record from their outcomes.
+    """Commit `records` in one transaction, with one more record that `last_record` makes from their outcomes.
 
-    There are three cases:
-
-    1. The transaction is committed: returns the outcomes of `records`.
-    2. Nothing was stored and the producer is still usable: returns the error.
-    3. Otherwise the error is raised, and the producer must be closed. The error's `maybe_written` is true if the commit
-       was requested and its result is unknown.
+    Returns the outcomes of `records`, or the error if nothing was stored and the producer is still usable. Otherwise
+    raises the error, and the producer must be closed. The error's `maybe_written` is true if the result of the commit
+    is unknown.
     """
     await producer.begin_transaction()
     try:

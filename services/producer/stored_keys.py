@@ -175,10 +175,8 @@ def unpack_stored_response(status: int, data: bytes) -> StoredResponse:
 def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
     """Encode the rows of `offsets` in a stored response.
 
-    The format has four parts: the name of the rows' position (`line` or `index`), and the columns of positions,
-    partitions and offsets. The length of each part, the name included, precedes it. The columns are compressed. A
-    position is stored as the difference from the previous row's, an offset as the difference from the previous one of
-    its partition.
+    The format has four parts: the name of the rows' position (`line` or `index`), and the compressed columns of
+    positions, partitions and offsets. Each part follows its length.
     """
     (unit,) = rows[0].keys() - {"partition", "offset"}  # `line` or `index`
     positions = array("q")
@@ -186,6 +184,8 @@ def _pack_offset_rows(rows: Sequence[dict[str, Any]]) -> bytes:
     last_position = 0
     last_offsets: dict[int, int] = {}
     for row in rows:
+        # A position is stored as the difference from the previous row's, an offset as the difference from the previous
+        # one of its partition.
         positions.append(row[unit] - last_position)
         offsets.append(row["offset"] - last_offsets.get(row["partition"], 0))
         last_position = row[unit]

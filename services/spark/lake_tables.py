@@ -22,17 +22,17 @@ from penstock.shared.streams.changelog.store_schema import WINDOWED, StoreSchema
 
 
 class Coverage(NamedTuple):
-    """How far `state` covers one partition of the changelog topic with the id `topic_id`.
-
-    `offset` is the first changelog offset that `state` does not cover. `progress` is the progress of the newest covered
-    commit. Closed windows that end before the highest `expired_ms` of all partitions have expired: retention has
-    deleted them or will delete them.
-    """
+    """How far `state` covers one partition of the changelog topic with the id `topic_id`."""
 
     offset: int
+    """The first changelog offset that `state` does not cover."""
     topic_id: str | None
     progress: Progress
+    """The progress of the newest covered commit."""
     expired_ms: int
+    """Closed windows that end before the highest `expired_ms` of all partitions have expired: retention has deleted
+    them or will delete them.
+    """
 
 
 class LakeTables:

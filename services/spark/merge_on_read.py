@@ -205,10 +205,11 @@ def merge_set_states(states: Sequence[bytes], limit: int) -> bytes:
 
 
 def merge_set_columns(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a function for mapInArrow that merges each list of CollectSet's states in the columns of `limits`.
+    """Return a function for mapInArrow that merges each list of CollectSet's states in the columns of `limits` into one
+    state.
 
-    A list has the states in order, as structs with a `value`; the function replaces it with one state. The function
-    runs in Spark's Python workers and is pickled by value: the workers need pyarrow and msgspec, but not Penstock.
+    A list has the states in order, as structs with a `value`. The function is pickled by value: Spark's Python workers
+    need pyarrow and msgspec, but not Penstock.
     """
 
     def merge_listed_states(listed: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:

@@ -21,45 +21,44 @@ from penstock.shared.common.lake.location import hadoop_uri, lake_root
 def session(settings: SparkSettings | None = None, lake: str | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session for reading Delta tables with `penstock.spark`, and stop it at the end.
 
-    Without `settings`, Spark runs on this machine (`local[*]`).
-
-    Pass the `lake` if it is on S3, so that Spark loads the connector. Raises ConfigError without a suitable
-    Java or if missing jars cannot be downloaded, SparkFailed if Spark does not start.
+    If `settings` is None, Spark runs on this machine (`local[*]`). Pass `lake` if it is on S3. Raises ConfigError if no
+    suitable Java is found or jars cannot be downloaded, SparkFailed if Spark does not start.
     """
+    # For a lake on S3, Spark loads the connector.
     uris = () if lake is None else (hadoop_uri(lake_root(lake)),)
     with spark_session(settings or SparkSettings(), "penstock.spark", *uris) as spark:
         yield spark
 
 
 def closed(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Read a store's closed windows as a DataFrame of Spark, one row each.
+    """Read a store's closed windows as a Spark DataFrame, one row each.
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
     `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if `lake` has no
-    tables of the application, if the application has no such store, or if the store has no windows.
+    tables of the application, or no such windowed store.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.closed(found.windowed_store(store))
 
 
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Read a store's late records as a DataFrame of Spark, one row each, with the results of that record alone.
+    """Read a store's late records as a Spark DataFrame, one row each, with the results of that record alone.
 
-    All results and the state are null if an aggregation rejected the record, or if its state was too large for the
-    changelog. Columns: `key` (or `key_bytes`), `event_time`, `missed` (the starts of the windows that the record
-    missed), a column of results for each aggregation, `source_offset`, `state`, `partition`, `changelog_offset`,
-    `topic_id`. Raises the errors of `closed`.
+    Columns: `key` (or `key_bytes`), `event_time`, `missed` (the starts of the windows that the record missed), a column
+    of results for each aggregation, `source_offset`, `state`, `partition`, `changelog_offset`, `topic_id`. Results and
+    `state` are null if an aggregation rejected the record, or if its state was too large. Raises the errors of
+    `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.late(found.windowed_store(store))
 
 
 def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """Read a store's windows that were not closed when the newest compaction read the changelog, as a DataFrame.
+    """Read a store's windows that were open when the newest compaction read the changelog, as a Spark DataFrame.
 
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
     `partition`. A store without windows has one row for each key; both bounds are 1970-01-01. Raises ConfigError if
-    `lake` has no tables of the application, or if the application has no such store.
+    `lake` has no tables of the application, or no such store.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.live(found.store(store))
@@ -68,12 +67,11 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 def corrected(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
     """Read a store's windows as if no record had been late: closed and live windows with the late records merged in.
 
-    Sessions within the gap of each other are joined. The states of tumbling and hopping windows are added up, in the
-    order in which the records came. Windows that retention deleted, wholly or possibly in part, are left out. The
-    columns are those of `live`.
+    Sessions within the gap of each other are joined. Windows that retention deleted, wholly or possibly in part, are
+    left out. The columns are those of `live`.
 
-    Merges Count, Sum, Min, Max, Mean, CountDistinct and CollectSet. Raises ConfigError for sliding windows and for
-    other aggregations, and the errors of `closed`.
+    Raises ConfigError for sliding windows, and for aggregations other than Count, Sum, Min, Max, Mean, CountDistinct
+    and CollectSet. Raises the errors of `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
     return merged_windows(found, found.store(store))

@@ -180,6 +180,8 @@ def configuration(
 ) -> dict[str, str]:
     """Return Spark's configuration for a job that may write its scratch files to the folder `work`."""
     on_s3 = any(map(is_s3, uris))
+    # Hadoop's connector for S3 includes Amazon's whole SDK, half a gigabyte. So it is fetched only if a table or file
+    # is on S3.
     jars = connector_jars() + (connector_jars(S3_JARS) if on_s3 else [])
     user_conf = dict(settings.conf)
     conf = {
@@ -359,11 +361,11 @@ def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
 def scratch_folder(root: Path | None = None) -> Iterator[str]:
     """Yield a new folder below `root` (default: the machine's temporary folder) that only this user can read.
 
-    The folder is removed at the end, or by the next job if this job was killed. A folder is in use while its lock file
-    is locked; the lock ends with the process that holds it. A folder without a lock file is still being made, or
-    belongs to no job, and is not removed.
+    The folder is removed at the end, or by the next job if this job was killed.
     """
     root = Path(tempfile.gettempdir()) if root is None else root
+    # A folder is in use while its lock file is locked; the lock ends with the process that holds it. A folder without a
+    # lock file is still being made, or belongs to no job, and is not removed.
     remove_abandoned(root)
     with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=root, ignore_cleanup_errors=True) as work:
         made = Path(work) / f"{SCRATCH_LOCK}.made"
@@ -401,9 +403,8 @@ def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's configuration for S3, from Amazon's environment variables.
 
     The region is AWS_REGION, or else AWS_DEFAULT_REGION. The endpoint is AWS_ENDPOINT_URL_S3, or else AWS_ENDPOINT_URL.
-    Credentials need no configuration: Spark passes on the driver's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
-    AWS_SESSION_TOKEN. Without them Hadoop uses the machine's role. Hadoop's connector includes Amazon's whole SDK, half
-    a gigabyte, so S3_JARS are fetched only if a table or file is on S3.
+    Credentials need no configuration: Spark passes on those in the driver's environment, and without them Hadoop uses
+    the machine's role.
 
     >>> s3_configuration({"AWS_REGION": "eu-west-1"})
     {'spark.hadoop.fs.s3a.endpoint.region': 'eu-west-1'}

@@ -84,14 +84,11 @@ def changelog_offsets(settings: JobSettings) -> TopicOffsets:
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
-    """Wait until each transaction that is open in a topic at the call has ended, then return the topic's offsets.
+    """Wait until each transaction that is open in `topic` at the call has ended, then return the topic's offsets. The
+    ends are last stable offsets.
 
-    It does not wait for transactions that begin meanwhile. A topic's end is its last stable offset, which is not after
-    the first open transaction. So without the wait, an open transaction could hide records that another transaction had
-    already committed. The caller may have seen that transaction's records in another topic. So a caller that compares
-    topics reads the other topic before this call.
-
-    Raises Undecided after `timeout_ms`, and the errors of `topic_offsets`.
+    A caller that compares topics reads the other topic before this call. Raises Undecided after `timeout_ms`, and the
+    errors of `topic_offsets`.
     """
     found = topic_offsets(kafka, [topic], timeout_ms)[topic]
     ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}
@@ -103,6 +100,9 @@ def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms
             written = await admin.list_offsets(ends)
             while True:
                 latest = await admin.list_offsets(ends, "read_committed")
+                # A last stable offset is not after the first open transaction. So without the wait, an open transaction
+                # could hide records that another transaction had already committed. The caller may have seen that
+                # transaction's records in another topic.
                 if not (open_ := undecided(written, latest)):
                     return latest
                 await asyncio.sleep(DECIDED_POLL_SECONDS)

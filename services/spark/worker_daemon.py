@@ -15,8 +15,8 @@ from pathlib import Path
 def without_archives(path: Sequence[str]) -> list[str]:
     """Return the import path without pyspark's archives, if the path also has pyspark as a folder, as pip installs it.
 
-    Spark puts zip files and a jar at the beginning of the path. Before every task, a worker reads the tables of
-    contents of all archives that it has opened, which took a tenth of a second.
+    Before every task, a worker reads the tables of contents of all archives that it has opened, which took a tenth of a
+    second.
     """
     folders = [Path(one) for one in path if (Path(one) / "pyspark" / "__init__.py").is_file() and Path(one).is_dir()]
     return [one for one in path if not any(folder / "pyspark" in Path(one).parents for folder in folders)]

@@ -91,9 +91,8 @@ class BadRow(ValueError):
 class CsvEvents:
     """The rows of a CSV file as events, in file order, or the first `limit` of them.
 
-    Raises ConfigError if the file cannot be read, if the column `key` or `time` is missing or occurs twice, or if `gap`
-    or `grace` is invalid. Also raises ConfigError if none of the first PROBED_ROWS rows can be an event, or if
-    `time_format` seems wrong (see `better_unit`).
+    Raises ConfigError if the file cannot be read, if an argument is invalid or does not fit the file, or if none of the
+    first PROBED_ROWS rows can be an event.
     """
 
     def __init__(
@@ -254,10 +253,10 @@ class CsvRow(NamedTuple):
 
 
 def read_rows(path: Path, limit: int | None = None) -> Iterator[CsvRow]:
-    """Yield the rows of a CSV file in file order: the header as row 0, then all rows, or the first `limit` of them.
+    """Yield the header of a CSV file as row 0, then its rows in file order, or the first `limit` of them.
 
-    Blank lines are skipped. Raises ConfigError if the file cannot be read. The error has the file, the reason and, if a
-    line caused it, the line.
+    Blank lines are skipped. Raises ConfigError if the file cannot be read, with the file, the reason and, if a line
+    caused it, the line.
     """
     csv.field_size_limit(FIELD_BYTES_MAX)
     with _open_decompressed_csv(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -329,11 +328,10 @@ class NoTime(ValueError):
 
 
 def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
-    """Return the parser of the event times in a CSV file, from text to ms since the epoch.
+    """Return the parser of a CSV file's event times, from text to ms since the epoch.
 
-    The format is `epoch`, `epoch_ms`, `epoch_us`, a strptime format, or ISO 8601 by default. A time without zone is
-    UTC. The parser raises NoTime for text that does not fit, and for times that Kafka cannot store (before 1970) or
-    that the ingest rejects (after `latest_ms`).
+    `time_format` is `epoch`, `epoch_ms`, `epoch_us` or a strptime format; None is ISO 8601. A time without zone is UTC.
+    The parser raises NoTime for other text, and for times before 1970 or after `latest_ms`.
 
     >>> parse = time_parser("%d.%m.%Y %H:%M", 2_000_000_000_000)
     >>> parse("01.01.2013 10:15"), time_parser("epoch", 2_000_000_000_000)("1357035300.25")

@@ -35,10 +35,10 @@ class ReplayCounts:
 
 
 class EventReplay:
-    """Sends the events of a source to the ingest endpoint. Each call of `send` sends the next part of them.
+    """Sends the events in `lines` to the ingest endpoint. Each call of `send` sends the next part of them.
 
-    `name_rejection` is called with an event's number, from 1, and the endpoint's error. It returns an error message
-    that names the event as the source does, such as by its row.
+    `name_rejection` takes an event's number, from 1, and the endpoint's error. It returns an error message that names
+    the event as its source does, such as by its row.
     """
 
     def __init__(self, url: str, topic: str, lines: Iterator[bytes], name_rejection: Callable[[int, str], str]) -> None:

@@ -53,20 +53,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """The facts about one topic. `configs` are the values in force, defaults included.
-
-    `older` has, by config (`retention.ms`, `segment.ms`), the number of records at the beginnings of the partitions
-    that are older than the config. `gone` is the number of offsets at the beginnings whose records are deleted.
-    `leaderless` are partitions without a leader. `named` is true if the user named the topic.
-    """
+    """The facts about one topic. `older` and `gone` are about the records at the beginnings of its partitions."""
 
     name: str
     partitions: int
     configs: Mapping[str, str | None]
+    """The values in force, defaults included."""
     older: Mapping[str, int] = field(default_factory=dict)
+    """By config (`retention.ms`, `segment.ms`), the number of records that are older than the config."""
     gone: int = 0
+    """The number of offsets whose records are deleted."""
     leaderless: tuple[int, ...] = ()
+    """Partitions without a leader."""
     named: bool = False
+    """True if the user named the topic."""
 
     def ms(self, config: str) -> int | None:
         """Return a config as a number; None if it sets no limit."""

@@ -44,29 +44,30 @@ class NotAuditable(FatalError):
 
 
 class Inputs(NamedTuple):
-    """The inputs of an audit, for one store.
-
-    - `records`: the source's covered records (partition, offset, timestamp_ms, key, and the fields of `parsed`).
-    - `late`: late records (partition, offset, key, timestamp_ms, missed: the starts in ms).
-    - `dead`: coordinates of dead letters, null if they cannot be read.
-    - `stream`: the store's windows (WINDOW, state, `closed`, `closed_ms`).
-    - `recomputes`: True if the audit checks what depends on stream time: close times, which records were late, and the
-      bounds of sessions and sliding windows.
-    - `idled`: partitions that these checks leave out, because their time advanced while they were idle.
-    - `exactly_once`: True if a repeated dead letter is a difference.
-    - `deleted_until_ms`: by partition, the time up to which records may have been deleted from the topic.
+    """The inputs of an audit, for one store: the source's records, late records, dead letters, and the stream's
+    windows.
     """
 
     records: DataFrame
+    """The source's covered records: partition, offset, timestamp_ms, key, and the fields of `parsed`."""
     late: DataFrame
+    """Late records: partition, offset, key, timestamp_ms, and missed (the starts of the missed windows, in ms)."""
     dead: DataFrame
+    """Coordinates of dead letters: partition and offset, null if they cannot be read."""
     stream: DataFrame
+    """The store's windows: WINDOW, state, `closed`, `closed_ms`."""
     store: StoreSchema
     recomputes: bool = True
+    """True if the audit checks what depends on stream time: close times, which records were late, and the bounds of
+    sessions and sliding windows.
+    """
     idled: tuple[int, ...] = ()
+    """Partitions that the checks of stream time leave out, because their time advanced while they were idle."""
     exactly_once: bool = True
+    """True if a repeated dead letter is a difference."""
     sample: float = 1.0
     deleted_until_ms: Mapping[int, int] = {}
+    """By partition, the time up to which records may have been deleted from the topic."""
 
     def deleted_until(self) -> SparkColumn:
         """Return the time up to which records of a row's partition may have been deleted; below zero if none were."""
@@ -265,9 +266,8 @@ def deleted_until_ms_of(
 ) -> dict[int, int]:
     """Return, for each partition whose first records are deleted, the highest timestamp in ms that these can have.
 
-    The first remaining record that a window accepted determines this time. That record was not late. So the stream time
-    before it was at most its timestamp plus the time that a window stays open. A window stays open for its size plus
-    the grace period, a session for twice the gap plus the grace period. If no such record remains, the time is 2**62.
+    The first remaining record that a window accepted bounds this timestamp. If there is no such record, the timestamp
+    is 2**62.
     """
     partitions = [partition for partition, first in earliest.items() if first > 0]
     if not partitions:
@@ -277,6 +277,8 @@ def deleted_until_ms_of(
     for rejected in (late, dead):
         accepted = accepted.join(rejected.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
     first = accepted.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
+    # The first accepted record was not late. So the stream time before it was at most its timestamp plus the time that
+    # a window stays open: its size plus the grace period, or for a session twice the gap plus the grace period.
     waits = store.grace_ms + (2 * store.gap_ms if store.kind == "session" else store.size_ms)
     found = {row.partition: row.ms + waits for row in first}
     # Without an accepted record nothing bounds the time, so any window may have held deleted records.
@@ -286,16 +288,10 @@ def deleted_until_ms_of(
 def read_dead_letters(
     spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
 ) -> DataFrame:
-    """Read the audit's input of dead letters: the source partition and offset in their headers.
+    """Read the source partition and offset in the headers of dead letters; null if a header is missing or not a number.
 
-    Each of the two is null if its header is missing or is not a number. Three kinds of dead letters are left out:
-
-    1. Those with another topic or group in their headers.
-    2. Those of nodes after a store, because the store already has their source records.
-    3. Those from before a reset of the application. A dead letter has the id of the changelog topic in a header. A
-       reset deletes this topic, so the id is then not `changelog_id`.
-
-    A dead letter without a topic, group or id in its headers is not left out for it.
+    Leaves out dead letters of nodes after a store, and those whose headers name another topic, group or changelog
+    topic. Adds a text to `not_compared` if dead letters were deleted.
     """
 
     def dead_letter_header(name: str) -> SparkColumn:
@@ -311,7 +307,10 @@ def read_dead_letters(
     if deleted := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
         not_compared.append(f"dead letters that are gone: {', '.join(deleted)}; their source records count as lost")
     rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
+    # Leave out dead letters of nodes after a store: the store already has their source records.
     rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
+    # A reset of the application deletes the changelog topic. So a dead letter from before a reset has another id than
+    # `changelog_id`. A dead letter without one of the headers is not left out for it.
     for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):
         rows = rows.filter(F.coalesce(dead_letter_header(name) == own, F.lit(True)))
     return rows.select(

@@ -42,10 +42,10 @@ WINDOW_CHECKS = {
 
 
 def materialized(rows: DataFrame) -> DataFrame:
-    """Compute now the rows that several checks compare. Returns them without their plan.
+    """Compute the rows now and return them without their plan, so that the checks that use them do not compute them
+    again.
 
-    The executors keep the rows in memory or on disk. Otherwise Spark would execute the plan again for each check that
-    uses the rows, which took most of an audit's time. If an executor is lost, its rows are lost too, and the audit must
+    The executors keep the rows in memory or on disk. If an executor is lost, its rows are lost too, and the audit must
     be run again.
     """
     return rows.localCheckpoint()
@@ -106,11 +106,10 @@ def stream_windows(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
 
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
-    """Check that late records and dead letters refer to records of the source, with any kind of window.
+    """Return the late records and dead letters that refer to no covered source record.
 
-    Returns late records and dead letters that refer to none of the source records that the tables cover. Also returns
-    late records whose key or timestamp differs from the source record's, and those that list no window or one that they
-    cannot have missed.
+    Also returns late records whose key or timestamp differs from the source record's, and those that list no window or
+    one that they cannot have missed. Works with any kind of window.
     """
     known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))

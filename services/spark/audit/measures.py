@@ -34,22 +34,28 @@ _ARROW_TYPES = {**ARROW_TYPES, TEXT: pa.string(), OTHER: pa.bool_()}
 
 
 class Measure(NamedTuple):
-    """One number or sketch: `name` is its column, `label` its name in reports.
-
-    `of_records` aggregates the measure from source records, `of_state` reads it from a window's state, and `merge`
-    aggregates it from several windows. For a sum of floats, `magnitude` names a second measure: the sum of the absolute
-    values, by which rounding errors are judged. The second measure has `shown` False.
+    """One number or sketch that the audit compares: how to aggregate it from records, and how to read it from window
+    states.
     """
 
     name: str
+    """The measure's column."""
     label: str
+    """The measure's name in reports."""
     of_records: SparkColumn
+    """Aggregates the measure from source records."""
     of_state: SparkColumn
+    """Reads the measure from a window's state."""
     merge: Any
+    """Aggregates the measure from several windows."""
     is_float: bool = False
     is_sketch: bool = False
     magnitude: str | None = None
+    """For a sum of floats, the name of the measure that sums their absolute values, by which rounding errors are
+    judged.
+    """
     shown: bool = True
+    """False for a measure that is only another one's `magnitude`."""
 
 
 def measures(store: StoreSchema) -> list[Measure]:
@@ -135,18 +141,17 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 
 
 def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
-    """Return records with the struct `fields` in place of their value.
+    """Return `records` with the struct `fields` in place of the value.
 
-    `fields` has the fields that measures need, parsed from the value's JSON. Where `is_wanted` is false, the fields are
-    those of a missing value. If no measure needs a field, `fields` is null.
-
-    Python parses the JSON. With Spark's `from_json` instead, the JVM needed twice the CPU time.
+    `fields` has the fields that measures need, parsed from the value's JSON. Where `is_wanted` is false, they are those
+    of a missing value. If no measure needs a field, `fields` is null.
     """
     if not (wanted := fields(store)):
         return records.withColumn(FIELDS, F.lit(None).cast("string")).drop("value")
     struct = ", ".join(f"{quoted(one.column)}: {_TYPES[one.type]}" for one in wanted)
     others = ", ".join(f"{column} {type_}" for column, type_ in records.drop("value").dtypes)
     read = records.withColumn("value", F.when(is_wanted, F.col("value")))
+    # Python parses the JSON. With Spark's `from_json` instead, the JVM needed twice the CPU time.
     return read.mapInArrow(_value_parser(wanted), f"{others}, {FIELDS} STRUCT<{struct}>")
 
 

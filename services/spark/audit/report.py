@@ -42,29 +42,33 @@ class AuditCheck(NamedTuple):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """The result of an audit. If no record was lost or counted twice, the sizes of six groups add up to `records`.
+    """The result of an audit. The six groups from `in_windows` to `left_out` add up to `records` if no record was lost
+    or counted twice.
 
-    The groups are `in_windows`, `late`, `dead_letters`, `skipped` (no key), `uncovered` (after the lake's covered
-    offsets) and `left_out` (may share windows with deleted records). `in_windows` is the sum of the counts of the
-    stream's windows. If the windows overlap or no aggregation counts records, `in_windows` is the number of records in
-    no other group, and conservation is not checked. `not_compared` lists the parts that could not be compared, with the
-    reason. `assumed` lists assumptions that cannot be verified.
+    If windows overlap or no aggregation counts records, `in_windows` is the number of records in no other group, and
+    conservation is not checked.
     """
 
     records: int
     in_windows: int
+    """The sum of the counts of the stream's windows."""
     late: int
     dead_letters: int
     skipped: int
+    """Records without a key."""
     uncovered: int
+    """Records after the lake's covered offsets."""
     left_out: int
+    """Records that may share windows with deleted records."""
     windows_closed: int
     windows_open: int
     spark_windows: int
     split_sessions: int
     checks: list[AuditCheck]
     not_compared: list[str]
+    """The parts that could not be compared, with the reason."""
     assumed: list[str]
+    """Assumptions that cannot be verified."""
     seconds: float
     store: str
     kind: str = "session"

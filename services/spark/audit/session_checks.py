@@ -77,26 +77,25 @@ def compare_sessions(inputs: Inputs) -> Compared:
 def sessions_after_deleted_records(
     inputs: Inputs, labelled: DataFrame, computed: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Leave out what may share a session with a deleted record.
+    """Leave out records and sessions that may share a session with a deleted record.
 
     Returns all records, with the outcome LEFT_OUT where this applies, and the remaining computed and stream sessions.
-    What is left out is determined for each key:
-
-    1. Records with timestamps up to `deleted_until` may have been deleted.
-    2. A computed session that starts at most one gap after that time may have contained some of them.
-    3. The limit is one gap after `deleted_until`, or one gap after the end of the last such session if that is later.
-    4. Sessions that start at the limit or earlier are left out. So are accepted and late records with timestamps up to
-       the limit.
     """
     gap = inputs.store.gap_ms
     deleted_until = inputs.deleted_until()
+    # 1. For each key, find the computed sessions that may have contained deleted records: those that start at most one
+    # gap after `deleted_until`, the time up to which records may have been deleted.
     near = computed.filter(F.col("start_ms") <= deleted_until + gap)
     ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
 
     def with_lower_bound(rows: DataFrame) -> DataFrame:
+        # 2. The limit is one gap after `deleted_until`, or one gap after the end of the last such session if that is
+        # later.
         low = F.greatest(deleted_until, F.coalesce(F.col("_end"), deleted_until)) + gap
         return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(deleted_until >= 0, low).otherwise(-1))
 
+    # 3. Leave out accepted and late records with timestamps up to the limit, and sessions that start at the limit or
+    # earlier.
     is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("outcome").isin(ACCEPTED, LATE)
     outcome = F.when(is_left_out, LEFT_OUT).otherwise(F.col("outcome"))
     own = with_lower_bound(labelled).withColumn("outcome", outcome)

@@ -31,9 +31,7 @@ Assigned = tuple[int, int | None, int | None]
 class OpenSessions:
     """The open sessions of one key: those that end at the close time or later.
 
-    Open sessions are more than the gap apart. So their order by start is also their order by end, and the sessions that
-    a record merges are adjacent. A merge moves the records of the smaller session to the larger one, so n records take
-    n log n steps.
+    Adding n records takes n log n steps.
     """
 
     def __init__(self, gap_ms: int) -> None:
@@ -49,6 +47,8 @@ class OpenSessions:
         """
         if self._ends and self._ends[0] < close:
             yield from self.close(bisect_left(self._ends, close))
+        # Open sessions are more than the gap apart. So their order by start is also their order by end, and the
+        # sessions that a record merges are adjacent.
         first = bisect_left(self._ends, time - self._gap_ms)
         last = bisect_right(self._starts, time + self._gap_ms, first)
         start = time
@@ -57,6 +57,7 @@ class OpenSessions:
         if first < last:
             start = min(time, self._starts[first])
             end = max(time, self._ends[last - 1])
+            # Move the records of the smaller sessions to the largest one.
             lists = sorted(self._members[first:last], key=len)
             members = lists.pop()
             members.append(offset)

@@ -45,17 +45,17 @@ from penstock.shared.streams.changelog.store_schema import StoreSchema
 
 
 class Members(NamedTuple):
-    """The pairs of records and windows of one store.
-
-    `pairs` has one row for each record and each window that must contain it. `verdicts` has one row for each record and
-    window for which the audit checks whether the record missed the window. Its columns are the record's, `start_ms`,
-    `missed_it` (whether the stream's late records say so) and `was_late` (the expected value). `left_out` are the keys
-    that are not compared.
-    """
+    """The pairs of records and windows of one store that the audit expects."""
 
     pairs: DataFrame
+    """One row for each record and each window that must contain it."""
     verdicts: DataFrame
+    """One row for each record and window for which the audit checks whether the record missed the window. The columns
+    are the record's, `start_ms`, `missed_it` (whether the stream's late records say so) and `was_late` (the expected
+    value).
+    """
     left_out: DataFrame | None = None
+    """The keys that are not compared."""
 
 
 def compare_windows(inputs: Inputs) -> Compared:
@@ -113,10 +113,10 @@ def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def sliding_members(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Return the members of sliding windows, whose bounds are both inclusive.
+    """Return the members of sliding windows. Both bounds of a window are inclusive.
 
-    A key with a record that was below the close time when it arrived has no rows in `pairs` and is in `left_out`. For
-    every key, `verdicts` has the records of which it is certain whether they are late.
+    A key with a record below the close time on arrival has no rows in `pairs` and is in `left_out`. `verdicts` has, for
+    every key, the records that are certainly late or certainly not late.
     """
     reach = store.size_ms
     time = F.col("timestamp_ms")

@@ -72,12 +72,7 @@ class BatchFenced(FatalError):
 
 
 class BatchReport(NamedTuple):
-    """The result of a batch: the number of `partitions` that it processed, and the sums of the tasks' counts.
-
-    `to_offsets` has, by source topic and partition, the offset at which the next batch or a live instance continues.
-    After a batch over files it is the offset at which the live instance begins. `compaction` is the report of the last
-    compaction. `failed` lists the failed steps after the commits of all the batch's compactions.
-    """
+    """The result of a batch: the number of `partitions` that it processed, and the sums of the tasks' counts."""
 
     partitions: int
     read: int
@@ -87,9 +82,14 @@ class BatchReport(NamedTuple):
     skipped: int
     commits: int
     to_offsets: Offsets
+    """By source topic and partition, the offset at which the next batch or a live instance continues. After a batch
+    over files it is the offset at which the live instance begins.
+    """
     seconds: float
     compaction: dict[str, Any] | None = None
+    """The report of the last compaction; None if there was none."""
     failed: tuple[str, ...] = ()
+    """The failed steps after the commits of all the batch's compactions."""
 
 
 class BatchJob:

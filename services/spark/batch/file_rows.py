@@ -73,21 +73,21 @@ FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 class FileRows(NamedTuple):
-    """The rows of the files, with `_metadata`.
-
-    `columns` are the columns that the settings can name. `whole` is a record's value if the settings name no value
-    column. `prefix` precedes the names of `columns` in `rows`, except for those in `folders`. These columns come from
-    the names of partition folders (`carrier=UA`). `found` has the types that Spark infers for the columns. If `found`
-    is None, the types in `columns` apply.
+    """The rows of the files, with `_metadata`, and how to find in them the columns that the settings can name
+    (`columns`).
     """
 
     rows: DataFrame
     columns: StructType
     prefix: str
+    """Precedes the names of `columns` in `rows`, except for the names in `folders`."""
     whole: SparkColumn
+    """A record's value if the settings name no value column."""
     found: StructType | None = None
+    """The types that Spark infers for the columns; None if those in `columns` apply."""
     time_options: tuple[tuple[str, str], ...] = ()
     folders: frozenset[str] = frozenset()
+    """The columns from the names of partition folders (`carrier=UA`)."""
     written: Mapping[str, SparkColumn] = {}
     """The text of a column in the file, for a record's key or value, by the name of a column that is not text."""
 
@@ -146,13 +146,11 @@ def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, par
 
 
 def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: int) -> DataFrame:
-    """Return rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its key.
+    """Return the files' rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its
+    key. Rows without a key are in partition 0.
 
-    A partition is ordered by time, and rows of the same time by their path and their position in the file. Rows without
-    a key are in partition 0.
-
-    Raises ConfigError if the files lack a configured column, if `timestamp_column` cannot be a time, or if the files
-    cannot be read as one table.
+    A partition is ordered by time, path and position in the file. Raises ConfigError if the files lack a configured
+    column or cannot be read as one table, or if `timestamp_column` cannot be a time.
     """
     found = file_rows(spark, settings)
     metadata = F.col(METADATA)
@@ -414,10 +412,10 @@ def as_written(
 
 
 def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Return a column that is true if the type inferred for the CSV column `field` alters the row's text in it.
+    """Return a column that is true if the type inferred for the CSV column `field` alters the row's text.
 
-    The row's JSON would then have another text than the file. For a float or double, another text of the same number
-    (`1.10`, 1.1) does not count, unless `exactly` is set.
+    For a float or double, another JSON notation of the same number (`1.10` for 1.1) does not count, unless `exactly` is
+    True.
     """
     written = F.col(quoted(field.name)).cast("string")
     kind = field.dataType
@@ -432,10 +430,11 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
 
 
 def row_times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
-    """Return a column as ms since the epoch, -1 for a value that is not a time; None for a type that cannot be a time.
+    """Return a column as ms since the epoch, with -1 for a value that is not a time; None for a type that cannot be a
+    time.
 
-    A number, whole or not and also as text, counts `unit`s since the epoch. Any other text is a time as ISO 8601, in
-    UTC if it names no time zone. Fractions of a ms are rounded down.
+    A number, also as text, counts `unit`s since the epoch. Other text is an ISO 8601 time, by default in UTC. Fractions
+    of a ms are rounded down.
     """
     if isinstance(kind, IntegralType) and unit == "ms":
         ms = column.cast("bigint")

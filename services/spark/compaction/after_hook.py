@@ -16,11 +16,10 @@ class AfterHookFailed(FatalError):
 
 
 def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
-    """Call the user's after hook, a `module:function`, as `function(spark, tables)`.
+    """Call the user's after hook `name`, a `module:function`, as `function(spark, tables)`.
 
-    `tables` has DataFrames by name: `closed/<store>`, `late/<store>` and `live/<store>` for each store with windows, as
-    the compaction left them (see `LakeTables`). Raises ConfigError if there is no such function or if it raises
-    ConfigError, and AfterHookFailed if it raises another error.
+    `tables` has the DataFrames `closed/<store>`, `late/<store>` and `live/<store>` of each windowed store. Raises
+    ConfigError if there is no such function or it raises ConfigError, and AfterHookFailed if it raises another error.
     """
     function: Any = load_function(name, "after")
     try:

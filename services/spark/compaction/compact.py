@@ -81,31 +81,32 @@ REMEDY = (
 
 
 class CompactionReport(NamedTuple):
-    """The result of a compaction.
-
-    `from_offsets` and `to_offsets` are, by changelog partition, the covered offsets before and after the compaction.
-    `live_rows` is the number of changed live windows, and of changed keys in stores without windows. `deleted_rows` is
-    the number of tombstones added to `state`. `closed_rows` and `late_rows` are the numbers of rows added to the other
-    tables. `remaining_records` is the number of changelog records that existed when the compaction began and are left
-    to the next compaction. `failed` lists the steps after the commits that failed; the compaction stays committed.
-    """
+    """The result of a compaction. The compaction stays committed if steps after the commits have `failed`."""
 
     partitions: int
     from_offsets: dict[int, int]
+    """By changelog partition, the covered offsets before the compaction."""
     to_offsets: dict[int, int]
+    """By changelog partition, the covered offsets after the compaction."""
     state_version: int | None
     entries: int = 0
     live_rows: int = 0
+    """The number of changed live windows, and of changed keys in stores without windows."""
     deleted_rows: int = 0
+    """The number of tombstones added to `state`."""
     closed_rows: int = 0
+    """The number of rows added to the tables of closed windows."""
     late_rows: int = 0
+    """The number of rows added to the tables of late records."""
     seconds: float = 0.0
     remaining_records: int = 0
+    """The number of changelog records that existed when the compaction began and are left to the next compaction."""
     foreign_records: int = 0
     rewritten_partitions: int = 0
     optimized_tables: int = 0
     vacuumed: bool = False
     failed: tuple[str, ...] = ()
+    """The steps after the commits that failed."""
 
 
 class CompactionPlan(NamedTuple):
@@ -142,11 +143,10 @@ class CompactionJob:
         """Compact once.
 
         Raises CorruptRecord, ChangelogHole, SchemaMismatch or ConfigError before the first commit. Raises
-        CompactionConflict (another job was first), LakeUnavailable, or an error of Kafka or Spark. After an error of
-        this second group, `closed` and `late` may have rows that `state` does not cover.
+        CompactionConflict, LakeUnavailable, or an error of Kafka or Spark: then `closed` and `late` may have rows that
+        `state` does not cover.
 
-        A step that fails after the commit of `state` raises nothing. It is listed in the report's `failed`, and
-        `require_done()` of this job's `maintenance` raises the first such error.
+        A step that fails after the commit of `state` is only listed in the report's `failed`.
         """
         try:
             plan = self.plan()
@@ -213,29 +213,23 @@ class CompactionJob:
     def _start_of_partition(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """Return the first offset to read of a partition, and the progress row that has it (0 and None without a row).
+        """Return the first offset to read of a partition, and the progress row that has it; 0 and None if there is no
+        such row.
 
-        A table's position is the last changelog offset up to which the table is complete. The newest progress row
-        records the offset of each table's last row. A table lags if its position is lower than its recorded offset.
-
-        Reading starts at the covered offset of this progress row:
-
-        1. If no table lags: the newest row.
-        2. Otherwise: the newest row whose covered offset is at most the lowest position of the lagging tables plus 1.
-           The lowest position plus 1 is the first offset that a lagging table may lack.
-
-        Raises ChangelogHole if the first offset to read is deleted or beyond the changelog's end.
+        Raises ChangelogHole if that offset is deleted, or beyond the changelog's end.
         """
         newest = rows[0] if rows else None
         earliest = offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
         behind = lagging_tables(newest, table_positions)
         if not behind:
+            # 1. No table lags: start at the covered offset of the newest progress row.
             start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
             lacks = ""
         else:
-            # Any progress row at or before the lowest position will do, since a reader can begin at the end of every
-            # commit. The newest such row means the fewest records to read again.
+            # 2. Otherwise start at the newest progress row whose covered offset is at most the first offset that a
+            # lagging table may lack: the lowest position of the lagging tables plus 1. Any earlier row would do, since
+            # a reader can begin at the end of every commit. The newest means the fewest records to read again.
             lowest = min(table_positions.get(table, -1) for table in behind)
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
@@ -465,7 +459,7 @@ def is_rewrite_due(row: Row, files_max: int) -> bool:
     """Return whether a partition of `state` is to be rewritten, by its newest progress row.
 
     A rewrite is due if more rows were added since the last one than REWRITE_ROWS_MIN and than half of the rows that it
-    left. It is also due if more than `files_max` files were added. With `files_max` 0, any number of files is allowed.
+    left. It is also due if more than `files_max` files were added; 0 is no limit.
     """
     # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of live
     # windows.
@@ -474,11 +468,11 @@ def is_rewrite_due(row: Row, files_max: int) -> bool:
 
 
 def offsets_to_delete(ranges: Iterable[ChangelogRange], offsets: TopicOffsets) -> dict[TopicPartition, int]:
-    """Return, by changelog partition, the offset before which a compaction deletes the records.
+    """Return, by changelog partition, the offset before which a compaction deletes records: the covered offset before
+    this compaction.
 
-    It is the offset that the tables covered before this compaction. A partition is left out if it had no progress row,
-    if the changelog has no records before that offset, or if a `closed` or `late` table lagged behind: that table may
-    still need the records.
+    A partition is left out if it had no progress row, if it has no records before that offset, or if a `closed` or
+    `late` table lagged behind.
     """
     # Use the progress rows from before this compaction: a restore may still read the previous version of `state`, and
     # needs the changelog from its covered offset on. A table that lagged may not have caught up yet, since this
@@ -528,9 +522,8 @@ def bounded_ranges(
 ) -> list[ChangelogRange]:
     """Return the ranges of a compaction, together about `records_max` records.
 
-    `records_max` is divided among the partitions, the smallest first. Each partition receives an equal share of the
-    records that are left, and does not use more than it has. With `records_max` 10 and partitions of 1, 4 and 20
-    records, the ranges have 1, 4 and 5 records.
+    Each partition receives an equal share, and leaves what it does not need to larger partitions. With `records_max` 10
+    and partitions of 1, 4 and 20 records, the ranges have 1, 4 and 5 records.
     """
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share = dict[int, int]()

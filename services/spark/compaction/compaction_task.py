@@ -70,10 +70,7 @@ POLL_RECORDS = 50_000
 class ChangelogRange(NamedTuple):
     """The range of one partition to read: from `first` to `end`.
 
-    If no commit ends before `end`, the range is extended until a commit ends in it, at most to `latest`. The reader
-    begins with the `epoch` and the `progress` that the tables record for `first`. `newest` is the partition's newest
-    progress row; `state` already has the changes below the row's covered offset. `positions` has, by table, the last
-    changelog offset up to which the table is complete.
+    If no commit ends before `end`, the range is extended until a commit ends in it, at most to `latest`.
     """
 
     partition: int
@@ -81,9 +78,13 @@ class ChangelogRange(NamedTuple):
     end: int
     latest: int
     epoch: int
+    """The epoch that the tables record for `first`. The reader begins with it."""
     progress: str | None
+    """The progress that the tables record for `first`. The reader begins with it."""
     newest: dict[str, Any] | None
+    """The partition's newest progress row. `state` already has the changes below the row's covered offset."""
     positions: dict[str, int]
+    """By table, the last changelog offset up to which the table is complete."""
 
     @property
     def lagging(self) -> list[str]:
@@ -99,9 +100,10 @@ class ChangelogRange(NamedTuple):
 def lagging_tables(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
     """Return the tables that lack rows of a partition which they once had, as after an older copy was put back.
 
-    `newest`, the partition's newest progress row, has each table's last changelog offset. A table lags if its position
-    is lower. A compaction's task reads the changelog again for it.
+    A table lags if its position is lower than the last changelog offset that `newest`, the partition's newest progress
+    row, has for it.
     """
+    # By table, the last changelog offset.
     appended = {} if newest is None else json.loads(newest["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
@@ -127,20 +129,20 @@ class CompactionTaskOptions(NamedTuple):
 
 
 class PartitionResult(msgspec.Struct, frozen=True):
-    """The result of a task for one partition: the offset after its last commit, and the files of `state`.
-
-    `files` is empty if the partition has nothing to write. `deleted` is the number of tombstones in the files.
-    `read_to` is the offset up to which the range was read. `stores` are the stores of the last commit.
-    """
+    """The result of a task for one partition: the offset after its last commit, and the files of `state`."""
 
     partition: int
     covered_offset: int
     entries: int
     deleted: int
+    """The number of tombstones in `files`."""
     foreign_records: int
     read_to: int
+    """The offset up to which the range was read."""
     files: list[DataFile]
+    """Empty if the partition has nothing to write."""
     stores: tuple[StoreSchema, ...]
+    """The stores of the last commit."""
 
 
 class CompactionTaskResult(msgspec.Struct, frozen=True):

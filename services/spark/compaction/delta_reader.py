@@ -60,10 +60,10 @@ def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
 
 
 def table_positions(table: DeltaTable) -> dict[str, Any] | None:
-    """Read the `topic_id` and the `positions` at which a compaction continues, from the newest commit that has them.
+    """Read a table's `topic_id` and `positions`, at which a compaction continues, from the newest commit that has them.
 
-    Commits of table maintenance, deletions and updates (HARMLESS) may follow it. Return None if any other commit
-    follows it, since that may have added or removed rows, or if none of the last VERSIONS_MAX commits has positions.
+    Only table maintenance, deletions and updates (HARMLESS) may follow that commit. Otherwise returns None, also if
+    none of the last VERSIONS_MAX commits has positions.
     """
     # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
     for limit in (5, VERSIONS_MAX):

@@ -98,9 +98,8 @@ def write_files(
 ) -> Iterator[DataFile]:
     """Write rows of a `state`, `closed` or `late` table (`kind`), and yield each file that was written.
 
-    Batches may differ in their columns. A row is null in the columns that its batch lacks. In a file of `closed` or
-    `late`, the rows are sorted by time. If the table is partitioned, as `state` is, all rows must belong to
-    `partition`.
+    A row is null in columns that its batch lacks. A file of `closed` or `late` is sorted by time. If the table is
+    partitioned, all rows must belong to `partition`.
     """
     for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
@@ -212,17 +211,17 @@ def _lacks_fields(existing: pa.Schema, wanted: pa.Schema) -> bool:
 def commit(
     table: DeltaTable, added: Iterable[DataFile], removed: Sequence[RemoveAction], metadata: Mapping[str, Any]
 ) -> int:
-    """Add files to a table and remove others, as the version after the one it was opened at. Returns that version.
+    """Add files to a table and remove others, in one new version. Returns that version.
 
-    If files are removed, the added files must replace them: they have the same rows, except for superseded ones of
-    `state`. The commit then has `dataChange` false, so a streaming reader of the table does not read the rows again.
-    `table` stays at its version, so it can commit once. Raises CompactionConflict if that version exists already, or
+    If files are removed, the added files must replace them: a streaming reader does not read the rows again. `table`
+    stays at its version, so it can commit once. Raises CompactionConflict if the next version exists already, or
     LakeUnavailable.
     """
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = list(removed)
     for one in added:
         values = {} if one.partition is None else {"partition": str(one.partition)}
+        # Files that replace others have the same rows, except for superseded ones of `state`. So `dataChange` is false.
         actions.append(AddAction(one.path, one.size, values, now_ms, not removed, one.stats))
     # deltalake repeats a commit whose version is taken, and appends do not conflict in Delta. So with retries both
     # jobs would append the same rows. Without them, the second job fails here.

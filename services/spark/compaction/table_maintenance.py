@@ -252,11 +252,11 @@ def delete_expired_rows(table: DeltaTable, column: str, before_ms: int) -> int:
 
 
 def vacuum(table: DeltaTable, retention_hours: int) -> None:
-    """Remove the files that the table has not needed for `retention_hours`.
+    """Remove the files that the table has not needed for `retention_hours`. Raises CompactionConflict or
+    LakeUnavailable.
 
-    A failed compaction leaves files that no commit names. They are removed too once they are older than the retention.
-    If the retention is longer than TOMBSTONE_RETENTION_HOURS, they stay: VACUUM then removes only files whose removal
-    is in the table's log or its last checkpoint. Raises CompactionConflict or LakeUnavailable.
+    Files of a failed compaction, which no commit names, are removed once they are older than that. They stay if
+    `retention_hours` is greater than TOMBSTONE_RETENTION_HOURS.
     """
     # Without `enforce_retention_duration`, deltalake accepts less than the table's own retention, by default a week.
     # The settings have a minimum of their own.
@@ -264,7 +264,8 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
         "dry_run": False,
         "enforce_retention_duration": False,
         # A full VACUUM removes every file that the log does not name and that was last modified before the retention.
-        # Checkpoints forget the files that were removed a week ago, though a longer retention still needs them.
+        # Checkpoints forget the files that were removed a week ago, though a longer retention still needs them. VACUUM
+        # then removes only files whose removal is in the table's log or its last checkpoint.
         "full": retention_hours <= TOMBSTONE_RETENTION_HOURS,
         "commit_properties": _position_metadata(table),
     }
