@@ -60,30 +60,31 @@ class ConfirmedCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedChanges:
-    """Confirmed changes as columns, in log order. All were written under the same store schemas (`stores`).
+    """Confirmed changes as columns, in log order: changes of windows and rows, and late records.
 
-    `operations` are the operations' letters as numbers. `numbers` are the store numbers. `starts`, `ends` and
-    `closed_at` are times in ms. A time that the operation lacks is 0. The state of DELETED is empty. `offsets` are the
-    offsets of the entries.
-
-    A late record uses the same columns: `starts` has its timestamp, `ends` its source offset (-1: none), and
-    `closed_at` the number of windows that it missed. `missed` has the starts of these windows. Its state is the
-    aggregation of this record alone, or null if the entry has no state.
-
-    `commits` are the commits that end in these changes, in order. A commit that was read in several batches is
-    delivered in several parts, and only the last part lists it.
+    All were written under the same store schemas, `stores`. A time that an operation lacks is 0.
     """
 
     operations: Int64Array
+    """The operations' letters as numbers: those of LIVE, DELETED, FINAL and LATE."""
     numbers: Int64Array
+    """The store numbers: the indexes of the stores in `stores`."""
     keys: PackedBytes
     starts: Int64Array
+    """The starts of windows in ms. For a late record, its timestamp."""
     ends: Int64Array
+    """The ends of windows in ms. For a late record, its source offset (-1: none)."""
     closed_at: Int64Array
+    """The stream time in ms at which a window was closed. For a late record, the number of windows that it missed."""
     states: PackedBytes
+    """The states. That of DELETED is empty. That of a late record is the aggregation of this record alone, or null if
+    the entry has no state."""
     offsets: Int64Array
+    """The offsets of the entries."""
     stores: tuple[StoreSchema, ...]
     commits: tuple[ConfirmedCommit, ...] = ()
+    """The commits that end in these changes, in order. A commit that was read in several batches is delivered in
+    several parts, and only the last part lists it."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -227,9 +228,7 @@ class ChangelogReader:
     """Reads one partition; `apply` is called with confirmed changes in log order.
 
     `stores` are the stores of the reader's own topology. If they are given, a commit that was written under
-    incompatible stores raises SchemaMismatch before any of its changes is applied. `epoch` is the epoch in force, and
-    `takeover_offset` the offset of the takeover record that began it. If two owners declare the same epoch, it belongs
-    to the owner of that record. All records below `covered_offset` have been applied or ignored for good.
+    incompatible stores raises SchemaMismatch before any of its changes is applied.
     """
 
     def __init__(
@@ -243,10 +242,14 @@ class ChangelogReader:
         self._apply = apply
         self._stores = stores
         self.epoch = epoch
+        """The epoch in force."""
         self.takeover_offset: int | None = None
+        """The offset of the takeover record that began the epoch; None if this reader has not read it. If two owners
+        declare the same epoch, it belongs to the owner of this record."""
         self.progress = progress
         self.next_offset: int | None = None
         self.covered_offset: int | None = None
+        """All records below it have been applied or ignored for good. None until it is known."""
         self.entries_applied = 0
         self.entries_ignored = 0
         self.foreign_records = 0
@@ -277,15 +280,10 @@ class ChangelogReader:
         self.feed(np.array([offset]), [key], [value])
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-        """Take the next records. Raises CorruptEntry for the first invalid one, after applying changes before it.
+        """Take the next records, and apply the changes that are confirmed by a commit in them.
 
-        Steps:
-        1. Read the envelopes, up to the first invalid record.
-        2. Decide which entries count, from one takeover to the next. A takeover discards all unconfirmed entries before
-           it, including those of earlier batches.
-        3. Apply the confirmed entries. The first commit may also confirm entries of earlier batches.
-        4. Hold the entries that no commit has confirmed yet.
-        5. Raise the error of the first invalid record.
+        Entries that no commit has confirmed yet are kept for later calls. Raises CorruptEntry for the first invalid
+        record, after applying the changes that were confirmed before it.
         """
         if not len(offsets):
             return
@@ -293,7 +291,9 @@ class ChangelogReader:
         batch = _ParsedRecords(offsets, PackedBytes.of(keys), PackedBytes.of(values))
         confirmed = np.empty(batch.count, np.int64)
         ends = np.empty((len(batch.progress), 2), np.int64)
-        # 2. Decide about the entries. The kernel stops where an epoch begins, because the reader keeps the epoch.
+        # 2. Decide which entries count, from one takeover to the next. The kernel stops where an epoch begins, because
+        # the reader keeps the epoch. A takeover discards all unconfirmed entries before it, including those of earlier
+        # batches.
         counters = np.zeros(k.COUNTERS, np.int64)
         counters[k.FORCE] = self.epoch
         unconfirmed = self._unconfirmed
@@ -319,11 +319,12 @@ class ChangelogReader:
             if not counters[k.COMMITS]:
                 self.entries_ignored += sum(len(entries) for entries, _ in unconfirmed)
                 unconfirmed = []
-        # 3. and 4. Apply, and hold the rest.
+        # 3. Apply the confirmed entries. The first commit may also confirm entries of earlier batches.
         self._count_ignored_entries(batch, counters)
         if counters[k.COMMITS]:
             self._apply_batch(batch, confirmed, ends[: counters[k.COMMITS]], unconfirmed)
             unconfirmed = []
+        # 4. Keep the entries that no commit has confirmed yet.
         self._keep_unconfirmed(batch, counters, unconfirmed)
         # 5. Last, so that all changes confirmed before the invalid record are applied.
         if error is not None:
@@ -448,11 +449,11 @@ def reader_start_offset(
     lake: str | None = None,
     lake_name: str = "streams.lake",
 ) -> int:
-    """Return the offset at which a changelog's reader starts: after the snapshot in the lake, which ends at `covered`.
+    """Return the offset at which a changelog's reader starts. The log has the offsets from `first` up to `end`.
 
-    The log has the offsets from `first` to `end` (exclusive). Without a snapshot, `covered` is None and the reader
-    starts at 0. Raises ChangelogHole if `first` is above the start, or `end` below `covered`. Without a snapshot, the
-    message names the lake, and the setting `lake_name` that configures it.
+    It is `covered`, at which the snapshot in the lake ends, or 0 if `covered` is None (no snapshot). Raises
+    ChangelogHole if `first` is above this offset or `end` below it. `lake` and the name of its setting are for the
+    message.
     """
     if covered is None:
         if first > 0:

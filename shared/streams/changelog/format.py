@@ -79,54 +79,52 @@ BODY_BYTES_MIN = {
 
 
 class BatchInput(msgspec.Struct, frozen=True):
-    """How far `penstock batch` has read the history in files: `rows` of the partition, or all of them if `is_done`.
-
-    `fingerprint` identifies the files and the way they are read. `live_from` has, for all topics and partitions, the
-    offset at which the live application begins. A batch that is repeated keeps these offsets, whatever was written to
-    the topics meanwhile.
-    """
+    """How far `penstock batch` has read the history in files."""
 
     fingerprint: str
+    """Identifies the files and the way they are read."""
     rows: int
+    """The number of rows of the partition that were read: all of them if `is_done`."""
     is_done: bool
     live_from: dict[str, dict[int, int]] = {}
+    """The offset at which the live application begins, for all topics and partitions. A batch that is repeated keeps
+    these offsets, whatever was written to the topics meanwhile."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The record that ends every commit: the task's progress, and all that a restart needs besides the stores' state.
-
-    `guarantee` is the owner's processing guarantee. `wall_ms` is the time of the commit. `sources` maps each source
-    topic to the next offset to read in this partition. `source_ids` maps source topics to the topic ids that those
-    offsets belong to; the id of an absent topic is not known.
-
-    `stream_time_ms` is the task's stream time. `operator_times_ms` has the stream time of each windowed, aggregating or
-    joining operator by the name of its store (of a join, the left one), -1 before its first record. `close_times_ms`
-    has the operators' close times by the same names: windows whose last moment is below it are closed. It has no value
-    for an operator that never closes, or before its first record. `idle_ms` is the total by which time has advanced
-    without a record. `grids_ms` has the next due time of each named punctuation schedule (see `punctuation`).
-
-    `input` is present if a batch read history from files. Until the batch is done there are no `sources`.
-    """
+    """The record that ends every commit: the task's progress, and all else that a restart needs besides the stores."""
 
     application: str
     guarantee: Literal["exactly_once", "at_least_once"]
+    """The owner's processing guarantee."""
     sources: dict[str, int]
+    """The next offset to read in this partition, by source topic. Empty until `input`, if present, is done."""
     stream_time_ms: int
+    """The task's stream time."""
     operator_times_ms: dict[str, int]
+    """The stream time of each windowed, aggregating or joining operator by the name of its store (of a join, the left
+    one); -1 before its first record."""
     grids_ms: dict[str, int]
+    """The next due time of each named punctuation schedule (`punctuation`)."""
     stores: tuple[StoreSchema, ...]
     wall_ms: int
+    """The time of the commit."""
     version: int = FORMAT_VERSION
     source_ids: dict[str, str] = {}
+    """The topic ids that the offsets of `sources` belong to, by topic. The id of an absent topic is not known."""
     idle_ms: int = 0
+    """The total by which time has advanced without a record."""
     close_times_ms: dict[str, int] = {}
+    """The close times of operators, by the names of `operator_times_ms`: windows whose last moment is below it are
+    closed. An operator that never closes has none, nor has one before its first record."""
     input: BatchInput | msgspec.UnsetType = msgspec.UNSET
+    """Present if a batch read history from files."""
 
     def open_from_ms(self, store: StoreSchema) -> int:
-        """Return the time from which on the windows of the store's live entries are open.
+        """Return the time below which a live entry's end means that its window is closed.
 
-        A live entry of a window that ends before it is closed. Only a store of sliding windows has such entries: it
-        keeps a closed window for a while, because later windows begin with its state.
+        Only a store of sliding windows has such entries: later windows may begin with a closed window's state. For all
+        other stores, and before the first record, return NEVER.
         """
         return self.close_times_ms.get(store.name, NEVER) if store.kind == "sliding" else NEVER
 

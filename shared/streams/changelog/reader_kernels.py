@@ -60,24 +60,20 @@ def _big_endian_number(data, at, size):
 
 @compiled
 def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
-    """Read the envelopes of records up to the first invalid one; return its index, or the number of records.
+    """Read the numbers of records up to the first invalid one; return its index, or the number of records.
 
-    Steps for each record:
-    1. A record that does not begin with the mark of an entry (a version from 1 to 7, a capital letter) is foreign.
-    2. Read the envelope. The record is invalid if it is too short or has another version, a negative commit number or
-       an epoch that is too high.
-    3. Skip the body of a progress or takeover record: it is JSON, which Python decodes later.
-    4. Read the fields of the body. The record is invalid if its operation is unknown, its key is missing or its body
-       has the wrong size.
+    The numbers go to `numbers`. A foreign record gets the operation FOREIGN. Of progress and takeover records only the
+    envelope is read.
     """
     for i in range(len(offsets)):
         at = offsets[i]
         length = lengths[i]
-        # 1. Foreign.
+        # 1. Foreign: the record does not begin with the mark of an entry, a version from 1 to 7 and a capital letter.
         if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
             numbers[i, OPERATION] = FOREIGN
             continue
-        # 2. The envelope. A record with the mark must not be skipped: that could lose state silently.
+        # 2. The envelope. The record is invalid if it is too short or has another version, a negative commit number or
+        # an epoch that is too high. A record with the mark must not be skipped: that could lose state silently.
         if length < ENVELOPE_BYTES or data[at] != FORMAT_VERSION:
             return i
         operation = np.int64(data[at + 1])
@@ -92,7 +88,8 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
         # 3. JSON follows, which Python decodes.
         if operation in (PROGRESS, TAKEOVER):
             continue
-        # 4. The fields.
+        # 4. The fields of the body. The record is invalid if its operation is unknown, its key is missing or its body
+        # has the wrong size.
         body = at + ENVELOPE_BYTES
         size = length - ENVELOPE_BYTES
         if operation == LATE:
@@ -131,29 +128,25 @@ def apply_reader_rule(numbers, count, confirmed, commits, counters):
     """Apply the reader's rule to the records from `counters[AT]` up to `count`; return why it stops.
 
     The indexes of confirmed changes go to `confirmed`. For each confirmed commit, `commits` gets two numbers: the index
-    of its progress record, and the number of all changes confirmed so far.
-
-    There are five cases for a record:
-    1. A foreign record is counted and skipped.
-    2. A takeover with a higher epoch stops the loop, so that the caller sets the epoch in force. Any other takeover has
-       no effect.
-    3. A change of the epoch in force waits for its commit. Any other change is ignored.
-    4. A progress record of the epoch in force confirms the waiting changes with its commit number. The other waiting
-       changes belong to commits that failed, and are ignored. A progress record of a lower epoch is ignored.
-    5. A progress record of a higher epoch stops the loop: its takeover record is lost.
+    of its progress record, and the number of all changes confirmed so far. It stops with BEGINS at a takeover record of
+    a higher epoch, so that the caller sets the epoch in force.
     """
     for i in range(counters[AT], count):
         counters[AT] = i
         operation = numbers[i, OPERATION]
         epoch = numbers[i, EPOCH]
+        # There are five cases:
+        # 1. A foreign record is counted and skipped.
         if operation == FOREIGN:
             counters[FOREIGN_RECORDS] += 1
             continue
         force = counters[FORCE]
+        # 2. A takeover with a higher epoch stops the loop. Any other takeover has no effect.
         if operation == TAKEOVER:
             if epoch > force:
                 return BEGINS
             continue
+        # 3. A change of the epoch in force waits for its commit. Any other change is ignored.
         if operation != PROGRESS:
             # 0: no takeover record yet, so nothing counts.
             if epoch != force or force == 0:
@@ -163,9 +156,11 @@ def apply_reader_rule(numbers, count, confirmed, commits, counters):
                     counters[FIRST_PENDING] = i
                 counters[PENDING] += 1
             continue
-        # Its takeover record is missing: the log has lost records.
+        # 4. The takeover record of a higher epoch is missing: the log has lost records.
         if epoch > force:
             return LOST
+        # 5. A progress record of the epoch in force confirms the waiting changes with its commit number. Other waiting
+        # changes belong to commits that failed, and are ignored. A progress record of a lower epoch is ignored.
         if epoch < force or force == 0:
             counters[IGNORED] += 1
             continue
@@ -194,8 +189,8 @@ def apply_reader_rule(numbers, count, confirmed, commits, counters):
 def read_state_columns(data, offsets, lengths, fixed, binary, cells, begins, sizes):
     """Read the columns of states; return the index of the first invalid state, or the number of states.
 
-    A state has `fixed` columns of 8 bytes and `binary` columns. The fixed columns go to the rows of `cells`. The
-    offsets and sizes of the binary columns go to the rows of `begins` and `sizes`.
+    A state begins with `fixed` columns of 8 bytes, which go to `cells`. The offsets and sizes of the `binary` columns
+    that follow go to `begins` and `sizes`.
     """
     for i in range(len(offsets)):
         at = offsets[i]

@@ -45,34 +45,35 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One store: the definition of its windows, and its state columns.
-
-    The kind `aggregate` is an aggregation without windows, `table` the last value of each key, `join` one side of a
-    join of streams. `key` is the type of the record keys: `string` is UTF-8, `bytes` is opaque. `gap_ms` is for
-    sessions, `size_ms` and `advance_ms` are for other windows. For sliding windows, `size_ms` is the time difference
-    and `advance_ms` is 0.
-
-    `source` is the topic whose records enter the store; empty for the store of a user's processor. `results` is the
-    topic to which a sink directly below writes the results in the default encoding; None without such a sink. `late` is
-    the topic for late records; None if the store closes nothing. `dead_letters` is the topic for records that could not
-    be decoded or processed; None for the kind `table`. `emit` is when results are forwarded. `upstream` names the nodes
-    between the source and the store that may drop, change or add records.
-    """
+    """One store: the definition of its windows, and its state columns. All times are in ms."""
 
     name: str
     kind: StoreKind
+    """`aggregate` is an aggregation without windows, `table` the last value of each key, `join` one side of a join of
+    streams."""
     key: Literal["string", "bytes"]
+    """The type of the record keys: `string` is UTF-8, `bytes` is opaque."""
     gap_ms: int
+    """The gap of sessions; 0 for all other kinds."""
     grace_ms: int
     emit: Literal["on_close", "on_update"]
+    """When results are forwarded."""
     source: str
+    """The topic whose records enter the store; empty for the store of a user's processor."""
     results: str | None
+    """The topic to which a sink directly below writes the results in the default encoding; None if there is no such
+    sink."""
     late: str | None
+    """The topic for late records; None if the store closes nothing."""
     dead_letters: str | None
+    """The topic for records that could not be decoded or processed; None for the kind `table`."""
     aggregations: tuple[AggregationSchema, ...]
     upstream: tuple[str, ...] = ()
+    """The names of the nodes between the source and the store that may drop, change or add records."""
     size_ms: int = 0
+    """The size of windows, or a sliding window's time difference; 0 for all other kinds."""
     advance_ms: int = 0
+    """The advance of tumbling and hopping windows; 0 for all other kinds."""
 
     @property
     def is_table(self) -> bool:
@@ -124,13 +125,11 @@ AGGREGATIONS_STAY = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
-    A store may get further aggregations, except a table or a join. These may not change:
-    - of the stores: number, order, names, kinds, keys and source topics,
-    - of windows: gap, size and advance,
-    - of existing aggregations: names, order, functions, input fields and state columns.
-
-    All else may change, such as the grace, the emission and the output topics, because it only affects later records.
+    The stores must agree in number and order, and each in name, kind, key, source topic, gap, size and advance.
+    Existing aggregations must agree, and a store may get further ones (`incompatible_aggregations`). All else may
+    change, such as the grace and the output topics.
     """
+    # The grace, the emission and the output topics are not compared: they only affect later records.
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
     for number, (old, new) in enumerate(zip(stored, own, strict=True)):
