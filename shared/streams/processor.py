@@ -106,12 +106,12 @@ class ProcessorContext(Protocol[KForward, VForward]):
     ) -> Schedule:
         """Call the processor's `callback` every `interval` (timedelta or ms). `start` is the first due time.
 
-        `start` is ms since the epoch, or an equivalent timedelta or datetime. Without `start`, a STREAM_TIME schedule
-        is first due at 0, and a WALL_CLOCK_TIME schedule one interval from now. The due times are a grid: `start` plus
-        multiples of the interval. A schedule with a name keeps its grid across restarts, as long as its type and
-        interval stay the same. Names are separate for each node.
+        `start` is ms since the epoch, or an equivalent timedelta or datetime. If it is None, a STREAM_TIME schedule is
+        first due at 0, and a WALL_CLOCK_TIME schedule one interval from now. Later due times are multiples of the
+        interval after it. A schedule with a `name` keeps its due times across restarts while its type and interval stay
+        the same. Names are separate for each node.
 
-        Raises ConfigError for an invalid argument, or if another live schedule of the node has the name. Raises
+        Raises ConfigError for an invalid argument, or if another live schedule of the node has the `name`. Raises
         IllegalState outside of a callback, and in `close`.
         """
         ...
@@ -147,20 +147,19 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
-        """Return True if windows of this span may take a record of this timestamp.
+        """Return True if windows of `span_ms` may take a record of this `timestamp`.
 
-        The timestamp is invalid if a window's bound would not fit into 64 bits, or if it is more than `max_future_ms`
-        ahead of the wall clock. Raises DataError for an invalid timestamp. In a punctuation or a commit there is no
-        source record to reject. Then the forwarded record is counted as skipped, and the result is False.
+        Raises DataError if a window's bound would not fit into 64 bits, or if `timestamp` is more than `max_future_ms`
+        ahead of the wall clock. In a punctuation or a commit, such a record is counted as skipped instead, and the
+        result is False.
         """
         ...
 
     def reject_output(self, record: Record, error: Exception) -> None:
         """Drop one output of this node because of `error`, or make it a dead letter, as the error handlers decide.
 
-        This is for outputs that an operator makes from its store. `record` is the part of the output that is known.
-        Raises `error` if the handler is `fail`, if no store has taken the current source record, or if no handler may
-        handle `error`, such as a ConfigError.
+        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if no store has taken
+        the current source record, or if no handler may decide about it, such as a ConfigError.
         """
         ...
 
@@ -199,14 +198,15 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
     def process(self, record: Record[KIn, VIn], /) -> None:
         """Process one record.
 
-        An error rejects the source record, and `processing_exception_handler` decides what happens to it: by default it
-        goes to the dead-letter topic. Under `fail` an error ends the worker, except a DataError, which still makes the
-        source record a dead letter. ConfigError, FatalError, IllegalState and MemoryError always end the worker.
+        If this method raises an error, the source record is rejected: `processing_exception_handler` decides about it,
+        and by default it becomes a dead letter. Under `fail` the worker ends, except for a DataError, which still makes
+        the record a dead letter.
 
-        Behind a store, and for a record that a punctuation or a commit forwarded, the source record is not rejected.
-        Then only the record given to this processor is dropped, and the handler decides what else happens to it.
+        Behind a store, and for a record that a punctuation or a commit forwarded, only the record given to this
+        processor is rejected in this way.
 
-        In any case the worker ends if the processor, or a node below it, changed a store before the error.
+        The worker always ends after ConfigError, FatalError, IllegalState and MemoryError, and if the processor, or a
+        node below it, changed a store before the error.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 
@@ -221,17 +221,15 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
 
 
 class TimedProcessor(Processor):
-    """The base class of operators with event time. Progress records contain the operators' times by store name.
-
-    `stream_time_ms` is the highest timestamp of a record. With `idle_timeout_ms` it also advances when the source is
-    idle. `close_time_ms` is stream time minus the grace, and for sessions also minus the gap; None before the first
-    record. Windows whose last moment is below it are closed. It never goes back: if the grace is made longer, it stays
-    until stream time has caught up.
-    """
+    """The base class of operators with event time. Progress records contain the operators' times by store name."""
 
     store_name: str
     stream_time_ms: int = NO_TIME
+    """The highest timestamp of a record. With `idle_timeout_ms` it also advances when the source is idle."""
     close_time_ms: int | None = None
+    """Stream time minus the grace, and for sessions also minus the gap; None before the first record. Windows whose
+    last moment is below it are closed. It never goes back: if the grace is made longer, it stays until stream time has
+    caught up."""
 
     @abstractmethod
     def advance_time(self, stream_time_ms: int) -> None:

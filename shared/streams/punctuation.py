@@ -135,19 +135,15 @@ class PunctuationQueue:
 
 
 class TaskSchedules:
-    """The punctuation schedules of one task.
-
-    `restored` has the restored due times of named schedules that were not scheduled again yet. Clocks differ and are
-    corrected, so a restored wall-clock due time may be too far ahead. The schedule is due at the latest one interval
-    from now, or at its start if that is later. `has_new_grid` means that a named schedule began a grid that no commit
-    contains yet.
-    """
+    """The punctuation schedules of one task."""
 
     def __init__(self) -> None:
         self.stream_time = PunctuationQueue()
         self.wall_clock = PunctuationQueue()
         self.restored: dict[str, int] = {}
+        """The restored due times of named schedules that were not scheduled again yet."""
         self.has_new_grid = False
+        """Whether a named schedule began a grid that no commit contains yet."""
         self._named: dict[str, Schedule] = {}
         self._sweep_at = SWEEP_MIN
 
@@ -214,12 +210,13 @@ class TaskSchedules:
 def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
     """Return a restored wall-clock due time, moved back on its grid until it is at most one interval from now.
 
-    If `start_ms` is later than that, it is the limit instead. `due_ms` may be later, because it was computed by another
-    instance's clock, or by this one's before a correction.
+    If `start_ms` is later than one interval from now, it is the limit instead.
 
     >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
     70
     """
+    # The due time may be later than the limit, because it was computed by another instance's clock, or by this one's
+    # before a correction.
     ahead_ms = due_ms - max(now_ms + interval_ms, start_ms)
     return due_ms - max(0, -(-ahead_ms // interval_ms)) * interval_ms
 

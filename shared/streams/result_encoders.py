@@ -41,9 +41,9 @@ def encode_result_key(key: Any) -> bytes | None:
 def encode_without_error(value: Any) -> bytes | None:
     """Encode the key or value of a record that is written without a sink, such as a dead letter.
 
-    Text is encoded as UTF-8, bytes and None are unchanged. Anything else is encoded as JSON, in which an object of an
-    unknown type becomes the text of its `repr`. A windowed result is one flat JSON object, without this replacement. If
-    the encoding fails, the `repr` of the whole value is encoded, or the name of its type if the `repr` fails as well.
+    Text becomes UTF-8, bytes and None are unchanged, and a windowed result is one flat JSON object. Anything else is
+    JSON, with the `repr` of objects of unknown types. If that fails, the result is the `repr` of the whole value, or
+    else the name of its type.
 
     >>> class Mute:
     ...     def __repr__(self) -> str:

@@ -153,7 +153,7 @@ class StreamsBuilder:
         dead_letters: str | None = None,
         late: str | None = None,
     ) -> Stream[Any, Any]:
-        """Read a topic, with values decoded as `value`.
+        """Read a topic as a stream, with values decoded as `value`.
 
         `value` is one of these:
         - a msgspec struct or any other type that msgspec decodes: JSON, checked field by field,
@@ -161,9 +161,8 @@ class StreamsBuilder:
         - `bytes`: the bytes of the record's value, unchanged,
         - a deserializer. Aggregations treat its values as dicts until a `map_values` declares another type.
 
-        Records that cannot be decoded or processed go to the topic `dead_letters` (default `<topic>-dlq`), unless the
-        exception handlers in the settings decide otherwise. Records that arrive after all their windows have closed go
-        to the topic `late` (default `<topic>-late`).
+        By default, records that cannot be decoded or processed go to the topic `dead_letters`, or `<topic>-dlq` if it
+        is None. Late records go to the topic `late`, or `<topic>-late` if it is None.
         """
         source = self._make_source_node(topic, value, key, dead_letters, late)
         return Stream(
@@ -452,19 +451,16 @@ class Stream(Generic[K, V]):
     ) -> Stream[KR, V]:
         """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
-        Before the stream is grouped, or joined with a stream or a table, it passes through a repartition topic, so that
-        all records of a key come to one task. With a `name` the topic is `<application>-<name>-repartition`. It usually
-        stays the same when other nodes change, but not if the stream is merged or gets other keys after `key_by`.
-        Without a `name` the topic is `<application>-<node>-repartition`, where `<node>` is the last node of the stream
-        that is grouped or joined. The default name of a node contains its position in the topology.
+        Before a grouping, or a join with a stream or a table, the stream passes through the repartition topic
+        `<application>-<name>-repartition`. Another change of keys, or a merge with a stream of another name, replaces
+        `name`. If `name` is None, `<name>` is the last node of the grouped or joined stream, whose default name depends
+        on its position in the topology.
 
-        All groupings and joins of one stream use the same topic. Two streams derived from one `key_by` need a topic
-        each. Without a `name` each gets its own. With a `name` both would get the same topic, so `repartition`, a
-        grouping or a join of the second stream raises ConfigError. Before it, give the second stream a topic of its
-        own: `key_by(lambda record: record.key, name=...)`.
+        Streams derived from one `key_by` with a `name` cannot each have a repartition topic: the second one raises
+        ConfigError, unless another `key_by` gives it another name.
 
-        A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of
-        a left join.
+        A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of a
+        left join.
         """
         selector = plain("key_by: selector", selector)
 
@@ -512,7 +508,7 @@ class Stream(Generic[K, V]):
         """Merge two streams. Raises ConfigError if the keys of one are text and those of the other bytes.
 
         The values may have different types. `Count` accepts them. A repartition topic, a join with a stream or a table,
-        and every other aggregation need one type. `map_values` on both streams, before the merge, gives them one type.
+        or any other aggregation raises ConfigError, until `map_values` gives all values one type.
         """
         require_same_builder("merge", self._builder, other._builder)
         if self._traits.key != other._traits.key:
@@ -543,16 +539,17 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         key: KeyType | None = None,
     ) -> Stream[KR, VR]:
-        """Return the stream of the records that a user's processor forwards. The processor may use `stores`.
+        """Return the records that a user's processor forwards, as a stream. The processor may use `stores`.
 
-        `supplier` makes a processor for each task. `value` is the type of the values that it forwards, `key` the type
-        of the keys, `string` or `bytes` (default: as before). The processor may change keys. Therefore the records pass
-        through a repartition topic before they are grouped or joined, as after `key_by`; `process_values` avoids that.
+        `supplier` makes a processor for each task. `value` is the type of the forwarded values, and `key` that of the
+        keys: `string`, `bytes`, or None if it stays. A later grouping or join uses a repartition topic, as after
+        `key_by`.
         """
         if key is not None:
             require_key_type("process: key", key)
         node = self._add_processor_node("process", supplier, stores, name)
         # As KStream.process: the processor may have changed keys, so the next grouping or join repartitions.
+        # `process_values` avoids that.
         traits = replace(self._traits, value=value, key=key or self._traits.key, is_rekeyed=True, rekeyed_by=name)
         return Stream(self._builder, node, replace(traits, encode=encode_json, is_windowed=False, mixed=()))
 
@@ -563,11 +560,10 @@ class Stream(Generic[K, V]):
         name: str | None = None,
         value: Any = dict,
     ) -> Stream[K, VR]:
-        """As `process`, for a processor that does not change keys. So it adds no repartition topic.
+        """As `process`, for a processor that does not change keys. It adds no repartition topic.
 
-        If the processor's own `process` forwards another key than that of the current record, the worker ends with an
-        error. A record that the processor forwards in a punctuation or a commit must have the key of an earlier record
-        of the task. This rule is not checked.
+        If the processor's `process` forwards another key than that of its record, the worker ends with an error. In a
+        punctuation or a commit, the key must be that of an earlier record of the task; this is not checked.
         """
         node = self._add_processor_node("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._traits, value=value, mixed=()))
@@ -609,8 +605,7 @@ class Stream(Generic[K, V]):
         """Forward a record with the value `joiner(own value, other value)` for each match with the other side.
 
         - With a stream, two records match if they have the same key and their timestamps are within `windows`.
-        - With a table, a record matches the row of its key.
-        - With a global table, a record matches the row of the key `key(record)`.
+        - With a table, a record matches the row of its key; with a global table, the row of the key `key(record)`.
 
         `value` is the type of the results. `name` is for the node and the stores of a join with a stream.
         """
@@ -819,10 +814,9 @@ class GroupedStream(Generic[K, V]):
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
         """Aggregate all records of each key into a table, kept in a store of this name.
 
-        A row is a dict of `key` (base64 if keys are bytes) and the results by name. Each change of a row is forwarded
-        as a record, with the row as value and the highest timestamp of the key's records. Of several changes of a row
-        in one commit, a worker forwards only the last. The default name of the store is derived from the topic where
-        the records entered the topology, such as `clicks-aggregate`.
+        A row is a dict of `key` (base64 if keys are bytes) and the results by name. A worker forwards only a row's last
+        change of each commit, with the highest timestamp of the key's records. The default `name` is
+        `<topic>-aggregate`, where `<topic>` is where the records entered the topology.
         """
         stream = self._stream
         name, bound = _bind_aggregations(stream, name, "aggregate", aggregations)
@@ -909,9 +903,8 @@ class WindowedGroup(Generic[K, V]):
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
         """Aggregate each window, in a store of this name.
 
-        The default name is derived from the topic where the records entered the topology and the kind of window, such
-        as `clicks-session`. It does not change when nodes between the topic and the window change. Two stores of one
-        name are an error.
+        The default `name` is `<topic>-<kind>`, such as `clicks-session`, where `<topic>` is where the records entered
+        the topology. If a store has the name already, `on_close` and `on_update` of the result raise ConfigError.
         """
         name, bound = _bind_aggregations(self._stream, name, self._rule.kind, aggregations)
         # A session's result has the session's end as its timestamp. Other results have the time of their latest record,

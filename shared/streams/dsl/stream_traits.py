@@ -13,26 +13,29 @@ from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
 class StreamTraits:
     """The traits of a stream's records.
 
-    `source` is the records' source node: after a repartition, the node that reads the repartition topic. `origin` is
-    the topic where the records entered the topology, before any repartition. `value` is the type of the values. `mixed`
-    names the types of the values if merged streams have different ones. `encode` is the default encoder of `Stream.to`.
-
-    `is_rekeyed` means that keys may have changed, so records of one key may be in several partitions. `rekeyed_by` is
-    the name that the user gave to the operation that changed them, if any; the repartition topic is named after it.
-    `is_windowed` means that keys may be `WindowKey`s, and `window_key` is the type of the record keys in them.
-    `has_deletions` means that a record without a value may be a retracted window or a deleted row.
-
     Of merged streams, `source`, `value`, `encode`, `window_key` and `origin` are those of the first stream.
     """
 
     source: SourceNode
+    """The records' source node: after a repartition, the node that reads the repartition topic."""
     value: Any
+    """The type of the values."""
     key: KeyType
+    """The type of the record keys."""
     encode: Encoder = encode_json
+    """The default encoder of `Stream.to`."""
     is_rekeyed: bool = False
+    """Whether keys may have changed, so that records of one key may be in several partitions."""
     rekeyed_by: str | None = None
+    """The name that the user gave to the operation that changed the keys, if any; the repartition topic is named after
+    it."""
     is_windowed: bool = False
+    """Whether keys may be `WindowKey`s."""
     window_key: KeyType = "string"
+    """The type of the record keys in `WindowKey`s."""
     mixed: tuple[str, ...] = ()
+    """The names of the types of the values if merged streams have different ones."""
     origin: str = ""
+    """The topic where the records entered the topology, before any repartition."""
     has_deletions: bool = False
+    """Whether a record without a value may be a retracted window or a deleted row."""

@@ -82,8 +82,8 @@ class JoinWindows:
     def limit(self, side: int, close_time_ms: int) -> int:
         """Return the timestamp below which a record of that side is late, and is removed from the store.
 
-        A left record is kept until its window and the grace have passed. A right record is kept as long as it can be
-        joined with a left record that is not late.
+        `close_time_ms` is stream time minus the grace. A left record is kept until its window and the grace have
+        passed, a right one as long as it can match a left record that is not late.
         """
         # With a negative `after_ms`, matching right records have lower timestamps, so a left record waits for the grace
         # only.

@@ -87,8 +87,8 @@ class TableLookup(Protocol):
 class TableJoin(Processor):
     """Joins each record with the row of its key, or of the key that `key_of` returns.
 
-    A record without a value is always skipped and counted. A record without a key is skipped and counted too, and a
-    record whose key has no row is dropped. With `left`, these two are joined with None instead.
+    A record without a value is skipped and counted. With `left`, a record without a key or without a row is joined with
+    None. Otherwise a record without a key is skipped and counted, and a record without a row is dropped.
     """
 
     sees_time = False
