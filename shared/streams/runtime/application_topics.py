@@ -53,15 +53,13 @@ async def prepare_topics(
 ) -> PreparedTopics:
     """Wait for the topics that the application only reads, then create the topics that it writes to.
 
-    Created topics have as many partitions as the source topics. The topics of global tables are waited for too, unless
-    the application writes to them. While topics are missing, they are logged and passed to `on_missing`, again whenever
-    the list changes.
+    Created topics have as many partitions as the source topics. Missing topics are logged and passed to `on_missing`,
+    again whenever the list changes. Raises UnknownTopicOrPartition, which names the topics that did not appear within
+    `topic_wait_ms`.
 
-    Raises UnknownTopicOrPartition, which names the topics that did not appear within `topic_wait_ms`. Raises
-    ConfigError if the assignor does not suit several source topics (counting repartition topics), if the numbers of
-    partitions of the source topics, the repartition topics and the changelog differ, or if an existing changelog's
-    settings let Kafka delete its records. Logs a warning if retention would delete old event times from a result or
-    late topic.
+    Raises ConfigError if the assignor does not suit several source topics (counting repartition topics), if the source
+    topics, repartition topics and changelog differ in their number of partitions, or if an existing changelog's
+    settings let Kafka delete its records.
     """
     require_assignor_of_source_topics(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
@@ -70,6 +68,7 @@ async def prepare_topics(
     written = topology.output_topics()
     # Records cannot return to their source topic, so all sources are in `written` only if it has unused late topics.
     external = [name for name in sources if name not in written] or sources
+    # The topics of global tables are waited for too.
     required = {*external, *(name for name in tables if name not in written)}
     async with Admin(kafka) as admin:
         deadline = clock.monotonic_ms() + settings.topic_wait_ms

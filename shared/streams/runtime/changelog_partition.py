@@ -88,13 +88,9 @@ class LogReplaced(PenstockError):
 class ChangelogPosition:
     """The position in a changelog partition at which its owner writes, and whether others write there too.
 
-    A commit is a number of entries and then its progress record, at `offset`. `marks` transaction markers follow. If
-    the progress record has the expected offset, nobody else has written since the previous commit. If its offset is
-    higher, others have, and one of their records may be another owner's takeover. If it is lower, the log was replaced.
-    A negative offset means that the broker did not return one.
-
-    `covered_offset` is the offset after the progress record. `verified_offset` is the `covered_offset` of the last
-    commit up to which only the owner has written.
+    A commit is a number of entries, then its progress record, then `marks` transaction markers. If the progress record
+    has a higher offset than expected, others have written since the previous commit. If it has a lower offset, the log
+    was replaced. A negative offset means that the broker did not return one.
 
     >>> position = ChangelogPosition("id", 10, marks=1)
     >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
@@ -129,6 +125,7 @@ class ChangelogPosition:
     def written(self, entries: int, offset: int) -> CommitPosition:
         """Record the owner's commit of `entries` that ends at `offset`, and return its position in the changelog."""
         # Once something else lies between two commits, it may be another owner's takeover. Only a restore can find out.
+        # So the verified offset stays at the last commit before.
         self._is_only_writer &= offset == self._next + entries
         if self._is_only_writer:
             self._verified = offset + 1
@@ -221,13 +218,13 @@ class ChangelogPartition:
     ) -> tuple[StreamTask, RestoreReport]:
         """Restore a task and become its changelog's only writer.
 
-        `make_task` returns an empty task. It is called for each attempt that does not continue the `standby`. The
-        standby is continued if the log still has the records that follow its position. Raises ChangelogHole,
-        SchemaMismatch or CorruptRecord if the state cannot be restored completely.
+        `make_task` returns an empty task. It is called for each attempt that does not continue the `standby`. Raises
+        ChangelogHole, SchemaMismatch or CorruptRecord if the state cannot be restored completely.
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
-            # A standby is used once. A restore that starts again begins with an empty task.
+            # A standby is used once, and continues if the log still has the records that follow its position. A restore
+            # that starts again begins with an empty task.
             restoring = standby or PartitionRestore(self._kafka, self._settings, make_task(), self._clock)
             standby = None
             restoring.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
@@ -253,11 +250,10 @@ class ChangelogPartition:
         raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
-        """Write one commit and return its position in the log. Raises if the commit failed or its outcome is unknown.
+        """Write one commit and return its position in the log. After any error the task must be discarded.
 
-        After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
-        or that the transaction took longer than `transaction_timeout_ms`. LogReplaced means that the changelog is
-        another topic than before, or has lost its end.
+        Raises ProducerFenced if another owner has taken over the partition, or if the transaction took longer than
+        `transaction_timeout_ms`. Raises LogReplaced if the changelog is another topic than before, or has lost its end.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}
@@ -337,6 +333,8 @@ class ChangelogPartition:
             raise LogReplaced(
                 f"{self.topic_partition}: the topic was deleted and created again: its id was {was} and is now {now}"
             )
+        # A read_uncommitted consumer does not wait for open transactions. It also finds takeovers that were aborted.
+        # These cause a needless restore, which does no harm.
         async with changelog_consumer(self._kafka, "read_uncommitted") as consumer:
             offset = await find_takeover(consumer, self.topic_partition, others, self._epoch)
         if offset is not None:
@@ -381,9 +379,8 @@ async def find_takeover(
 ) -> int | None:
     """Return the first offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
 
-    The consumer is read_uncommitted, so it does not wait for open transactions. It also finds takeovers that were
-    aborted; these cause a needless restore, which does no harm. Invalid records are skipped here, because a restore
-    reports them. Raises OffsetOutOfRange if the span was deleted meanwhile, KafkaTimeout if its records do not come.
+    The `consumer` must be read_uncommitted, so takeovers of aborted transactions are found too. Raises OffsetOutOfRange
+    if the span was deleted meanwhile, and KafkaTimeout if its records do not come within `timeout_ms`.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)
@@ -401,6 +398,7 @@ async def find_takeover(
 
 def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
     for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
+        # Invalid records are skipped here, because a restore reports them.
         with suppress(CorruptRecord):
             if offset in span and not is_foreign_record(value) and decode_entry(value).takes_over_from(epoch):
                 return int(offset)

@@ -151,12 +151,8 @@ class Instances:
 def partition_owners(instances: Instances, url: str, own: Registration) -> PartitionOwners:
     """Return the instance to query for each partition, as seen by the instance `url`.
 
-    `own` is that instance's registration; it is newer than the topic's content. The first case that applies counts:
-    1. The partition runs on this instance: its own. This does not apply if another instance claims to restore the
-       partition, or to run it with the same or a higher epoch.
-    2. The partition is being restored, by any instance: missing.
-    3. No instance claims the partition, or only an outdated record of this instance does: missing.
-    4. Another instance runs the partition: that instance's.
+    `own` is that instance's registration; it is newer than the content of the topic in `instances`. A partition that is
+    being restored, or that no instance has, is in `missing` with the reason.
 
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode_registration(Registration("b", {1: 5, 2: 3}, 4)), 0)
@@ -171,14 +167,19 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
     for partition in range(max(known)):
         claim = claims.get(partition)
         epoch = own.running.get(partition)
-        # The topic lags behind: a claim of a lower epoch is of a former owner.
+        # The first case that applies counts.
+        # 1. The partition runs on this instance, and no other instance claims to restore it, or to run it with the same
+        # or a higher epoch. The topic lags behind: a claim of a lower epoch is of a former owner.
         if epoch is not None and (claim is None or claim.url == url or -1 < (claim.epoch or -1) < epoch):
             own_partitions.add(partition)
+        # 2. The partition is being restored, by any instance.
         elif partition in own.restoring or (claim is not None and claim.epoch is None):
             where = url if partition in own.restoring or claim is None else claim.url
             missing[partition] = f"being restored by {where}"
+        # 3. No instance claims the partition, or only an outdated record of this instance does.
         elif claim is None or claim.url == url:
             missing[partition] = "no instance has it"
+        # 4. Another instance runs the partition.
         else:
             others.setdefault(claim.url, []).append(partition)
     return PartitionOwners(frozenset(own_partitions), others, missing)
@@ -188,8 +189,7 @@ class InstanceRegistry:
     """Registers this instance's partitions in the topic, and reads the registrations of all instances.
 
     It runs beside the worker, which does not depend on it. If Kafka cannot be reached, it tries again. After any other
-    error, such as a missing permission for the topic, it logs the error and stops. This instance then learns nothing
-    more about the others.
+    error, such as a missing permission, it logs the error and learns nothing more about other instances.
     """
 
     def __init__(

@@ -91,14 +91,10 @@ class PartitionRestore:
     async def begin(self, consumer: Consumer) -> int:
         """Find the start of the restore and seek to it; return the log's current end.
 
-        A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange, after which a
-        restore must start again, in three cases:
-        1. The log no longer has that position, or is another topic.
-        2. The log no longer has the records after the loaded snapshot, but there is a newer snapshot now.
-        3. A file of the snapshot was deleted while it was loaded, but there is a newer snapshot now.
-
-        Raises ChangelogHole if the log does not continue the newest snapshot, or if there is no snapshot and the log no
-        longer begins at offset 0.
+        A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange if the restore
+        must start again: the log lacks this position or is another topic, or a newer snapshot has replaced the loaded
+        one. Raises ChangelogHole if the log does not continue the newest snapshot, or if there is no snapshot and the
+        log does not begin at offset 0.
         """
         consumer.assign([self.at])
         reader = self.reader
@@ -113,12 +109,10 @@ class PartitionRestore:
         return (await consumer.end_offsets([self.at]))[self.at]
 
     async def compare_newest(self, end: int, consumer: Consumer) -> None:
-        """Check before a long restore whether the stores of the newest commit before `end` fit the topology.
+        """Set `progress.is_accepted` if the stores of the newest commit before `end` fit the topology.
 
-        An owner takes over only if its topology can read the commits before it. So if the newest commit fits, the
-        earlier ones are taken to fit too, and `progress.is_accepted` is set. If it does not fit, nothing happens here:
-        a fenced owner may have written it, and then it does not count. The restore checks each commit that counts, and
-        raises the error.
+        Otherwise nothing happens: a fenced owner may have written that commit. The restore itself checks each commit
+        that counts, and raises the error. A restore of at most NEWEST_RECORDS records skips this check.
         """
         start = await consumer.position(self.at)
         # A short restore finds out itself, and as quickly.
@@ -132,6 +126,9 @@ class PartitionRestore:
                 newest = self._newest_progress(columns) or newest
         consumer.seek(self.at, start)
         if newest is not None:
+            # An owner takes over only if its topology can read the commits before it. So if the newest commit fits, the
+            # earlier ones are taken to fit too. A commit that does not fit may be of a fenced owner, and then does not
+            # count.
             with suppress(SchemaMismatch):
                 check_schema(newest.stores, self.task.topology.schemas())
                 self.progress.is_accepted = True

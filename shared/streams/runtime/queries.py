@@ -41,19 +41,25 @@ SLICE_ROWS = 2_000
 
 
 class StoreQuery(NamedTuple):
-    """Selects the rows of one `key`, or of the keys from `key_from` to `key_to` (inclusive); None means no bound.
+    """Selects rows of a store: of one `key` or a range of keys, and of these the windows in a range of time.
 
-    Of these, it selects the windows that end at `from_ms` or later and begin at `to_ms` or earlier, in ms since the
-    epoch. Rows without a window are selected at any time. `after` skips all rows up to and including that position.
+    A field that is None sets no bound.
     """
 
     key: str | bytes | None = None
     key_from: str | bytes | None = None
+    """The lowest key, inclusive."""
     key_to: str | bytes | None = None
+    """The highest key, inclusive."""
     from_ms: int | None = None
+    """Windows that end before it are left out, in ms since the epoch. Rows without a window are selected at any
+    time."""
     to_ms: int | None = None
+    """Windows that begin after it are left out, in ms since the epoch."""
     rows_max: int = QUERY_ROWS_MAX
+    """The most rows of a response, from 1 to QUERY_ROWS_MAX."""
     after: RowPosition | None = None
+    """The position up to which rows are skipped, inclusive."""
 
 
 class StoreResponse(msgspec.Struct, frozen=True):
@@ -97,13 +103,11 @@ def read_in_slices(
 ) -> Generator[None, None, StoreResponse]:
     """Read live windows or a table's rows from the tasks' stores of that name, or from the global table of that name.
 
-    The generator yields after every slice. A task that leaves `tasks` meanwhile is left out of the response. `topology`
-    lists the stores. Without it, the stores are those of `tasks`: none if no task runs here. `tables` are the
-    instance's global tables.
+    The generator yields after every slice, and returns the response. A task that leaves `tasks` meanwhile is left out
+    of it. `topology` lists the stores; if it is None, the stores are those of `tasks`.
 
-    All rows have `key`, and all but those of global tables have `partition`. Windows also have `start` and `end` (ms,
-    as the window's kind defines them) and their results by name. Rows of an aggregation without windows have their
-    results by name, rows of tables have `value`.
+    A row has `key`, and `partition` unless it is of a global table. Windows also have `start` and `end` (ms, as the
+    window's kind defines them). Rows of tables have `value`, those of aggregations their results by name.
 
     Raises ConfigError if no store has the name, if it is a join's store, if `rows_max` is out of range, or if a key of
     the query is not UTF-8 although the store's keys are text.

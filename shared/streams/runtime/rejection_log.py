@@ -15,9 +15,7 @@ REJECTIONS = ("late", "dead_letters", "skipped")
 class RejectionLog:
     """The log of a task's rejected records: at most one line in `LOG_INTERVAL_MS`, unless `report` has `at_once`.
 
-    Thousands of records a second may be rejected. A line counts all records that were rejected since the previous line.
-    The worker reports what a commit contained once the commit has succeeded, because records without a commit may be
-    processed again. If there is nothing to commit, it reports all rejections.
+    A line counts all records that were rejected since the previous line.
     """
 
     def __init__(self, partition: int) -> None:

@@ -16,8 +16,8 @@ LOG_INTERVAL_MS = 5_000  # between log lines of the progress
 class RestoreProgress:
     """The progress of one partition's restore: the rest of the changelog to read, the rate, and the estimated time.
 
-    Records are counted by offsets, so transaction markers count too. The rate is the average since the first poll of
-    the changelog; the time to load a snapshot does not count. Fields are None as long as they are not known.
+    Records are counted by offsets, so transaction markers count too. The rate is the average since the first call of
+    `moved`. Fields are None as long as they are not known.
 
     >>> progress = RestoreProgress(0)
     >>> progress.moved(1_000, 5_000, now_ms=0)
@@ -70,20 +70,21 @@ class RestoreProgress:
 
 @dataclass(slots=True)
 class RestoreReport:
-    """The figures of a restore; `snapshot_version` is None if there was no snapshot.
-
-    `snapshot_windows`, `local_windows` and `standby_windows` are the rows that the restore began with: from the
-    snapshot, from the instance's disk or from its standby. `milliseconds` is the duration of the whole restore. The
-    other figures are of the changelog that was read after those rows. `changelog_records` counts all its records,
-    including takeover and progress records. `changelog_windows` counts the entries that were applied, `foreign_records`
-    the skipped records that are no changelog entries.
-    """
+    """The figures of a restore: the rows that it began with, and the changelog that it read after them."""
 
     snapshot_version: int | None = None
+    """The version of the snapshot; None if there was no snapshot."""
     snapshot_windows: int = 0
+    """The rows from the snapshot that the restore began with."""
     changelog_records: int = 0
+    """All records of the changelog that it read, including takeover and progress records."""
     changelog_windows: int = 0
+    """The entries of the changelog that it applied."""
     foreign_records: int = 0
+    """The skipped records of the changelog that are no changelog entries."""
     milliseconds: int = 0
+    """The duration of the whole restore."""
     local_windows: int = 0
+    """The rows from the instance's disk that the restore began with."""
     standby_windows: int = 0
+    """The rows from the instance's standby that the restore began with."""

@@ -72,12 +72,13 @@ class AheadPartition(NamedTuple):
 class GroupAhead(ChangelogHole):
     """The group's committed offsets are ahead of the changelog: state was lost, or another client committed them.
 
-    A commit never writes the group's offsets before the changelog, so the application's own commits cannot cause this.
     The message names every partition of `ahead`, the cause if it is known, and the command that sets the group back to
     the changelog's positions.
     """
 
     def __init__(self, group: str, ahead: Iterable[AheadPartition]) -> None:
+        # A commit never writes the group's offsets before the changelog, so the application's own commits cannot cause
+        # this error.
         self.group = group
         self.ahead = tuple(sorted(ahead))
         command = f"penstock streams restore-offsets --application-id {group} --execute"
@@ -176,12 +177,11 @@ def raise_unread(at: TopicPartition, position: int, read: Collection[str], appli
 def start_position_of(
     at: TopicPartition, position: int | None, known_id: str | None, held: PartitionExtent, on_missing: OnMissing
 ) -> StartPosition:
-    """Return the offset at which a task starts to read a partition.
+    """Return the offset at which a task starts to read the partition `at`: its last `position`, or the first if None.
 
-    That is its last `position`, or the first offset if `position` is None (never read). `known_id` is the id of the
-    topic that the position belongs to. Raises SourceTopicChanged if the topic now has another id, or ends before the
-    position. If the records at the position were deleted, the task starts at the first offset if `on_missing` is
-    `skip`. Otherwise, raises SourceOffsetsMissing.
+    `known_id` is the id of the topic that `position` belongs to, None if unknown. Raises SourceTopicChanged if the
+    topic now has another id, or ends before `position`. If the records at `position` were deleted, the task starts at
+    the first offset if `on_missing` is `skip`; otherwise raises SourceOffsetsMissing.
     """
     # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
     if known_id is not None and known_id != held.topic_id:
@@ -211,10 +211,9 @@ def start_position_of(
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
-    `find` sets the positions of a restored task. `check` compares those of a running task with the source partitions.
-    Both raise SourceTopicChanged and SourceOffsetsMissing. `find` also raises SchemaMismatch if a repartition topic
-    that the topology no longer reads has unread records, and GroupAhead if the group has committed offsets beyond those
-    in the changelog.
+    All methods raise SourceTopicChanged and SourceOffsetsMissing (`start_position_of`). `find` also raises
+    SchemaMismatch if a repartition topic that the topology no longer reads has unread records, and GroupAhead if the
+    group has committed offsets beyond those in the changelog.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:

@@ -79,22 +79,19 @@ def standing_partitions_of(data: bytes | None) -> frozenset[int] | None:
 def assign_standbys(
     owners: Mapping[int, str | None], order: Sequence[str], warm: Mapping[str, Collection[int]], replicas: int
 ) -> dict[str, list[int]]:
-    """Return the standby partitions of each member.
+    """Return the standby partitions of each member, at most `replicas` for each partition and never at its owner.
 
     `owners` has the owner of each partition, None if it is moving between two owners. `order` are the members. `warm`
     has the partitions that each member has state of.
-
-    Steps:
-    1. A member keeps the partitions that it has state of and does not own, up to an even share. A partition without an
-       owner is kept beyond that share, so that its next owner can be a member with state.
-    2. The remaining replicas of partitions with an owner go to the members with the fewest standby partitions.
     """
     assigned: dict[str, list[int]] = {member: [] for member in order}
     # An even share, rounded up.
     most = -(-len(owners) * min(replicas, max(0, len(order) - 1)) // max(1, len(order)))
     standing: dict[int, set[str]] = {partition: set() for partition in owners}
-    # First the members that have state, in all partitions. Otherwise a replica that is placed early could take the room
-    # of one that has state.
+    # 1. A member keeps the partitions that it has state of and does not own, up to an even share. A partition without
+    # an owner is kept beyond that share, so that its next owner can be a member with state. This comes first for all
+    # partitions. Otherwise a replica that is placed early could take the room of one that has state.
+    # 2. The remaining replicas of partitions with an owner go to the members with the fewest standby partitions.
     for keep in (True, False):
         for partition, owner in sorted(owners.items()):
             for member in sorted(order, key=lambda m: (len(assigned[m]), order.index(m))):

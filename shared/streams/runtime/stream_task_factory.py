@@ -30,9 +30,8 @@ CLEAN_INTERVAL_MS = 60_000
 class StreamTaskFactory:
     """Creates the tasks of one topology.
 
-    With a lake, raises ConfigError if a name of a store or an aggregation cannot be a column name in it, or if a late
-    record may miss more windows than half of the largest changelog entry can list. With rocksDB, raises ConfigError if
-    it is not installed. `startup` raises ConfigError if the state directory is not available.
+    The constructor raises ConfigError if the topology does not suit the lake, or if rocksDB is configured and not
+    installed. `startup` raises ConfigError if the state directory is not available.
     """
 
     def __init__(

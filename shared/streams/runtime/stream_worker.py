@@ -122,8 +122,8 @@ class StreamWorker(RebalanceListener):
     async def startup(self) -> None:
         """Wait for the topics that the topology only reads, create its others, load global tables, and join the group.
 
-        Raises UnknownTopicOrPartition, which names the topics that did not appear in time. Raises ConfigError if
-        the topics or the state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
+        Raises UnknownTopicOrPartition, which names the topics that did not appear in time, ConfigError if the topics or
+        the state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
         """
         self._task_factory.startup()
         await loaded(compile_kernels, "the kernels")  # before the group waits for heartbeats
@@ -137,8 +137,8 @@ class StreamWorker(RebalanceListener):
     async def run_once(self, now_ms: int | None = None) -> None:
         """Do one turn: poll, collect restored tasks, process, punctuate, and commit if that is due.
 
-        `now_ms` is this turn's wall-clock time in ms since the epoch; the default is the clock's. The call may be
-        cancelled at any moment: `shutdown` can still commit the tasks, and a commit in progress continues.
+        `now_ms` is this turn's wall-clock time in ms since the epoch, by default the clock's. The call may be cancelled
+        at any moment: a commit in progress continues, and `shutdown` can still commit the tasks.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll_records()
@@ -202,10 +202,8 @@ class StreamWorker(RebalanceListener):
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
         """Commit what was processed, leave the group and close everything. All waits for Kafka end within `timeout_ms`.
 
-        A step gets only the time that earlier steps have left. Global tables and standbys do not wait for Kafka when
-        they close, so they have no limit; a standby writes its state to disk. If the last commit fails, or Kafka does
-        not answer, an error line names the partitions. Their records since the previous commit are processed again at
-        the next start.
+        If the last commit fails, or Kafka does not answer, an error line names the partitions. Their records since the
+        previous commit are processed again at the next start.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
@@ -219,6 +217,8 @@ class StreamWorker(RebalanceListener):
             await self._commits.last(last, self._owned, timeout_left_ms(COMMIT_SHARE))
             await self._consumer.close(timeout_left_ms(LEAVE_SHARE))
         finally:
+            # Without a limit: global tables and standbys do not wait for Kafka when they close. A standby writes its
+            # state to disk.
             await self._tables.close()
             # Concurrently, because each may wait for the broker.
             closing = (owned.close(timeout_left_ms() * 0.8) for owned in self._tasks.all())
@@ -291,8 +291,8 @@ class StreamWorker(RebalanceListener):
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Resume suspended tasks whose partitions are assigned again, close the others, and restore the new ones.
 
-        If this member missed a generation, all assigned tasks are restored, because another member may have owned their
-        partitions in between. A suspended task is also restored if it has no position in one of its source topics.
+        A suspended task is restored instead if this member missed a generation, or if the task has no position in one
+        of its source topics.
         """
         if self._leaving:
             return
@@ -458,31 +458,28 @@ class StreamWorker(RebalanceListener):
             await self._handle_failed_task(owned.partition, error)
 
     async def _handle_failed_task(self, partition: int, error: BaseException) -> None:
-        """Handle a task whose commit or restore failed.
+        """Discard and restore a task whose commit or restore failed with `error`, or raise `error` if that cannot help.
 
-        There are three cases, in this order:
-        1. This was the last attempt, the worker is leaving, or a restore cannot help: raise the error. A restore cannot
-           help after a FatalError other than ProducerFenced, a DataError, a ConfigError, or an error that is not a
-           PenstockError.
-        2. ProducerFenced, because of a new owner or a transaction that took too long: at the end of the turn, the
-           worker closes all its tasks and joins its group again.
-        3. Otherwise discard the task and restore it.
+        After the last attempt, and while the worker leaves, `error` is raised in any case. Otherwise, after
+        ProducerFenced, the worker joins its group again at the end of the turn.
         """
         is_fenced = isinstance(error, ProducerFenced)
+        # After these errors a restore cannot help, except after ProducerFenced, which is a FatalError.
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
         attempt = self._failures.get(partition, 0) + 1
         self._failures[partition] = attempt
-        # Case 1.
+        # 1. This was the last attempt, the worker is leaving, or a restore cannot help: raise the error.
         if (stops and not is_fenced) or self._leaving or attempt > self._settings.restore_attempts_max:
             raise error
-        # Case 2. The task is closed with all others in `_rejoin_group`.
+        # 2. There is a new owner, or a transaction took too long. The task is closed with all others in
+        # `_rejoin_group`.
         if is_fenced:
             log.warning(
                 "fenced: the instance joins its group again", partition=partition, attempt=attempt, reason=str(error)
             )
             self._fenced = True
             return
-        # Case 3.
+        # 3. Discard the task and restore it.
         log.warning("task failed: restoring it", partition=partition, attempt=attempt, reason=str(error))
         if (owned := self._owned.get(partition)) is not None:
             await owned.close()
@@ -560,8 +557,7 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
     """Pause the consumer's partitions whose inputs are full, and resume those that have room again.
 
     If the inputs of all tasks together hold more than `bytes_max` bytes, every partition that has records in them
-    counts as full. A partition without records there never counts as full: its task may wait for its records before it
-    processes those of other topics.
+    counts as full.
     """
     paused = consumer.paused()
     is_over = sum(running.inputs.bytes for running in ready.values()) > bytes_max
@@ -569,6 +565,8 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
         running = ready.get(at.partition)
         if running is None:
             continue
+        # A partition without records in the inputs never counts as full: its task may wait for its records before it
+        # processes those of other topics.
         is_full = running.inputs.is_full(at.topic) or (is_over and running.inputs.holds(at.topic))
         if is_full and at not in paused:
             consumer.pause(at)
