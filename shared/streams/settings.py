@@ -182,14 +182,15 @@ class StreamsSettings(Section, TaskSettings):
     def for_topology(self, internal_topics: Sequence[str]) -> StreamsSettings:
         """Return the settings for a worker whose topology has these internal topics.
 
-        Without transactions, a record that is written twice to an internal topic would count twice. The owner epoch
-        protects the changelog only. So an application with internal topics always commits in transactions. If
-        at_least_once is configured, the change is logged.
+        An application with internal topics always commits in transactions. If at_least_once is configured, it is
+        changed to exactly_once, and the change is logged.
 
         >>> configured = StreamsSettings(processing_guarantee="at_least_once")
         >>> [configured.for_topology(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
         ['at_least_once', 'exactly_once']
         """
+        # Without transactions, a record that is written twice to an internal topic would count twice. The owner epoch
+        # protects the changelog only.
         if not internal_topics or self.processing_guarantee == "exactly_once":
             return self
         log.info(

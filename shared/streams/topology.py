@@ -102,8 +102,8 @@ class Topology:
     def add(self, node: Node, *parents: str) -> None:
         """Add a node below its parents.
 
-        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, if a source has a parent, if
-        another node has none, or if the topic of a source is read by another source or a global table.
+        Raises ConfigError if the name is taken, if a parent does not exist or is a sink, if a source has a parent or
+        any other node has none, or if another source or a global table reads a source's topic.
         """
         if node.name in self.nodes:
             raise ConfigError(f"topology: the name {node.name!r} is taken")

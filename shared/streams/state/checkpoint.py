@@ -18,17 +18,17 @@ class CommitPosition(NamedTuple):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Says which changelog records are in the rows: all before `covered_offset`. The last owner had `epoch`.
-
-    `topic_id` is the changelog's. Up to `verified_offset` it is certain that no later owner had taken over the
-    partition. From there to `covered_offset` it is not: if the log has a takeover record of a later owner there, the
-    commits after it do not count, and the rows are invalid.
-    """
+    """Says which changelog records are in the rows: all before `covered_offset`."""
 
     topic_id: str | None
+    """The topic id of the changelog."""
     epoch: int
+    """The owner epoch of the last owner."""
     covered_offset: int
+    """The offset after the last changelog record in the rows."""
     verified_offset: int
+    """Up to here it is certain that no later owner had taken over the partition. If the log has a takeover record of a
+    later owner from here to `covered_offset`, the commits after it do not count, and the rows are invalid."""
     progress: Progress | None
 
     def mismatch(self, topic_id: str | None, first: int, end: int) -> str | None:

@@ -47,15 +47,15 @@ def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...])
 def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | None) -> None:
     """Raise Overtaken if this changelog record is the takeover record of an owner after that of the checkpoint `found`.
 
-    The record, at `offset`, is below the checkpoint's covered offset. A record that is no changelog entry
-    (`is_foreign_record`) is ignored. Raises CorruptEntry if the `value` of an entry cannot be decoded, because it may
-    have been a takeover record.
+    The record, at `offset`, is below the checkpoint's covered offset. A foreign record is ignored. Raises CorruptEntry
+    if the `value` of an entry cannot be decoded.
     """
     if is_foreign_record(value):
         return
     try:
         entry = decode_entry(value)
     except CorruptRecord as e:
+        # It may have been a takeover record.
         raise CorruptEntry(offset, str(e)) from None
     if entry.takes_over_from(found.epoch):
         raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, the state has later commits of {found.epoch}")

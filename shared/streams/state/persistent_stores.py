@@ -288,13 +288,11 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
             self._fetch_key_rows(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
-        """Return whether a key may be evicted: later searches of the index on disk find all its due windows.
-
-        A search covers only ends that no earlier search has covered. So a window that was found stays in memory until
-        it is processed. Open windows are searched for when they close. Closed windows that are still in the store (of
-        sliding rules) are searched for again when they expire.
-        """
+        """Return whether a key may be evicted: later searches of the index on disk find all its due windows."""
         rows = self._cache.rows_of(key)
+        # A search covers only ends that no earlier search has covered. So a window that was found stays in memory until
+        # it is processed. Open windows are searched for when they close. Closed windows that are still in the store (of
+        # sliding rules) are searched for again when they expire.
         return all(row.end >= (self._expired.to_ms if row.closed else self.due_ms) for row in rows)
 
     def _note_end_in_due_index(self, end: int) -> None:

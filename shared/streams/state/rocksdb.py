@@ -205,10 +205,11 @@ class RocksDb:
     def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
         """Yield (key, start, row) for the rows of a store, in the order of key hash, key and start.
 
-        With `after`, only rows after this key and start are yielded. Rows are read in pages, so changes during the
-        iteration may or may not be seen. An iteration that is abandoned leaves nothing open.
+        If `after` is given, only rows after this key and start are yielded. Changes during the iteration may or may not
+        be seen.
         """
         own = ROW + bytes((store,))
+        # Pages, so that an iteration that is abandoned leaves nothing open.
         page = self._read_page(own, own if after is None else _row_key(store, *after) + b"\0")
         while page:
             for at, value in page:
@@ -229,9 +230,8 @@ class RocksDb:
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
         """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the next end.
 
-        The next end is the least end in the index from `limit` on; 2**63, later than any time, if there is none. The
-        entries of the returned rows stay in the index until a commit removes the rows. Other entries of the range are
-        moved to the ends of their rows, or removed if the row no longer exists.
+        The next end is the least end in the index from `limit` on, or 2**63 if there is none. The returned rows stay in
+        the index until a commit removes them.
         """
         own = DUE + bytes((store,))
         keys = set()
@@ -278,9 +278,7 @@ class RocksDb:
         """Write rows and the checkpoint atomically; a row that is None is removed.
 
         `indexed` are the stores that have an index by end. `due` has for each store the end up to which its index was
-        searched. The index entry of a written row may stay at an earlier end of the row, where `take_due` finds and
-        moves it. But if it is before `due`, or after the row's present end, it is moved to the present end here. Return
-        by how much each store's number of rows has changed.
+        searched. Return by how much each store's number of rows has changed.
         """
         due = due or {}
         indexed = frozenset(indexed)
@@ -341,8 +339,8 @@ def _put_row(
 ) -> int:
     """Put one row into a batch of RocksDB and update its index entry, or delete both if `row` is None.
 
-    `old` is the stored row, if there is one. `due` is the end up to which the store's index was searched, or None if
-    the store has no index. Return the change in the number of rows: -1, 0 or 1.
+    `old` is the stored row, or None. `due` is the end up to which the index was searched, None if there is no index.
+    Return the change in the number of rows.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]

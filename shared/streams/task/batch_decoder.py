@@ -39,24 +39,24 @@ LEFT_SHARE_MAX = 1 / 4
 
 @dataclass(slots=True)
 class DecodedBatch:
-    """A decoded batch.
-
-    It has for each record the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
-    aggregation whose states are objects (`inputs`). `exceptional` are the indexes, ascending, of records that would be
-    rejected as single records, and so must be processed one by one.
-
-    `decoded` are the decoded values; with an operator chain, the values that it has returned. Without a chain it is
-    None if a kernel read the values or if they are bytes. `is_out` marks the records that the chain has filtered out
-    and those that it had no time for; None means that there is no chain. `codes` leaves out the records that the chain
-    had no time for, which are the last ones.
-    """
+    """A decoded batch, as columns."""
 
     codes: Int32Array
+    """The numbers of the keys. The records that the operator chain had no time for, which are the last ones, are left
+    out."""
     values: RecordNumbers
+    """The numbers for the kernel."""
     inputs: list[list[Any]]
+    """The values for each aggregation whose states are objects."""
     exceptional: list[int]
+    """The indexes, ascending, of records that would be rejected as single records, and so must be processed one by
+    one."""
     decoded: list[Any] | None
+    """The decoded values; with an operator chain, the values that it has returned. Without a chain it is None if a
+    kernel read the values or if they are bytes."""
     is_out: NDArray[np.bool_] | None = None
+    """Marks the records that the operator chain has filtered out and those that it had no time for; None means that
+    there is no chain."""
 
     def of(self, at: Int64Array) -> tuple[Int32Array, RecordNumbers, list[list[Any]]]:
         """Return codes, values and objects of the records at these indexes, which must ascend."""
@@ -177,9 +177,8 @@ class BatchDecoder:
     ) -> tuple[RecordNumbers, list[list[Any]]] | None:
         """Return the values as columns for the aggregations; cells of exceptional and filtered records are undefined.
 
-        The columns are the numbers for the kernel and the values for aggregations whose states are objects. Records
-        whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return None:
-        some number has a type that only the aggregation's `add` accepts.
+        Records whose values an aggregation rejects are added to `exceptional`. If columns still cannot be made, return
+        None: some number has a type that only the aggregation's `add` accepts.
         """
         try:
             return self._state_columns_without(values, timestamps, exceptional | out)

@@ -17,10 +17,8 @@ KEYS_AT_ONCE = 1_000
 class FetchAhead:
     """Fetches the keys of many records together, from the stores on disk that the records reach.
 
-    Single look-ups would read a block of the disk for each record. Look-ups of many keys in their order on disk read
-    each block once. The stores that a source's records reach have the records' own keys, because records with changed
-    keys reach stores only by a repartition topic, which is another source. The store of a user's processor may have
-    other keys, and is skipped. `stores` are all the task's stores by name.
+    `stores` are all the task's stores by name. Stores of a user's processor are skipped, because they may have other
+    keys than the records.
     """
 
     def __init__(self, topology: Topology, stores: Mapping[str, StateStore]) -> None:
@@ -38,6 +36,8 @@ class FetchAhead:
             yield columns
             return
         for at in range(0, len(columns), KEYS_AT_ONCE):
+            # Single look-ups would read a block of the disk for each record. Look-ups of many keys in their order on
+            # disk read each block once.
             some = columns[at : at + KEYS_AT_ONCE]
             for store in stores:
                 store.fetch_ahead(some.keys)
@@ -49,5 +49,7 @@ class FetchAhead:
 
 
 def _store_is_fed_by_source(topology: Topology, source: str, store: str) -> bool:
+    # Such a store has the records' own keys: records with changed keys reach stores only by a repartition topic, which
+    # is another source. The store of a user's processor has no source.
     nodes = [n.name for n in topology.nodes.values() if isinstance(n, ProcessorNode) and store in n.stores]
     return bool(topology.stores[store].schema.source) and source in topology.above(nodes)

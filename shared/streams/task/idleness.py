@@ -37,12 +37,11 @@ class Idleness:
         return is_due
 
     def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
-        """Return the ms by which time advances now: those since the last record or advance.
+        """Return the ms by which time advances now: those since the last record or advance, or 0.
 
-        If these are fewer than `idle_timeout_ms`, return 0. Without `at_end`, return 0 and begin to count again.
-
-        `positions` are the next offsets to read by topic. `at_end` means that the topics have no records from there on,
-        not even records of an open transaction.
+        The result is 0 if those are fewer than `idle_timeout_ms`. `positions` are the next offsets by topic. `at_end`
+        means that no records follow there, not even of an open transaction. Otherwise return 0 and begin to count
+        again.
         """
         if not at_end:
             self._since_ms = None
@@ -58,9 +57,10 @@ class Idleness:
 def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
     """Advance a task's time if that is due, and send watermarks, if they are due, to its repartition topics.
 
-    `at_end` is only about source topics that other applications write. Repartition topics do not count, because behind
-    them time follows watermarks. `tasks` is the number of the application's tasks; each of them gets the watermarks.
+    `at_end` is only about source topics that other applications write. `tasks` is the number of the application's
+    tasks; each of them gets the watermarks.
     """
+    # Repartition topics do not count, because behind them time follows watermarks.
     own = {source.topic for source in task.topology.sources() if source.is_internal}
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}
     if by_ms := idle.due_ms(now_ms, positions, at_end=at_end):

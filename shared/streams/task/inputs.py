@@ -25,12 +25,10 @@ log = get_logger(__name__)
 
 
 class TaskInputs:
-    """Holds a task's fetched records, and passes them to the task.
+    """Holds a task's fetched records, and passes them to the task in runs: records that it processes at once.
 
-    See `partition_group` for `max_task_idle_ms`. A run is the records that the task processes at once. A topic is full
-    if more than `buffered_records_max` of its records are here. If the maximum length of a run is higher, that is the
-    limit, unless the user has set `buffered_records_max` below its default. `process` with `time` logs a run that takes
-    longer than `blocking_ms_max`.
+    See `partition_group` for `max_task_idle_ms`, and `is_full` for `buffered_records_max`. `process` with `time` logs a
+    run that takes longer than `blocking_ms_max`.
     """
 
     def __init__(
@@ -132,8 +130,8 @@ class TaskInputs:
         """Return whether the topic has so many records here that no more should be fetched."""
         group = self._group_of[topic]
         capacity = self._buffered_records_max
-        # With a lower limit than a run takes, a partition would pause before a whole run is here. A setting below the
-        # default is the user's own limit.
+        # If the maximum length of a run is higher than `buffered_records_max`, it is the limit. Otherwise a partition
+        # would pause before a whole run is here. A setting below the default is the user's own limit, and stays.
         if capacity >= BUFFERED_RECORDS_MAX:
             capacity = max(capacity, self._lengths[self._groups.index(group)].records_max)
         return len(group.queues[topic]) > capacity
@@ -157,8 +155,7 @@ def log_blocked_heartbeats(step: str, ms: int) -> None:
 def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always_has_time) -> None:
     """Let a task process a run of records of one topic, and reject records too far ahead of the wall clock.
 
-    A record that is more than the task's `max_future_ms` ahead would close every window and make later records late. It
-    is rejected before it advances stream time. For `has_time` and the errors see `StreamTask.process`.
+    The limit is the task's `max_future_ms`. For `has_time` and the errors see `StreamTask.process`.
     """
     limit = task.max_future_ms
     if limit is None or columns.timestamps.max() <= now_ms + limit:
@@ -170,6 +167,8 @@ def process_input_records(task: StreamTask, columns: Columns, now_ms: int, has_t
             task.process(columns[start:at], now_ms, has_time)
             if not has_time():
                 return
+        # The record would close every window and make later records late. It is rejected before it advances stream
+        # time.
         ahead_ms = int(columns.timestamps[at]) - now_ms
         message = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
         task.reject(columns.record(at), DataError(message))

@@ -216,7 +216,7 @@ def read_json_fields(
     """Read the members of objects into `numbers` and `has`. Return how many objects are left to msgspec.
 
     The indexes of those objects go to `left`. `floats` is the same memory as `numbers`. `seen` is scratch memory, at
-    first 0 for each member; it detects a member that an object repeats.
+    first 0 for each member.
     """
     count = 0
     for i in range(len(starts)):
@@ -259,8 +259,8 @@ class JsonFields:
     def of(cls, value_type: Any, wanted: Sequence[str]) -> JsonFields | None:
         """Return the reader of the `wanted` fields of this type; None if the kernel cannot read the type.
 
-        The type `dict` stands for any JSON object; its wanted fields are read as floats. Another type must declare each
-        of the wanted fields as a number, which the caller has checked.
+        The type `dict` stands for any JSON object; its wanted fields are read as floats. The caller has checked that
+        any other type declares the wanted fields as numbers.
         """
         if value_type is dict:
             return cls([(name, FLOAT, True) for name in dict.fromkeys(wanted)], wanted)
@@ -284,8 +284,8 @@ class JsonFields:
     def read(self, values: PackedBytes) -> tuple[Int64Array, NDArray[np.uint8], Int64Array]:
         """Return the numbers, whether each is present, and the indexes of values that are left to msgspec.
 
-        The first two arrays have a row for each wanted field and a column for each value. The bits of a cell are an
-        int64 or a float64, by the type of the field. In the columns of values that are left, no number is present.
+        The first two arrays have the shape (wanted fields, values). A cell has the bits of an int64 or a float64, by
+        the type of the field. Values that are left have no number.
         """
         count = len(values)
         members = len(self._kinds)

@@ -57,12 +57,12 @@ def late_record(
 ) -> ProducerRecord:
     """Return the record for the late topic; header values are UTF-8 text, numbers in decimal.
 
-    The header `lateness_ms` has by how much the record's timestamp is below the close time: 1 or more. `store` is the
-    store whose windows had closed. The header names it because another store or another `application` may have
-    accepted the same record. `changelog_id` is the topic id of the application's changelog, None if there is no
-    changelog. It distinguishes the application before and after a reset, because a reset creates another changelog.
+    The header `penstock.late.lateness_ms` is the close time minus the timestamp: 1 or more. `store` is the store whose
+    windows had closed. `changelog_id` is the topic id of the changelog, None if there is none.
     """
     coordinates = _late_coordinate_headers(record.topic.encode(), record.partition, record.offset)
+    # Another store or another application may have accepted the same record. A reset creates another changelog, so its
+    # id distinguishes the application before and after a reset.
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + coordinates + lateness
     return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
@@ -102,11 +102,10 @@ def forwarded_late_record(
     changelog_id: str | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """Return a forwarded record for the late topic.
+    """Return a forwarded record for the late topic. No record can make it fail and end the task.
 
-    Of a `WindowKey`, only the record key is written. Text, bytes and None are written unchanged, any other key or value
-    as JSON. If it cannot be encoded as JSON, it is replaced by its `repr`, or by the name of its type if that fails.
-    Parts that make the record too large are left out (`record_that_fits`). So no record can end the task.
+    Of a `WindowKey`, only the record key is written. Key and value are encoded by `encode_without_error`. Parts that
+    make the record larger than `record_bytes_max` are left out (`record_that_fits`).
     """
     lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     key = encode_without_error(record.key.key if isinstance(record.key, WindowKey) else record.key)

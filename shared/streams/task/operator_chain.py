@@ -74,7 +74,8 @@ class OperatorChain:
         """Return the chain's values, a mask of dropped records, and the number of records that there was time for.
 
         The mask has the records that were filtered out, and those that there was no time for. Records whose indexes are
-        in `exceptional` are skipped. If a function raises, the record's index is added to `exceptional`.
+        in `exceptional` are skipped. If a function raises, the record's index is added to `exceptional`, and not to the
+        mask.
         """
         known = self._outcomes
         has_time = self._task.has_time
@@ -141,13 +142,14 @@ def functions_before_operator(
 ) -> tuple[list[Each], str | None]:
     """Return the nodes of the operator chain that directly follows a source, and the name of the node after the chain.
 
-    The name is None if several nodes or none follow the chain. Behind a repartition topic the chain is always empty:
-    its functions would see the topic's internal headers, which are removed only from single records.
+    The name is None if several nodes or none follow the chain. Behind a repartition topic the chain is always empty.
     """
     nodes: list[Each] = []
     below = task.topology.children[source.name]
     while len(below) == 1:
         node = processor_nodes.processors.get(below[0])
+        # Functions behind a repartition topic would see its internal headers, which are removed only from single
+        # records.
         if not (isinstance(node, Each) and node.at_most_once and not source.is_internal):
             return nodes, below[0]
         nodes.append(node)

@@ -85,9 +85,8 @@ class OperatorTimes:
     def watermarks(self, stream_time_ms: int) -> dict[str, int]:
         """Return the watermark for each repartition topic that the task writes to, if it is known already.
 
-        `stream_time_ms` is the task's stream time. A watermark is at most this time if records of a source topic reach
-        the repartition topic without passing an operator, which is a processor with a time of its own
-        (`TimedProcessor`).
+        A watermark is at most the task's `stream_time_ms` if records of a source topic reach the repartition topic
+        without passing an operator (`TimedProcessor`).
         """
         found = {}
         for topic, above in self._fed.items():

@@ -52,17 +52,18 @@ NEVER_HANDLED = (ConfigError, FatalError, IllegalState, MemoryError)
 
 
 class Edge(NamedTuple):
-    """The edge from a node to one of its children; `reached` are the stores of the child and of the nodes below it.
-
-    `store` is the nearest store of the node or of the nodes above it. `guarded` means that a store may have taken the
-    record before the child gets it, so the output guard handles the child's errors.
-    """
+    """The edge from a node to one of its children."""
 
     child: str
     entrance: Forward
+    """The function that passes a record to the child."""
     reached: tuple[str, ...]
+    """The stores of the child and of the nodes below it."""
     store: str | None
+    """The nearest store of the node or of the nodes above it; None if there is none."""
     guarded: bool
+    """Whether a store may have taken the record before the child gets it, so that the output guard handles the child's
+    errors."""
 
 
 def guarded_edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:
@@ -142,8 +143,8 @@ class OutputGuard:
     def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
         """Drop an output that a node could not make because of `error`, as the error handlers decide.
 
-        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if there is a current
-        source record that no store has taken, or if `error` is one of NEVER_HANDLED.
+        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if no store has taken
+        the current source record, or if `error` is one of NEVER_HANDLED.
         """
         if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error
@@ -231,19 +232,16 @@ def output_dead_letter(
 ) -> ProducerRecord:
     """Return the dead letter of an output that a node rejected.
 
-    The output is a record that came from a store, a punctuation or a commit. Its dead letter must not be replayed as a
-    source record, because a store has counted the source record. So it lacks the headers `penstock.dlq.topic`,
-    `.partition` and `.offset`.
-
-    Its value is the output's. Its key is the output's, or the window's record key if the output came from a window.
-    Text and bytes are unchanged, a window's result is a flat JSON object, anything else is JSON, or its `repr` if that
-    fails. Its headers name the node that rejected the output, the store and the window. If a source record caused the
-    output, the headers `penstock.origin.*` have its coordinates. Parts that make the dead letter larger than
-    `record_bytes_max` are left out (`record_that_fits`).
+    Its key is the output's, or the window's record key if the output came from a window. Its value is the output's.
+    Both are encoded by `encode_without_error`. Headers name the node, the store and the window, and the source record
+    (`penstock.origin.*`) if there is one. Parts that make the dead letter larger than `record_bytes_max` are left out
+    (`record_that_fits`).
     """
     record = emitted.record
     window = emitted.window
     dead_letter = DeadLetter.of(source or ConsumerRecord(topic, 0, 0, 0, None, None), stage, error, 1, application)
+    # Without the coordinates `penstock.dlq.topic`, `.partition` and `.offset`: the dead letter must not be replayed as
+    # a source record, because a store has counted the source record.
     texts = {
         STAGE: stage,
         EXCEPTION: dead_letter.exception,

@@ -130,8 +130,8 @@ def record_that_fits(
 ) -> ProducerRecord:
     """Return a late record or a dead letter of an output, without the parts that make it too large.
 
-    The value is left out first, then the key and the output's own headers. The headers that describe the output remain.
-    A record that cannot be written would fail every commit.
+    The value is left out first, then the key and the headers `own_headers`. The headers `more_headers`, which describe
+    the output, remain.
 
     >>> own, more = (("own", b"1"),), (("more", b"2"),)
     >>> without_value = record_that_fits("t", b"x" * 900, b"k", own, more, 5, 500)
@@ -141,6 +141,7 @@ def record_that_fits(
     >>> without_key.value, without_key.key, without_key.headers
     (None, None, (('more', b'2'),))
     """
+    # A record that cannot be written would fail every commit.
     headers = own_headers + more_headers
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None

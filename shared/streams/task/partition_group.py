@@ -136,22 +136,21 @@ class PartitionGroup:
         return sum(map(len, self.queues.values()))
 
     def is_ready(self, now_ms: int, lags: Lags) -> bool:
-        """Return whether a record may be taken now.
+        """Return whether a record may be taken now: whether each empty partition has waited long enough.
 
-        Steps:
-        1. Forget the waits for partitions that have records now.
-        2. If no partition has a record, the group is not ready.
-        3. With `max_task_idle_ms` = -1 the group is ready. Otherwise it is ready if the lag of each empty partition has
-           been 0 for `max_task_idle_ms`. If a lag is unknown or above 0, the group is not ready, and the wait for this
-           partition begins again later.
+        The lag of an empty partition must have been 0 for `max_task_idle_ms`, unless that is -1. If no partition has a
+        record, return False.
         """
         empty = [topic for topic, queue in self.queues.items() if not queue]
+        # 1. Forget the waits for partitions that have records now.
         for topic in self.queues.keys() - set(empty):
             self._deadlines_ms.pop(topic, None)
+        # 2. Without a record in any partition, the group is not ready.
         if len(empty) == len(self.queues):
             return False
-        # A list and not a generator, because `all` would stop at the first partition that must be waited for. The waits
-        # for the others would then begin later.
+        # 3. If a lag is unknown or above 0, the wait for this partition begins again later. This is a list and not a
+        # generator, because `all` would stop at the first partition that must be waited for. The waits for the others
+        # would then begin later.
         may = [self._may_do_without(topic, now_ms, lags) for topic in empty]
         return self._max_task_idle_ms == NEVER_WAIT or all(may)
 
@@ -166,12 +165,8 @@ class PartitionGroup:
     def next_run(self, records_max: int | None = None) -> Columns:
         """Remove and return the next records: of one partition, from one fetch, at most `records_max`.
 
-        The group must be ready.
-
-        Steps:
-        1. Find the two partitions whose next records have the lowest timestamps.
-        2. Take the records of the first partition until one is later than the next record of the second. Of records
-           with equal timestamps, that of the topic that comes first in the group is taken first.
+        The group must be ready. The records end before the first that is later than the next record of another
+        partition. Of records with equal timestamps, that of the topic that comes first in the group is taken first.
         """
         # PartitionGroup takes one record at a time from the queue with the lowest timestamp. A run has the same order.
         # The order of topics decides between equal timestamps, where the PriorityQueue of Kafka Streams leaves it open,

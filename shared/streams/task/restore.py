@@ -126,12 +126,11 @@ def restore_window(
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
-    """Apply the changes of windows in `batch` to a task's store.
+    """Apply the changes of windows in `batch` to a task's store, in order.
 
-    `written` is the store's schema when the changes were written. The columns of `batch` are key, start_ms, end_ms,
-    live, and the state columns of `written`, with these names and in this order. A row replaces the window with the
-    same key and start; a row that is not live removes it. Rows are applied in order. Raises CorruptRecord if a key or a
-    state cannot be decoded.
+    The columns are key, start_ms, end_ms, live, and the state columns of `written`, the store's schema when the changes
+    were written. A row replaces the window with the same key and start, or removes it if it is not live. Raises
+    CorruptRecord if a key or a state cannot be decoded.
     """
     store = task.stores[written.name]
     own = task.topology.stores[written.name].schema

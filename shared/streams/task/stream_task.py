@@ -95,12 +95,10 @@ RECORD_BYTES_MAX = 1024 * 1024
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch of its changelog entries.
 
-    With `local` the state is on disk, otherwise in memory. `handlers` decide about records that cannot be processed. No
-    record that the task writes may have more than `record_bytes_max` bytes. `state_bytes_max` is the part of that limit
-    that is left for the key and states of a changelog entry. Batches of at least `columns_min` records are processed as
-    columns if the topology allows it. With `keeps_late`, late records are written to the changelog, for the lake.
-    Windows and joins reject records more than `max_future_ms` ahead of the wall clock. `process_input_records` rejects
-    such source records before they reach the task.
+    With `local` the state is on disk, otherwise in memory. No record that the task writes may have more than
+    `record_bytes_max` bytes. Batches of at least `columns_min` records are processed as columns if the topology allows
+    it. With `keeps_late`, late records are written to the changelog, for the lake. Windows and joins reject records
+    more than `max_future_ms` ahead of the wall clock.
     """
 
     def __init__(
@@ -151,6 +149,7 @@ class StreamTask:
         self.late_records = 0
         self._closing = 0
         self._processed_records = 0
+        # `process_input_records` rejects source records that are too far ahead before they reach the task.
         self.max_future_ms = max_future_ms
         self.has_time: HasTime = always_has_time
         self._source_record: ConsumerRecord | None = None
@@ -160,6 +159,7 @@ class StreamTask:
         self.keeps_late = keeps_late
         self.late_rows = list[LateRows]()
         self.state_bytes_max = default_state_bytes_max(record_bytes_max)
+        """The part of `record_bytes_max` that is left for the key and states of a changelog entry."""
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         for name, store in self.stores.items():
             if isinstance(store, ROW_STORES):
@@ -214,9 +214,9 @@ class StreamTask:
         At least one record is processed. Once `has_time` returns False, the rest may be left. The attribute `sources`
         has the position of the next record.
 
-        The error handlers decide about errors. If they do not handle one, raises ProcessingFailed, which names node,
-        topic, partition and offset. The handlers get no ConfigError, FatalError, IllegalState or MemoryError: these are
-        raised unchanged, or as ProcessingFailed if a store has taken the record or a punctuation raised them.
+        Raises ProcessingFailed, which names node, topic, partition and offset, for an error that the error handlers do
+        not handle. Raises ConfigError, FatalError, IllegalState and MemoryError unchanged, or as ProcessingFailed if a
+        store has taken the record or a punctuation raised them.
         """
         self.now_ms = now_ms
         self.has_time = has_time
@@ -446,13 +446,11 @@ class StreamTask:
         return self._committing
 
     def prepare_commit(self, now_ms: int) -> TaskCommit:
-        """Return everything since the last commit, to be written.
+        """Return everything since the last commit, to be written. The task may process records meanwhile.
 
-        Raises ProcessingFailed if the task has failed before, or if `commit` of a processor or the encoding of a state
-        raises. Raises IllegalState before `initialize` and from `close` on.
-
-        The task may process records while the commit is written. The caller prepares no other commit before it has
-        called `commit_succeeded`. If the write fails, it discards the task.
+        The caller must call `commit_succeeded` before another commit, or discard the task if the write fails. Raises
+        ProcessingFailed if the task has failed, or if `commit` of a processor or the encoding of a state raises. Raises
+        IllegalState before `initialize` and from `close` on.
         """
         if self.failed is not None:
             raise self.failed

@@ -32,9 +32,8 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
     """Return the vectorized executors of a task, by topic.
 
     A source has one if it feeds one `WindowAggregate` or `KeyAggregate` and nothing else, directly or through an
-    operator chain (`operator_chain`). That node must not have a user's aggregation. If it emits on close, no node below
-    it may read the time, because results are forwarded at the end of the batch. If it emits on update, updates must be
-    deduplicated.
+    operator chain (`operator_chain`). The node must not have a user's aggregation. If it emits on close, no node below
+    it may read the time. If it emits on update, updates must be deduplicated.
     """
     found = {}
     for source in task.topology.sources():
@@ -74,11 +73,11 @@ class VectorizedExecutor:
         self._values = BatchDecoder(source, operator.store, task.key_bytes_max, chain)
 
     def take(self, columns: Columns) -> None:
-        """Process a batch, in parts if it must be cut. When the time is used up, no part begins but the first.
+        """Process a batch, in parts if it must be cut. The first part is always processed.
 
-        The batch is cut before and after a record that must be processed alone, and where a STREAM_TIME schedule is
-        due. Records that have passed the operator chain are processed even when the time is used up, so that its
-        functions are not called for them again.
+        Once the task's `has_time` returns False, no other part begins, and the caller keeps the rest for later
+        (`StreamTask.process`). Even then it processes a record that the kernel rejects, and all records up to the last
+        that has passed the operator chain.
         """
         self._take_batch(columns)
         if self._chain is not None:
@@ -114,6 +113,8 @@ class VectorizedExecutor:
             self._task.take_records(columns[seen:], self._chain.forward)
 
     def _take_values(self, columns: Columns, values: DecodedBatch) -> None:
+        # The batch is cut before and after a record that must be processed alone, and after a record that makes a
+        # STREAM_TIME schedule due.
         exceptional = iter(values.exceptional)
         next_exceptional = next(exceptional, len(columns))
         start = 0
