@@ -412,26 +412,21 @@ def _write_pending_row(row, cells, pending, meta):
 def _turn_wheel(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Visit all buckets up to that of the close time. Their rows become pending if they are due, or are filed again.
 
-    The front is the last visited bucket. Return False if `pending` or the heap is full; rows that were not visited are
-    still in their buckets.
-
-    Steps for a bucket:
-    1. Detach its list from the ring, so that rows can be filed in the same slot for a later round.
-    2. If `pending` or the heap is full, attach the rest of the list before the rows that were filed meanwhile, set the
-       front before this bucket, and stop.
-    3. Otherwise a removed row becomes free, a due row becomes pending, and any other row is filed again.
+    Removed rows become free. Return False if `pending` or the heap is full; rows that were not visited are still in
+    their buckets.
     """
     target = close_time // bucket_ms
-    # Time may jump by more than a round. One round visits every slot.
+    # The front is the last visited bucket. Time may jump by more than a round. One round visits every slot.
     first = max(meta[FRONT] + 1, target - len(ring) + 1)
     meta[FRONT] = target
     for bucket in range(first, target + 1):
-        # 1. Detach the list.
+        # 1. Detach the list, so that rows can be filed in the same slot for a later round.
         slot = bucket % len(ring)
         row = ring[slot]
         ring[slot] = NONE
         while row != NONE:
-            # 2. Stop if there is no room. The row goes to `pending` or to the heap; which one is not known yet.
+            # 2. Without room, attach the rest of the list before the rows that were filed meanwhile, set the front
+            # before this bucket, and stop. The row goes to `pending` or to the heap; which one is not known yet.
             if meta[PENDING] == len(pending) or meta[HEAP] == len(heap):
                 last = row
                 while links[last, BUCKET] != NONE:
@@ -484,8 +479,7 @@ def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, r
 def _set_words(pending, n, links, arena, key_offsets, sizes):
     """Set BY_KEY of each pending row: a number in the order of the keys, as far as seven bytes distinguish them.
 
-    The number consists of the seven bytes after the common prefix of all keys (zeros for missing bytes), and then of
-    the number of bytes that are not missing.
+    The seven bytes are those after the common prefix of all keys.
     """
     first = links[pending[0, ROW], KEY]
     # Keys often begin alike, so the bytes after the common prefix distinguish more of them.
@@ -500,6 +494,8 @@ def _set_words(pending, n, links, arena, key_offsets, sizes):
     for i in range(n):
         code = links[pending[i, ROW], KEY]
         count = min(sizes[code] - prefix, WORD_BYTES)
+        # The number consists of the seven bytes (zeros for missing bytes), and then of the number of bytes that are not
+        # missing.
         word = np.int64(0)
         for j in range(count):
             word = word << 8 | arena[key_offsets[code] + prefix + j]
@@ -644,21 +640,15 @@ def close_due(
 ):  # fmt: skip
     """Close the windows that end below the close time, in order of end, start and key.
 
-    Return False if an output, `pending` or the heap is full. Then the caller makes room and calls again. With `retains`
-    a closed window stays for another `retained_ms`. `moves` is True for sessions: a session's bounds may have changed
-    since the last commit. If a bound of a closed session has changed, the result with the old bounds is retracted. If
-    the start has changed, the changelog's entry with the old start is deleted too.
-
-    Steps:
-    1. Collect the due rows from the timer wheel and the heap.
-    2. Sort them by end, start and key, so that the order does not depend on how records were batched.
-    3. Close them in that order, or remove those that were retained long enough. `meta[PENDING_AT]` is the next row, so
-       that another call continues there.
-    4. Begin again if a window that was just closed and retained has already been retained long enough.
+    With `retains` a closed window stays for another `retained_ms`, and is removed then. `moves` is True for sessions,
+    whose bounds may have changed since the last commit. Return False if an output, `pending` or the heap is full. Then
+    the caller makes room and calls again, and the kernel continues where it stopped.
     """
     close_time = meta[CLOSE_TIME]
     while True:
-        # 1. and 2. Skipped if an earlier call has done them and then stopped in step 3.
+        # 1. Collect the due rows from the timer wheel and the heap.
+        # 2. Sort them by end, start and key, so that the order does not depend on how records were batched.
+        # Steps 1 and 2 are skipped if an earlier call has done them and then stopped in step 3.
         if meta[CLOSING] != ORDERED:
             meta[CLOSING] = COLLECTING
             if not _collect_due_rows(
@@ -669,7 +659,8 @@ def close_due(
                 _sort_pending_rows(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
             meta[CLOSING] = ORDERED
             meta[PENDING_AT] = 0
-        # 3. Close the rows in order. Room is checked for a whole row, so that no row is closed by half.
+        # 3. Close the rows in order, or remove those that were retained long enough. `meta[PENDING_AT]` is the next
+        # row, so that another call continues there. Room is checked for a whole row, so that no row is closed by half.
         while meta[PENDING_AT] < meta[PENDING]:
             if (
                 meta[CLOSED] == len(closed)
@@ -736,19 +727,10 @@ def take_sessions(
     flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, key_offsets, sizes, late, closed,
     deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
-    """Apply Kafka Streams' session rule (KStreamSessionWindowAggregate).
+    """Apply Kafka Streams' session rule (KStreamSessionWindowAggregate) to the records from `first` up to `count`.
 
-    A record joins the open sessions of its key that are at most the gap away. It is late if the resulting session ends
+    A record joins the open sessions of its key that are at most `gap_ms` away. It is late if the resulting session ends
     below the close time. Sessions of a key are more than the gap apart, so a record joins two at most.
-
-    Steps for a record of time t:
-    1. Find the open sessions that the record joins: `later`, then `earlier`, because the list is in descending order of
-       start. If it joins only one, that is `earlier`.
-    2. If the resulting session is closed, note the record as late and go to 5. Otherwise stop if there is no room or if
-       the record would overflow a sum. Nothing has changed up to here.
-    3. Create a session, or extend `earlier`. If there is `later`, merge it into `earlier` and remove its row.
-    4. Add the record to the session.
-    5. Advance the time, and close the due sessions.
     """
     can_reject = _program_can_reject(program)
     for i in range(first, count):
@@ -757,8 +739,9 @@ def take_sessions(
         code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms - gap_ms, meta[CLOSE_TIME])
-        # 1. Find the sessions. As `findSessions(key, t - gap, t + gap)`, but open sessions only: a closed one is never
-        # joined.
+        # 1. Find the open sessions that the record joins: `later`, then `earlier`, because the list is in descending
+        # order of start. If it joins only one, that is `earlier`. As `findSessions(key, t - gap, t + gap)`, but open
+        # sessions only: a closed one is never joined.
         later = NONE
         earlier = NONE
         before = NONE
@@ -778,8 +761,9 @@ def take_sessions(
             end = max(t, cells[later, END])
         elif earlier != NONE:
             end = max(t, cells[earlier, END])
-        # 2. Note the record as late, or stop without room or at an overflow. As `mergedWindow.end() < windowCloseTime`:
-        # a record that would be late alone counts if it joins an open session.
+        # 2. If the resulting session is closed, note the record as late and go to 5. As `mergedWindow.end() <
+        # windowCloseTime`: a record that would be late alone counts if it joins an open session. Otherwise stop if
+        # there is no room or if the record would overflow a sum. Nothing has changed up to here.
         if end < close_time:
             if meta[LATE] == len(late):
                 return FULL
@@ -797,7 +781,7 @@ def take_sessions(
             if rejected_by != NONE:
                 meta[REJECTED_BY] = rejected_by
                 return REJECTED
-            # 3. Create or extend a session, and merge two.
+            # 3. Create a session, or extend `earlier`. If there is `later`, merge it into `earlier` and remove its row.
             if earlier == NONE:
                 row = _new_row(code, t, t, links, flags, cells, free, meta)
                 _init_aggregation_cells(program, cells, row, base)
@@ -838,7 +822,8 @@ def take_sessions(
                 _write_window_update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                 if has_objects:
                     _write_object_step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
-        # 5. Advance the time only here: a record that is rejected above advances no time.
+        # 5. Advance the time, and close the due sessions. The time advances only here: a record that is rejected above
+        # advances no time.
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
         if closes:
@@ -863,17 +848,8 @@ def take_time_windows(
 ):  # fmt: skip
     """Apply Kafka Streams' rule for windows of one size, at multiples of the advance (KStreamWindowAggregate).
 
-    A row's END is the last moment in its window, one less than the window's end.
-
-    Steps for a record of time t:
-    1. Window n starts at n times the advance. Compute the numbers of the record's windows, from `earliest` to `latest`,
-       and the number of the first window that is not closed, `accepted_from`.
-    2. If all windows are closed, note the record as late and go to 5. Otherwise stop if there is no room or if the
-       record would overflow a sum of any window. Nothing has changed up to here.
-    3. For each of its windows that is not closed, from the latest to the earliest: create the window if it is missing,
-       and add the record to it.
-    4. Log the updates. If some of its windows are closed, note the record as late too.
-    5. Advance the time, and close the due windows.
+    A record is added to those of its windows that are not closed. It is late if all of them are closed. A row's END is
+    the last moment in its window, one less than the window's end.
     """
     can_reject = _program_can_reject(program)
     for i in range(first, count):
@@ -882,13 +858,15 @@ def take_time_windows(
         code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
-        # 1. Compute the numbers. As TimeWindows.windowsFor: the first window begins at 0. Window n is open as long as
-        # its end is above the close time.
+        # 1. Window n starts at n times the advance. Compute the numbers of the record's windows, from `earliest` to
+        # `latest`, and the number of the first window that is not closed, `accepted_from`. As TimeWindows.windowsFor:
+        # the first window begins at 0. Window n is open as long as its end is above the close time.
         earliest = max(t - size_ms + advance_ms, 0) // advance_ms
         latest = t // advance_ms
         accepted_from = max(earliest, (close_time - size_ms) // advance_ms + 1)
         windows = latest - accepted_from + 1
-        # 2. Note the record as late, or stop without room or at an overflow.
+        # 2. If all windows are closed, note the record as late and go to 5. Otherwise stop if there is no room or if
+        # the record would overflow a sum of any window. Nothing has changed up to here.
         if windows <= 0:
             if meta[LATE] == len(late):
                 return FULL
@@ -920,7 +898,8 @@ def take_time_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
-            # 3. Create and add in the order of the key's list, so that it is walked once.
+            # 3. For each of its windows that is not closed, from the latest to the earliest: create the window if it is
+            # missing, and add the record to it. This is the order of the key's list, so that the list is walked once.
             for number in range(latest, accepted_from - 1, -1):
                 start = number * advance_ms
                 if at != NONE and cells[at, START] == start:
@@ -938,7 +917,8 @@ def take_time_windows(
                 if has_objects:
                     _write_object_step(ADD, row, i, steps, meta)
                 _mark_row_changed(row, flags, changed, meta)
-            # 4. Log the updates in Kafka Streams' order: the earliest window first. So they are written backwards.
+            # 4. Log the updates in Kafka Streams' order: the earliest window first. So they are written backwards. If
+            # some of the record's windows are closed, note it as late too.
             if logs_updates:
                 meta[UPDATES] += windows
                 row = heads[code]
@@ -1014,28 +994,12 @@ def take_sliding_windows(
     """Apply Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
     For each record, one window ends at its timestamp. Another window starts 1 ms later, if it contains a record. Both
-    bounds are in the window. In front of the user's aggregations there is one for the kernel: the timestamp of the
-    window's latest record. A closed window is retained for a time, because a new window may have to begin with a copy
-    of its aggregations.
+    bounds are in the window. A closed window is retained for a time, because a new window may have to begin with a copy
+    of its aggregations. The first aggregation is the kernel's own: the timestamp of the window's latest record. A
+    record is late if no window accepts it.
 
-    Steps for a record of time t:
-    1. Find the windows of the key around t. The row numbers of those that contain t are written to `spare`, which is
-       scratch memory. `right` is the latest window that contains t and ends after it: `made_right` will begin with a
-       copy of its numbers. `left` is the latest window that ends before t: `made_left` will begin with a copy of its
-       numbers if `made_left` contains the key's latest record before t.
-       For t < `difference_ms` (`is_early`) the window that ends at t would begin below 0. Kafka Streams makes one
-       window for all such records, which begins at 0 (`combined`, not in `spare`). An early record has no `left`.
-    2. Stop if there is no room, or if the record would overflow a sum of a window that is not closed. Nothing has
-       changed up to here.
-    3. Create the missing windows that would contain a record and are not closed. `made_right` begins 1 ms after t.
-       `made_next` begins 1 ms after the key's latest record before t: it was empty until now. `made_left` ends at t.
-       An early record has `made_combined`, which begins at 0, instead of `made_left`. For an early record, log the
-       update of `made_right` here, since Kafka Streams forwards it first.
-    4. Add the record to the windows that contain it and are not closed. Log the updates in the order of Kafka Streams,
-       which forwards `made_right` last unless the record is early.
-    5. If no window accepted the record, note it as late. Advance the time, and close the due windows.
-
-    If the record is older than the rule accepts (t + `difference_ms` < close time), only step 5 is left.
+    For a timestamp below `difference_ms` the window that ends there would begin below 0. Kafka Streams makes one window
+    for all such early records, which begins at 0.
     """
     retained_ms = 2 * difference_ms
     can_reject = _program_can_reject(program)
@@ -1059,12 +1023,18 @@ def take_sliding_windows(
         is_whole = False
         has_next = False
         is_both = False
-        # As `timestamp + 1 + timeDifferenceMs <= closeTime`: even the window just after the record is closed. Go to 5.
+        # If the record is older than the rule accepts, only step 5 is left. As `timestamp + 1 + timeDifferenceMs <=
+        # closeTime`: even the window just after the record is closed.
         if t + difference_ms < close_time:
             missed = 1
         else:
-            # 1. Find the windows. As `processReverse` and `processEarly`: visit the windows of the key that can contain
-            # the record, and the one that ends before it.
+            # 1. Find the windows of the key around t. The row numbers of those that contain t are written to `spare`,
+            # which is scratch memory. `right` is the latest window that contains t and ends after it: `made_right` will
+            # begin with a copy of its numbers. `left` is the latest window that ends before t: `made_left` will begin
+            # with a copy of its numbers if `made_left` contains the key's latest record before t. The window of early
+            # records, `combined`, is not in `spare`. An early record has no `left`.
+            # As `processReverse` and `processEarly`: visit the windows of the key that can contain the record, and the
+            # one that ends before it.
             at = heads[code]
             while at != NONE and cells[at, START] > t + 1:
                 at = links[at, NEXT]
@@ -1110,7 +1080,8 @@ def take_sliding_windows(
                 right = combined
             if right != NONE:
                 right_latest = cells[right, base]
-            # 2. Stop if there is no room for the four windows that a record can make, their steps and their updates.
+            # 2. Stop if there is no room for the four windows that a record can make, their steps and their updates, or
+            # if the record would overflow a sum of a window that is not closed. Nothing has changed up to here.
             if meta[FREE] < 4:
                 return ROWS
             if meta[HEAP] + 4 > len(heap):
@@ -1136,8 +1107,10 @@ def take_sliding_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
-            # 3. Create the missing windows. A window that begins with another one's numbers is created before that one
-            # takes the record.
+            # 3. Create the missing windows that would contain a record and are not closed. `made_right` begins 1 ms
+            # after t. `made_next` begins 1 ms after the key's latest record before t: it was empty until now.
+            # `made_left` ends at t. An early record has `made_combined`, which begins at 0, instead of `made_left`. A
+            # window that begins with another one's numbers is created before that one takes the record.
             made_right = NONE
             # As `rightWindowIsNotEmpty`: a window that would contain no record is not created.
             if not is_whole and not has_right and right_latest > t:
@@ -1145,6 +1118,7 @@ def take_sliding_windows(
                     code, t + 1, t + 1 + difference_ms, right, program, base, links, flags, cells, heads, free, ring,
                     heap, dues, bucket_ms, changed, steps, has_objects, meta,
                 )  # fmt: skip
+            # For an early record, Kafka Streams forwards the update of `made_right` first.
             if is_early and made_right != NONE and logs_updates:
                 _write_window_update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
@@ -1185,8 +1159,9 @@ def take_sliding_windows(
                         code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
                         free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
-            # 4. Add the record. Both orders are those in which Kafka Streams visits the windows: latest first, but
-            # earliest first for early records.
+            # 4. Add the record to the windows that contain it and are not closed. Log the updates in the order of Kafka
+            # Streams, which visits the latest window first, but the earliest first for early records. It forwards
+            # `made_right` last unless the record is early.
             for f in range(n_found + 4):
                 if f < n_found:
                     row = spare[n_found - 1 - f, ROW] if is_early else spare[f, ROW]

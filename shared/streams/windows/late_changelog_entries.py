@@ -25,22 +25,24 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class LateRows:
-    """Late records of one store in order: keys, times in ms, source offsets (NO_OFFSET: no source record).
-
-    `missed` is the number of windows that each record missed. The first of them begins at `first_missed`, the others
-    follow every `advance_ms`. `states` are the state columns, with the state of each record alone. `has_state` marks
-    the records that have a valid state.
-    """
+    """Late records of one store in order, as columns."""
 
     store: str
     keys: PackedBytes
+    """The record keys."""
     times: Int64Array
+    """The timestamps in ms."""
     offsets: Int64Array
+    """The source offsets; NO_OFFSET if a record has no source record."""
     first_missed: Int64Array
+    """The start of the first window that each record missed; more missed windows follow every `advance_ms`."""
     missed: Int64Array
+    """The number of windows that each record missed."""
     advance_ms: int
     states: Sequence[ChangelogColumn]
+    """The state columns, with the state of each record alone."""
     has_state: NDArray[np.bool_]
+    """Marks the records that have a valid state."""
 
     def __len__(self) -> int:
         return len(self.keys)

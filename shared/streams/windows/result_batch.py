@@ -32,21 +32,21 @@ BOUNDS = ("key", "start", "end")
 
 @dataclass(slots=True)
 class ResultBatch:
-    """Results of a store's windows; `is_retracted` marks those that retract a window.
-
-    `names` are the names of the aggregations. Results are in the order of `windows`. With `by_time` they are sorted by
-    timestamp, then retractions before other results, then by start. Without `has_bounds` the results are rows of an
-    aggregation without windows, and none of them is a retraction.
-    """
+    """Results of a store's windows, or of its rows if it has no windows."""
 
     store: str
     names: tuple[str, ...]
+    """The names of the aggregations."""
     columns: StateColumns
     keys_of: Callable[[PackedBytes], Sequence[Any]]
     windows: WindowColumns
+    """The windows, whose order is that of the results unless `by_time` is set."""
     is_retracted: NDArray[np.bool_] | None = None
+    """Marks the results that retract a window; None if there is no such result."""
     by_time: bool = False
+    """Whether results are sorted by timestamp, then retractions before other results, then by start."""
     has_bounds: bool = True
+    """False if the results are rows of an aggregation without windows. None of these is a retraction."""
     _order: Int64Array = field(init=False)
     """The indexes of all windows in output order."""
 

@@ -62,17 +62,15 @@ class RecordNumbers(NamedTuple):
 
 
 class StateColumns:
-    """The state columns of several aggregations in order.
-
-    `program` has for each aggregation the kernels' operation, its first cell in a table's row, and its row in
-    `RecordNumbers` (NONE: it takes no number from there). `cells` is the number of cells that all aggregations need in
-    a table's row. `types` are the types of the columns: int64, float64 or object.
-    """
+    """The state columns of several aggregations in order."""
 
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
         self.aggregations = tuple(aggregations)
         self.program: list[tuple[int, int, int]] = []
+        """For each aggregation the kernels' operation, its first cell in a table's row, and its row in `RecordNumbers`
+        (NONE: it takes no number from there)."""
         self.cells = 0
+        """The number of cells that all aggregations need in a table's row."""
         self.objects: list[ObjectStates] = []
         self._slices: list[slice] = []
         self.numbers: list[Any] = []
@@ -103,6 +101,7 @@ class StateColumns:
                 self.objects.append(ObjectStates(aggregation))
             self._slices.append(slice(at, len(types)))
         self.types = tuple(types)
+        """The types of the columns: int64, float64 or object."""
         self.calls_users = any(states.calls_users for states in self.objects)
         """Whether user code may reject a record only after its windows are known."""
 

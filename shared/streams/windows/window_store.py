@@ -54,26 +54,26 @@ class LiveWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """The outcome of a batch: `count` records are done.
-
-    `rejected_by` is the index of the aggregation that rejects the next record, or None.
-
-    `late` has a row for each late record, and for each record that missed only some of its hopping windows. A row has
-    the record's index in the batch, the store's close time and stream time (ms) when the record came, and 1 if other
-    windows accepted it, or 0 if it is late. `missed` is the number of windows that all records together missed; it is
-    always 0 for sessions. `closed_by` has the index of the record that closed each window of `closed`. `updates_by` has
-    the index of the record that caused each update. `is_retracted` marks the updates that retract a window.
-    """
+    """The outcome of a batch."""
 
     count: int
+    """The number of records that are done."""
     rejected_by: int | None
+    """The index of the aggregation that rejects the next record, or None."""
     late: Int64Array
+    """A row for each late record, and for each record that missed only some of its hopping windows: the record's index
+    in the batch, the store's close time and stream time (ms) when the record came, and 1 if other windows accepted it,
+    or 0 if it is late."""
     missed: int
+    """The number of windows that all records together missed; always 0 for sessions."""
     closed: WindowColumns
     closed_by: Int64Array
+    """The index of the record that closed each window of `closed`."""
     updates: WindowColumns
     updates_by: Int64Array
+    """The index of the record that caused each update."""
     is_retracted: NDArray[np.bool_]
+    """Marks the updates that retract a window."""
 
 
 class WindowStore:
@@ -429,9 +429,8 @@ class WindowStore:
     ) -> None:
         """Apply changes of windows, in the order of the changelog, during a restore.
 
-        `is_live` tells whether a change sets a window or removes it. For each key and start the last change counts.
-        `read` returns the `state_columns` of the changes at the given indexes. Errors of `read` and decoding errors are
-        raised before anything is changed.
+        `is_live` tells whether a change sets a window or removes it. `read` returns the `state_columns` of the changes
+        at the given indexes. Errors of `read` and decoding errors are raised before anything is changed.
         """
         codes = self.index.codes_of(keys)
         newest = newest_of_each_window(codes, starts)
