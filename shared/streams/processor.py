@@ -158,8 +158,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def reject_output(self, record: Record, error: Exception) -> None:
         """Drop one output of this node because of `error`, or make it a dead letter, as the error handlers decide.
 
-        `record` is the part of the output that is known. Raises `error` if the handler is `fail`, if no store has taken
-        the current source record, or if no handler may decide about it, such as a ConfigError.
+        `record` is the known part of the output. Raises `error` if the handler is `fail`, if no store has taken the
+        current source record, or if no handler may decide, as for a ConfigError.
         """
         ...
 

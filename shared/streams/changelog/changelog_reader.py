@@ -451,9 +451,8 @@ def reader_start_offset(
 ) -> int:
     """Return the offset at which a changelog's reader starts. The log has the offsets from `first` up to `end`.
 
-    It is `covered`, at which the snapshot in the lake ends, or 0 if `covered` is None (no snapshot). Raises
-    ChangelogHole if `first` is above this offset or `end` below it. `lake` and the name of its setting are for the
-    message.
+    The reader starts at `covered`, the end of the snapshot in the lake, or at 0 if `covered` is None. Raises
+    ChangelogHole if `first` is above the start or `end` below it. `lake` and `lake_name` are for the message.
     """
     if covered is None:
         if first > 0:

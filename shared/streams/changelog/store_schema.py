@@ -125,9 +125,8 @@ AGGREGATIONS_STAY = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
-    The stores must agree in number and order, and each in name, kind, key, source topic, gap, size and advance.
-    Existing aggregations must agree, and a store may get further ones (`incompatible_aggregations`). All else may
-    change, such as the grace and the output topics.
+    The stores must agree in number, order, name, kind, key, source topic, gap, size and advance. Existing aggregations
+    must agree, and a store may get further ones (`incompatible_aggregations`). All else may change.
     """
     # The grace, the emission and the output topics are not compared: they only affect later records.
     if len(stored) != len(own):

@@ -507,8 +507,8 @@ class Stream(Generic[K, V]):
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
         """Merge two streams. Raises ConfigError if the keys of one are text and those of the other bytes.
 
-        The values may have different types. `Count` accepts them. A repartition topic, a join with a stream or a table,
-        or any other aggregation raises ConfigError, until `map_values` gives all values one type.
+        The values may have different types. Then a repartition topic, a join with a stream or a table, or any
+        aggregation but `Count` raises ConfigError, until `map_values` gives all values one type.
         """
         require_same_builder("merge", self._builder, other._builder)
         if self._traits.key != other._traits.key:
@@ -541,9 +541,8 @@ class Stream(Generic[K, V]):
     ) -> Stream[KR, VR]:
         """Return the records that a user's processor forwards, as a stream. The processor may use `stores`.
 
-        `supplier` makes a processor for each task. `value` is the type of the forwarded values, and `key` that of the
-        keys: `string`, `bytes`, or None if it stays. A later grouping or join uses a repartition topic, as after
-        `key_by`.
+        `supplier` makes a processor for each task. `value` is the type of the forwarded values, `key` that of the keys
+        (None: unchanged). A later grouping or join uses a repartition topic, as after `key_by`.
         """
         if key is not None:
             require_key_type("process: key", key)
@@ -562,8 +561,8 @@ class Stream(Generic[K, V]):
     ) -> Stream[K, VR]:
         """As `process`, for a processor that does not change keys. It adds no repartition topic.
 
-        If the processor's `process` forwards another key than that of its record, the worker ends with an error. In a
-        punctuation or a commit, the key must be that of an earlier record of the task; this is not checked.
+        If the processor's `process` forwards another key than its record's, the worker ends with an error. In a
+        punctuation or a commit, the key must be an earlier record's; this is not checked.
         """
         node = self._add_processor_node("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._traits, value=value, mixed=()))

@@ -250,10 +250,10 @@ class ChangelogPartition:
         raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
-        """Write one commit and return its position in the log. After any error the task must be discarded.
+        """Write one commit and return its position in the log. After an error the task must be discarded.
 
         Raises ProducerFenced if another owner has taken over the partition, or if the transaction took longer than
-        `transaction_timeout_ms`. Raises LogReplaced if the changelog is another topic than before, or has lost its end.
+        `transaction_timeout_ms`. Raises LogReplaced if the changelog is another topic now, or has lost its end.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): committed_position(at) for topic, at in commit.sources.items()}
@@ -380,7 +380,7 @@ async def find_takeover(
     """Return the first offset in `span` at which an owner above `epoch` took over the changelog partition, or None.
 
     The `consumer` must be read_uncommitted, so takeovers of aborted transactions are found too. Raises OffsetOutOfRange
-    if the span was deleted meanwhile, and KafkaTimeout if its records do not come within `timeout_ms`.
+    if the span was deleted, and KafkaTimeout if its records do not come within `timeout_ms`.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)

@@ -188,8 +188,8 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parti
 class InstanceRegistry:
     """Registers this instance's partitions in the topic, and reads the registrations of all instances.
 
-    It runs beside the worker, which does not depend on it. If Kafka cannot be reached, it tries again. After any other
-    error, such as a missing permission, it logs the error and learns nothing more about other instances.
+    The worker does not depend on it. If Kafka cannot be reached, it tries again. After any other error, such as a
+    missing permission, it logs the error and learns nothing more about other instances.
     """
 
     def __init__(

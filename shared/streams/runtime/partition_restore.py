@@ -93,8 +93,8 @@ class PartitionRestore:
 
         A restore that has read before (a standby) continues from its position. Raises OffsetOutOfRange if the restore
         must start again: the log lacks this position or is another topic, or a newer snapshot has replaced the loaded
-        one. Raises ChangelogHole if the log does not continue the newest snapshot, or if there is no snapshot and the
-        log does not begin at offset 0.
+        one. Raises ChangelogHole if the log does not continue the newest snapshot, or if there is none and the log does
+        not begin at 0.
         """
         consumer.assign([self.at])
         reader = self.reader

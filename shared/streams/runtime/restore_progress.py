@@ -16,8 +16,8 @@ LOG_INTERVAL_MS = 5_000  # between log lines of the progress
 class RestoreProgress:
     """The progress of one partition's restore: the rest of the changelog to read, the rate, and the estimated time.
 
-    Records are counted by offsets, so transaction markers count too. The rate is the average since the first call of
-    `moved`. Fields are None as long as they are not known.
+    Records are counted by offsets, so transaction markers count too. The rate is the average since the first `moved`.
+    Fields are None as long as they are not known.
 
     >>> progress = RestoreProgress(0)
     >>> progress.moved(1_000, 5_000, now_ms=0)

@@ -122,8 +122,8 @@ class StreamWorker(RebalanceListener):
     async def startup(self) -> None:
         """Wait for the topics that the topology only reads, create its others, load global tables, and join the group.
 
-        Raises UnknownTopicOrPartition, which names the topics that did not appear in time, ConfigError if the topics or
-        the state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
+        Raises UnknownTopicOrPartition with the topics that did not appear in time, ConfigError if the topics or the
+        state directory are unsuitable, and KafkaTimeout if a global table cannot be loaded.
         """
         self._task_factory.startup()
         await loaded(compile_kernels, "the kernels")  # before the group waits for heartbeats
@@ -138,7 +138,7 @@ class StreamWorker(RebalanceListener):
         """Do one turn: poll, collect restored tasks, process, punctuate, and commit if that is due.
 
         `now_ms` is this turn's wall-clock time in ms since the epoch, by default the clock's. The call may be cancelled
-        at any moment: a commit in progress continues, and `shutdown` can still commit the tasks.
+        at any moment: a commit in progress continues, and `shutdown` can still commit.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll_records()

@@ -339,8 +339,8 @@ def _put_row(
 ) -> int:
     """Put one row into a batch of RocksDB and update its index entry, or delete both if `row` is None.
 
-    `old` is the stored row, or None. `due` is the end up to which the index was searched, None if there is no index.
-    Return the change in the number of rows.
+    `old` is the stored row, or None. `due` is the end up to which the index was searched (None: no index). Return the
+    change in the number of rows.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]

@@ -285,7 +285,7 @@ class JsonFields:
         """Return the numbers, whether each is present, and the indexes of values that are left to msgspec.
 
         The first two arrays have the shape (wanted fields, values). A cell has the bits of an int64 or a float64, by
-        the type of the field. Values that are left have no number.
+        the field's type. Values that are left have no number.
         """
         count = len(values)
         members = len(self._kinds)

@@ -166,7 +166,7 @@ class PartitionGroup:
         """Remove and return the next records: of one partition, from one fetch, at most `records_max`.
 
         The group must be ready. The records end before the first that is later than the next record of another
-        partition. Of records with equal timestamps, that of the topic that comes first in the group is taken first.
+        partition. Of equal timestamps, that of the group's first topic goes first.
         """
         # PartitionGroup takes one record at a time from the queue with the lowest timestamp. A run has the same order.
         # The order of topics decides between equal timestamps, where the PriorityQueue of Kafka Streams leaves it open,

@@ -74,10 +74,10 @@ def _is_same_key(a, a_at, b, b_at, length):
 
 @compiled
 def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_offsets, sizes, free, counts):
-    """Write the number of each key to `codes`, from the key at position `first` on. A new key is added to the index.
+    """Write the number of each key to `codes`, from the position `first` on. A new key is added to the index.
 
-    If the index has no room for a new key, return the position of this key. Otherwise return the length of `offsets`. A
-    missing key, of negative length, has the number NONE.
+    If there is no room for a new key, return the position of this key, else the length of `offsets`. A missing key (of
+    negative length) has the number NONE.
     """
     mask = np.uint64(len(slots) - 1)
     for i in range(first, len(offsets)):
