@@ -14,6 +14,7 @@ means that the offset is committed. There are four kinds of errors:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -384,12 +385,7 @@ class CommitRequestManager:
             if self._is_passing_error(error) and now_ms - since_ms < REJECTED_RETRY_MS:
                 again = error
                 continue
-            number = commit.numbers[tp]
-            self.sequence.give_up(commit.of([tp]))
-            self._given_up[tp] = number, error
-            for entry in [each for each in self._waiting if tp in each.numbers and each.numbers[tp] <= number]:
-                self._waiting.remove(entry)
-                self._call_commit_callback(entry, error)
+            self._give_up(commit.of([tp]), error)
         return again
 
     def _handle_failed_commit(self, commit: Commit, error: PenstockError) -> None:
@@ -400,18 +396,29 @@ class CommitRequestManager:
         # After a rebalance the offsets of kept partitions are committed under the new generation, so they stay
         # wanted. Any other lasting error would be repeated.
         if not isinstance(error, NEEDS_NEW_GENERATION):
-            self.sequence.give_up(commit)
-            self._given_up.update({tp: (number, error) for tp, number in commit.numbers.items()})
-        elif self._is_of_before(commit):
-            return
-        # The offsets may still be committed later; the callback reports this attempt.
-        for entry in [each for each in self._waiting if commit.numbers.keys() & self._pending_of(each)]:
+            self._give_up(commit, error)
+        # The offsets may still be committed later; the callback reports this attempt. The task stops sending, so the
+        # callbacks of newer offsets of these partitions are called too.
+        elif not self._is_of_before(commit):
+            self._fail_callbacks(dict.fromkeys(commit.numbers, math.inf), error)
+
+    def _give_up(self, commit: Commit, error: PenstockError) -> None:
+        self.sequence.give_up(commit)
+        self._given_up.update({tp: (number, error) for tp, number in commit.numbers.items()})
+        self._fail_callbacks(commit.numbers, error)
+
+    def _fail_callbacks(self, failed: Mapping[TopicPartition, float], error: PenstockError) -> None:
+        """Call the callback of each commit that has a failed offset: one that is not committed, and whose number is at
+        most the one of its partition in `failed`."""
+        for entry in [each for each in self._waiting if self._has_failed(each, failed)]:
             self._waiting.remove(entry)
             self._call_commit_callback(entry, error)
 
-    def _pending_of(self, waiting: WaitingCommit) -> set[TopicPartition]:
-        """Return the partitions of a commit whose offsets are not committed yet."""
-        return {tp for tp, number in waiting.numbers.items() if not self.sequence.is_done({tp: number})}
+    def _has_failed(self, waiting: WaitingCommit, failed: Mapping[TopicPartition, float]) -> bool:
+        return any(
+            tp in failed and number <= failed[tp] and not self.sequence.is_done({tp: number})
+            for tp, number in waiting.numbers.items()
+        )
 
     async def _send_offset_commit(
         self, commit: Commit

@@ -320,6 +320,35 @@ async def test_a_failed_commit_does_not_hold_up_later_ones() -> None:
     assert coordinator.committed == {B: at(2)}
 
 
+async def test_a_failed_commit_fails_no_newer_offset() -> None:
+    """The callback of a newer offset of the same partition waits for its own commit."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    coordinator.fates = scripted(str(NOT_AUTHORIZED))
+    member.later(1)
+    await turns()
+    member.later(2)
+    coordinator.gate.set()
+    await turns()
+    assert member.outcomes == [(1, "AuthorizationFailed"), (2, "NoneType")]
+    assert coordinator.committed == {A: at(2)}
+
+
+async def test_a_stored_offset_does_not_fail_with_a_newer_one() -> None:
+    """A commit with one stored partition fails because of its other partition, not because of a newer offset."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = scripted("half", str(TOO_LONG))
+    errors: list[str] = []
+    member.commits.commit_async({A: at(1), B: at(1)}, lambda _, e: errors.append(str(e)))
+    while not coordinator.committed:
+        await turns(1)
+    member.later(2, A)
+    await turns()
+    assert coordinator.sent[1] == {A: at(2), B: at(1)}
+    assert member.outcomes == [(2, "InvalidRequest")]
+    assert ["t-1" in error for error in errors] == [True]
+
+
 async def test_a_commit_of_the_old_generation_that_fails_for_good() -> None:
     """It is not repeated in the new generation, so its callback is called and a sync commit raises its error."""
     member = Member(coordinator := Coordinator())
