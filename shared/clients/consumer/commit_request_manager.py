@@ -116,8 +116,8 @@ class CommitRequestManager:
         self._waiting: list[WaitingCommit] = []
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
-        self._rejection: PenstockError | None = None
-        """The last error that is not retriable."""
+        self._stopped_by: PenstockError | None = None
+        """The error after which nothing is sent before the next generation or the next commit."""
         self._rejected_since: dict[TopicPartition, float] = {}
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -147,14 +147,15 @@ class CommitRequestManager:
         also waits for the end of a rebalance.
 
         Raises any error that is not retried, but that of a single partition only after the other partitions are
-        committed. Raises CommitFailed if a partition is taken away during the wait. Raises KafkaTimeout after
-        `timeout_ms`; the offsets may still be committed later.
+        committed. If an earlier commit is given up, only its callback gets the error. Raises CommitFailed if a
+        partition is taken away during the wait. Raises KafkaTimeout after `timeout_ms`; the offsets may still be
+        committed later.
         """
         where = self._describe_member()
         numbers = self.sequence.register(offsets)
         # Errors of earlier commits concern earlier offsets.
         self._last_error = None
-        self._rejection = None
+        self._stopped_by = None
         self._start_sending_commits()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -162,8 +163,8 @@ class CommitRequestManager:
                     # A rebalance took a partition away during the wait, so its number will never be done.
                     if self.sequence.is_dropped(numbers):
                         raise self._partitions_lost()
-                    if self._rejection is not None:
-                        raise self._rejection
+                    if self._stopped_by is not None:
+                        raise self._stopped_by
                     self._start_sending_commits()
                     # Nothing awaits between the checks above and `clear`, so no change is missed.
                     self._changed.clear()
@@ -290,11 +291,11 @@ class CommitRequestManager:
             elif self._is_of_before(commit):
                 # The partitions that are still owned are committed under the new generation, without backoff.
                 continue
+            elif self._needs_new_generation(error):
+                return
             elif self._is_passing_error(error):
                 failures += 1
                 await asyncio.sleep(backoff.wait_ms(failures) / 1000)
-            elif isinstance(error, NEEDS_NEW_GENERATION):
-                return
 
     async def _attempt_commit(self, commit: Commit) -> PenstockError | None:
         started_ms = self._clock.monotonic_ms()
@@ -329,7 +330,7 @@ class CommitRequestManager:
             else:
                 self._metrics.committed(self._clock.monotonic_ms() - started_ms)
         self._last_error = None if self._is_of_before(commit) else error
-        self._rejection = None if error is None or self._is_passing_error(error) else self._last_error
+        self._stopped_by = self._last_error if self._needs_new_generation(error) else None
         if unsure:
             await self._read_back(unsure)
         self._schedule_late_read_back()
@@ -395,7 +396,7 @@ class CommitRequestManager:
             return
         # After a rebalance the offsets of kept partitions are committed under the new generation, so they stay
         # wanted. Any other lasting error would be repeated.
-        if not isinstance(error, NEEDS_NEW_GENERATION):
+        if not self._needs_new_generation(error):
             self._give_up(commit, error)
         # The offsets may still be committed later; the callback reports this attempt. The task stops sending, so the
         # callbacks of newer offsets of these partitions are called too.
@@ -477,6 +478,9 @@ class CommitRequestManager:
         if isinstance(error, RebalanceInProgress | IllegalGeneration):
             return self._member.is_owner
         return isinstance(error, RetriableError)
+
+    def _needs_new_generation(self, error: PenstockError | None) -> bool:
+        return isinstance(error, NEEDS_NEW_GENERATION) and not self._is_passing_error(error)
 
     def _call_commit_callback(self, waiting: WaitingCommit, error: Exception | None) -> None:
         try:

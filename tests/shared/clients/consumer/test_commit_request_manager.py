@@ -349,6 +349,39 @@ async def test_a_stored_offset_does_not_fail_with_a_newer_one() -> None:
     assert ["t-1" in error for error in errors] == [True]
 
 
+@pytest.mark.parametrize("tp", [A, B])
+async def test_a_sync_commit_does_not_raise_the_error_of_an_earlier_one(tp: TopicPartition) -> None:
+    """The earlier commit fails for good while the sync commit waits. Its offsets are then stored, and no error is
+    raised."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    coordinator.fates = scripted(str(NOT_AUTHORIZED))
+    member.later(1, A)
+    await turns()
+    waiting = asyncio.ensure_future(member.commits.commit({tp: at(2)}, 5_000))
+    await turns()
+    coordinator.gate.set()
+    await waiting
+    assert member.outcomes == [(1, "AuthorizationFailed")]
+    assert coordinator.committed == {tp: at(2)}
+
+
+async def test_an_empty_commit_waits_for_the_others_after_a_failed_one() -> None:
+    """The error of a pending commit that fails for good is passed to its callback, as in Java."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    coordinator.fates = scripted(str(NOT_AUTHORIZED))
+    member.later(1, A)
+    await turns()
+    waiting = asyncio.ensure_future(member.commits.commit({}, 5_000))
+    await turns()
+    member.later(2, B)
+    coordinator.gate.set()
+    await waiting
+    assert member.outcomes == [(1, "AuthorizationFailed"), (2, "NoneType")]
+    assert coordinator.committed == {B: at(2)}
+
+
 async def test_a_commit_of_the_old_generation_that_fails_for_good() -> None:
     """It is not repeated in the new generation, so its callback is called and a sync commit raises its error."""
     member = Member(coordinator := Coordinator())
