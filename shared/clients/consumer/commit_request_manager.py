@@ -188,7 +188,7 @@ class CommitRequestManager:
         return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait until no commit is pending, or until one fails with an error that is not retried.
+        """Wait until no commit is pending, or until the pending ones have to wait for a new generation.
 
         After `timeout_ms` logs a warning and returns. The offsets left remain pending until `retain`, which drops those
         of partitions that the member gives up.
@@ -196,8 +196,8 @@ class CommitRequestManager:
         self._start_sending_commits()
         try:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
-                # The task ends early after an error that is not retried. Waiting for longer would only delay the
-                # rebalance.
+                # The task ends early if the offsets have to wait for a new generation. Waiting for longer would only
+                # delay the rebalance.
                 while not self.sequence.is_drained and self._task is not None and not self._task.done():
                     self._changed.clear()
                     await self._changed.wait()

@@ -584,7 +584,8 @@ async def test_an_empty_commit_waits_for_pending_commits() -> None:
 
 @pytest.mark.parametrize("code", [UNKNOWN, GENERATION, REBALANCE])
 async def test_a_revocation_continues_if_a_commit_cannot_succeed(code: int) -> None:
-    """The drain of a revocation ends at once on a permanent error, and at its deadline without a response."""
+    """The drain of a revocation ends at once if offsets wait for a new generation, and at its deadline without a
+    response."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(code)
     member.later(1)
