@@ -179,14 +179,15 @@ class Admin:
         async def change() -> None:
             nonlocal pending
             node = await self._find_controller()
-            # Without a connection no request goes out.
-            connected = await self._connection.connect(node)
+            # An attempt that fails here has changed nothing. `send` may connect too, and its error does not say whether
+            # the request was written.
+            if not await self._connection.connect(node):
+                raise self._connection.connection_error(node, where)
             try:
                 response = await self._connection.send(node, request_for(pending), where)
             except (BrokerNotAvailable, KafkaTimeout):
                 # The controller may have carried out the request.
-                if connected:
-                    maybe_changed.update(pending)
+                maybe_changed.update(pending)
                 raise
             failed: dict[str, PenstockError] = {}
             for topic in response.topics:

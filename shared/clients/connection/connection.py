@@ -298,6 +298,11 @@ class Connection:
                 raise connection_error
             return False
 
+    def connection_error(self, node: int, where: str) -> PenstockError:
+        """Return the error of the last attempt to connect to a node."""
+        error: PenstockError = self._open_client.connection_error(node, where)
+        return error
+
     def refresh_metadata(self) -> asyncio.Future[bool]:
         """Request new metadata. Returns a future that is done when the request is answered or has failed, or when the
         connection is closed.

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
-from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS
+from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
@@ -172,6 +172,21 @@ async def test_a_failed_look_up_of_the_controller_creates_nothing() -> None:
         cluster.control(Api.METADATA, Close(), times=1)
         with pytest.raises(TopicAlreadyExists, match="topic a"):
             await admin.create_topics([NewTopic("a", 1)])
+
+
+async def test_an_attempt_without_a_connection_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt fails without a request, also if the reconnect backoff has passed in the meantime."""
+    reached = [False]
+    connect = Connection.connect
+
+    async def connect_later(connection: Connection, node: int) -> bool:
+        return reached.pop() if reached else await connect(connection, node)
+
+    monkeypatch.setattr(Connection, "connect", connect_later)
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.control(Api.CREATE_TOPICS, Close(handled=True), times=1)
+        await admin.create_topics([NewTopic("a", 1)])
+        assert await admin.list_topics() == ["a"]
 
 
 async def test_a_lost_response_is_no_error() -> None:
