@@ -625,7 +625,7 @@ class Consumer(Generic[K, V]):
         return position is not None and position == self._fetcher.high_watermark(tp)
 
     def forget_commits(self) -> None:
-        """Drop all pending commits: they are not sent again, neither now nor in the next generation."""
+        """Drop all pending commits: they are sent neither now nor in the next generation."""
         self._check_open()
         self._commits.retain(())
 
