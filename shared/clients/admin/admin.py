@@ -163,18 +163,18 @@ class Admin:
         self,
         names: list[str],
         request_for: Callable[[list[str]], Any],
-        done: type[PenstockError],
+        no_change: type[PenstockError],
         where: str,
         timeout_ms: int | None,
     ) -> list[PenstockError]:
         """Create or delete `names` at the controller, with retries after retriable errors.
 
-        The error class `done` says that a topic already was as requested. Such errors are returned, not raised. Left
-        out are those of topics that an earlier attempt may have changed.
+        An error of the class `no_change` says that a topic already is as requested. Such errors are returned, not
+        raised. Left out are those of topics that an earlier attempt may have changed.
         """
         pending = names
         maybe_changed: set[str] = set()
-        already_done: list[PenstockError] = []
+        unchanged: list[PenstockError] = []
 
         async def change() -> None:
             nonlocal pending
@@ -194,10 +194,10 @@ class Admin:
                 if not topic.error_code:
                     continue
                 error = error_for_code(topic.error_code, f"topic {topic.name}", getattr(topic, "error_message", None))
-                if not isinstance(error, done):
+                if not isinstance(error, no_change):
                     failed[topic.name] = error
                 elif topic.name not in maybe_changed:
-                    already_done.append(error)
+                    unchanged.append(error)
             # REQUEST_TIMED_OUT: the controller may still make the change.
             maybe_changed.update(name for name, error in failed.items() if isinstance(error, KafkaTimeout))
             pending = [name for name in pending if name in failed]
@@ -205,7 +205,7 @@ class Admin:
                 raise error
 
         await self._retry_request(change, where, timeout_ms)
-        return already_done
+        return unchanged
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
         async def check_leaders() -> None:
