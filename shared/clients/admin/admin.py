@@ -597,11 +597,11 @@ class Admin:
         move, ValueError or TypeError for an invalid `to`.
         """
         partitions = None if partitions is None else list(partitions)
-        _check_reset(to, partitions)
+        offsets = _check_reset(to, partitions)
         if not dry_run:
             await self._check_no_members(group_id, timeout_ms)
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
-        wanted = sorted(partitions if partitions is not None else to if isinstance(to, Mapping) else committed)
+        wanted = sorted(partitions if partitions is not None else offsets if isinstance(to, Mapping) else committed)
         if not wanted:
             raise GroupNotFound(f"group {group_id}: nothing committed, and no partitions given")
         first = await self.list_offsets(dict.fromkeys(wanted, "earliest"), timeout_ms=timeout_ms)
@@ -609,7 +609,6 @@ class Admin:
         if isinstance(to, ShiftBy):
             target = {tp: (committed[tp].offset if tp in committed else first[tp]) + to.records for tp in wanted}
         elif isinstance(to, Mapping):
-            offsets = checked_offsets(to)
             target = {tp: offsets[tp].offset for tp in wanted}
         else:
             target = await self.list_offsets(dict.fromkeys(wanted, to), timeout_ms=timeout_ms)
@@ -730,13 +729,15 @@ def _config_source(number: int) -> str:
     return CONFIG_SOURCES.get(number, "UNKNOWN")
 
 
-def _check_reset(to: object, partitions: Iterable[TopicPartition] | None) -> None:
+def _check_reset(to: object, partitions: Iterable[TopicPartition] | None) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the checked offsets of a reset to given offsets, {} for any other reset."""
     if isinstance(to, Mapping):
-        checked_offsets(to)
         if lacking := set(partitions or ()) - to.keys():
             raise ValueError(f"no offset to reset to: {', '.join(map(str, sorted(lacking)))}")
-    elif isinstance(to, ShiftBy):
+        return checked_offsets(to)
+    if isinstance(to, ShiftBy):
         if not isinstance(to.records, int) or isinstance(to.records, bool):
             raise TypeError(f"shift by {to.records!r}: not a number of records")
     else:
         checked_spec("reset", to)
+    return {}
