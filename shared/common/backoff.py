@@ -2,7 +2,7 @@
 
 The wait after the n-th failure in a row is `initial_ms` times `multiplier` to the power of n - 1. It is spread by
 `jitter` in both directions, so that many clients do not retry at the same moment. No wait is above `max_ms`, whatever
-the jitter. If `max_ms` is not above `initial_ms`, every wait is `max_ms`, without jitter.
+the jitter. If `max_ms` is below `initial_ms`, every wait is `max_ms`, without jitter.
 
 >>> backoff = ExponentialBackoff(100, 1_000)
 >>> [backoff.wait_ms(failures) for failures in range(7)]
@@ -10,6 +10,8 @@ the jitter. If `max_ms` is not above `initial_ms`, every wait is `max_ms`, witho
 >>> ExponentialBackoff(100, 1_000, jitter=0.2).wait_ms(2, random=0.0)
 160.0
 >>> ExponentialBackoff(100, 100, jitter=0.2).wait_ms(2, random=0.0)
+80.0
+>>> ExponentialBackoff(110, 100, jitter=0.2).wait_ms(2, random=0.0)
 100.0
 """
 
@@ -38,8 +40,9 @@ class ExponentialBackoff:
         """
         if failures < 1 or self.initial_ms <= 0:
             return 0.0
-        # A constant, as in Java, also with jitter.
-        if self.max_ms <= self.initial_ms:
+        # KIP-580 defines this constant. Java also returns a constant if both are equal. Here jitter applies to equal
+        # waits as well: otherwise all that failed at the same moment would be retried at the same moment.
+        if self.max_ms < self.initial_ms:
             return float(self.max_ms)
         # Above this power the limit applies, and the power itself would overflow.
         powers = math.log(self.max_ms / self.initial_ms, self.multiplier) if self.multiplier > 1 else 0.0

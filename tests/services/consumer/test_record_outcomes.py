@@ -494,6 +494,12 @@ def test_jitter_stays_within_its_share(
     assert plain_ms * (1 - jitter) - 1 <= wait_ms <= min(plain_ms * (1 + jitter) + 1, 30_000)
 
 
+def test_a_constant_backoff_has_jitter() -> None:
+    """Records that failed together are not retried together, also if `backoff_max_ms` is `backoff_ms`."""
+    policy = RetryPolicy(backoff_ms=1_000, backoff_max_ms=1_000)
+    assert [policy.backoff_after_ms(3, random) for random in (0, 0.25, 0.5, 1)] == [800, 900, 1_000, 1_000]
+
+
 def test_the_last_attempt_gives_up() -> None:
     """`max_attempts` counts handler calls, including the first."""
     policy = RetryPolicy(max_attempts=2, jitter=0)

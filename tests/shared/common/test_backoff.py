@@ -31,10 +31,22 @@ def test_limits_at_or_below_the_first_wait(initial_ms: int, max_ms: int, wait_ms
     assert [backoff.wait_ms(1), backoff.wait_ms(9)] == [wait_ms, wait_ms]
 
 
-@given(initial_ms=st.integers(100, 300), failures=st.integers(1, 50), random=st.floats(0, 1))
-def test_a_limit_at_or_below_the_first_wait_has_no_jitter(initial_ms: int, failures: int, random: float) -> None:
-    """Every wait is then the limit, as in Java."""
+@given(initial_ms=st.integers(101, 300), failures=st.integers(1, 50), random=st.floats(0, 1))
+def test_a_limit_below_the_first_wait_has_no_jitter(initial_ms: int, failures: int, random: float) -> None:
+    """Every wait is then the limit (KIP-580)."""
     assert ExponentialBackoff(initial_ms, 100, jitter=0.2).wait_ms(failures, random) == 100
+
+
+@pytest.mark.parametrize("failures", [1, 2, 50])
+def test_equal_waits_have_jitter(failures: int) -> None:
+    """If the first wait is the limit, or the multiplier is 1, the waits are still spread."""
+    for backoff in (
+        ExponentialBackoff(100, 100, jitter=0.2),
+        ExponentialBackoff(100, 1_000, multiplier=1, jitter=0.2),
+        ExponentialBackoff(100, 100, multiplier=1, jitter=0.2),
+    ):
+        waits = [backoff.wait_ms(failures, random) for random in (0, 0.25, 0.5, 1)]
+        assert waits == pytest.approx([80, 90, 100, min(120, backoff.max_ms)])
 
 
 @given(failures=st.integers(1, 5_000), random=st.floats(0, 1))
