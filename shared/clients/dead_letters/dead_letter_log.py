@@ -8,7 +8,7 @@ committed before a crash are sent again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -154,6 +154,16 @@ class DeadLetterLog:
             return False
         return offset < committed.offset or any(first <= offset <= last for first, last in self._finished[partition])
 
+    def _replayed_parts(self, columns: Columns) -> Iterator[Columns]:
+        """Yield the records of a batch that earlier replays sent, in offset order."""
+        committed = self.committed[columns.topic_partition]
+        if committed is None:
+            return
+        for first, last in ((0, committed.offset - 1), *self._finished[columns.topic_partition]):
+            part = columns[int(columns.offsets.searchsorted(first)) : int(columns.offsets.searchsorted(last + 1))]
+            if len(part):
+                yield part
+
     async def replay(
         self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
     ) -> ReplayResult:
@@ -169,25 +179,35 @@ class DeadLetterLog:
         `include_replayed` is False.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
+        # Has the dead letters that were replayed before. To send them again does not change the progress.
+        again = KeyScheduler("unordered", IN_FLIGHT_MAX)
         for partition, committed in self.committed.items():
+            again.assign(partition, None)
             try:
-                scheduler.assign(partition, None if include_replayed else committed)
+                scheduler.assign(partition, committed)
             except DataError as e:
-                raise DataError(
-                    f"{partition}: {e}. It is not known which later dead letters were replayed: replay all again with "
-                    "include_replayed"
-                ) from None
+                if committed is None or not include_replayed:
+                    raise DataError(
+                        f"{partition}: {e}. It is not known which later dead letters were replayed: replay all again "
+                        "with include_replayed"
+                    ) from None
+                # This metadata has no progress, and differs from that of any commit: the next one replaces it.
+                scheduler.assign(partition, committed._replace(metadata="damaged"))
         result = ReplayResult()
         try:
             async for columns in self.batches():
+                if include_replayed:
+                    for replayed in self._replayed_parts(columns):
+                        again.deliver(replayed)
                 position = self.committed[columns.topic_partition]
-                if position is not None and not include_replayed:
+                if position is not None:
                     columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
                 scheduler.deliver(columns)
-                while result.sent < limit and (
-                    chosen := self._choose_dead_letters(scheduler, wanted, limit - result.sent, result)
-                ):
-                    await self._send_dead_letters(producer, scheduler, chosen, result, to)
+                for each in (again, scheduler):
+                    while result.sent < limit and (
+                        chosen := self._choose_dead_letters(each, wanted, limit - result.sent, result)
+                    ):
+                        await self._send_dead_letters(producer, each, chosen, result, to)
                 match scheduler.paused().get(columns.topic_partition):
                     case "metadata":
                         raise IllegalState(

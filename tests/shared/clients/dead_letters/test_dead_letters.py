@@ -25,7 +25,7 @@ from penstock.shared.clients.dead_letters.dead_letter import (
     shortened,
 )
 from penstock.shared.clients.dead_letters.dead_letter_log import DeadLetterLog, replay_group
-from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import DataError, IllegalState
 from penstock.shared.common.records import ConsumerRecord, Headers, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -199,8 +199,8 @@ async def kafka() -> AsyncIterator[KafkaSettings]:
         yield KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
 
-async def write(kafka: KafkaSettings, dead_letters: int, others: int = 0) -> None:
-    sources = [ConsumerRecord("clicks", 0, offset, 1, b"k", b"v") for offset in range(dead_letters)]
+async def write(kafka: KafkaSettings, dead_letters: int, others: int = 0, value: bytes = b"v") -> None:
+    sources = [ConsumerRecord("clicks", 0, offset, 1, b"k", value) for offset in range(dead_letters)]
     records = [dead_letter_record(TOPIC, DeadLetter(of, "process", "E", "", 1, "g")) for of in sources]
     async with Producer(kafka) as producer:
         sent = await producer.send_many([*records, *[ProducerRecord(TOPIC, b"v")] * others])
@@ -219,6 +219,19 @@ async def test_damaged_progress_of_replays(kafka: KafkaSettings) -> None:
         with pytest.raises(DataError, match=r"clicks-dlq-0.*include_replayed"):
             await log.replay(producer, lambda _: True, limit=9)
         assert (await log.replay(producer, lambda _: True, limit=9, include_replayed=True)).sent == 3
+        assert (await log.replay(producer, lambda _: True, limit=9)).sent == 0
+
+
+async def test_a_replay_of_all_replaces_damaged_progress(kafka: KafkaSettings) -> None:
+    """A replay without `include_replayed` works afterwards, although the committed offset was the end."""
+    await write(kafka, 3)
+    async with Consumer(kafka, ConsumerSettings(group_id=replay_group(TOPIC))) as consumer:
+        consumer.assign([AT])
+        await consumer.commit({AT: OffsetAndMetadata(3, "p1r:!")})
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        assert (await log.replay(producer, lambda _: True, limit=9, include_replayed=True)).sent == 3
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        assert (await log.replay(producer, lambda _: True, limit=9)).sent == 0
 
 
 @pytest.mark.parametrize(("dead_letters", "others"), [(5, 0), (0, 5)])
@@ -248,6 +261,32 @@ async def test_each_call_reads_the_topic_again(kafka: KafkaSettings) -> None:
         assert (await log.replay(producer, lambda _: True, limit=10, include_replayed=True)).sent == 5
     async with DeadLetterLog(kafka, TOPIC) as log:
         assert [entry.replayed async for entry in log.entries()] == [True] * 5
+
+
+@pytest.mark.parametrize(("limit", "left_out"), [(1, 5), (1, 1), (3, 1), (6, 4)])
+async def test_a_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSettings, limit: int, left_out: int) -> None:
+    """A replay with `include_replayed` and a limit adds to the progress, and none is sent twice without it."""
+    await write(kafka, 6)
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer:
+        assert (await log.replay(producer, lambda letter: letter.record.offset != left_out, limit=10)).sent == 5
+        before = [entry.replayed async for entry in log.entries()]
+        assert (await log.replay(producer, lambda _: True, limit=limit, include_replayed=True)).sent == limit
+        after = [entry.replayed async for entry in log.entries()]
+        assert all(new >= old for old, new in zip(before, after, strict=True))
+        assert (await log.replay(producer, lambda _: True, limit=10)).sent == after.count(False)
+        assert (await log.replay(producer, lambda _: True, limit=10)).sent == 0
+
+
+async def test_a_failed_replay_of_all_forgets_no_earlier_replay(kafka: KafkaSettings) -> None:
+    """A record that cannot be sent again still counts as replayed."""
+    await write(kafka, 1)
+    await write(kafka, 2, value=b"v" * 1_000)
+    small = ProducerSettings(max_request_size=500)
+    async with DeadLetterLog(kafka, TOPIC) as log, Producer(kafka) as producer, Producer(kafka, small) as failing:
+        assert (await log.replay(producer, lambda _: True, limit=2)).sent == 2
+        result = await log.replay(failing, lambda _: True, limit=10, include_replayed=True)
+        assert (result.sent, result.failed) == (1, 2)
+        assert (await log.replay(producer, lambda _: True, limit=10)).sent == 1
 
 
 async def test_entries_that_were_not_read_to_the_end(kafka: KafkaSettings) -> None:
