@@ -206,10 +206,22 @@ class Topology:
     def output_topics(self) -> list[str]:
         """Return all topics that tasks write to, except the changelog: sinks', late and dead-letter topics."""
         topics = [n.topic for n in self.nodes.values() if isinstance(n, SinkNode) and not n.is_internal]
-        is_windowed = any(not store.schema.is_table for store in self.stores.values())
         for source in self.sources():
-            topics += [source.dead_letters, source.late] if is_windowed else [source.dead_letters]
+            topics += [source.dead_letters, source.late] if self.has_windows(source) else [source.dead_letters]
         return list(dict.fromkeys(topics))
+
+    def has_windows(self, source: SourceNode) -> bool:
+        """Whether a source's records can reach a windowed store, so that they can be late."""
+        nodes = [self.nodes[name] for name in self.below(source.name)]
+        stores = [store for node in nodes if isinstance(node, ProcessorNode) for store in node.stores]
+        return any(not self.stores[store].schema.is_table for store in stores)
+
+    def below(self, name: str) -> list[str]:
+        """Return the node and all nodes that its records can reach, each once."""
+        found = [name]
+        for each in found:
+            found += [child for child in self.children[each] if child not in found]
+        return found
 
     def schemas(self) -> tuple[StoreSchema, ...]:
         """Return the stores' schemas in order, with the nodes between each store and its source."""

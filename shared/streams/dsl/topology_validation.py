@@ -17,7 +17,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.dsl.stream_traits import StreamTraits
-from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
+from penstock.shared.streams.topology import KeyType, SinkNode, SourceNode, Topology
 from penstock.shared.streams.user_code import SHOWN_MAX, require_plain_methods
 
 AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
@@ -109,17 +109,10 @@ def require_no_loops(topology: Topology) -> None:
 
 def _topics_written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
     """Return the topics that a source's records may be written to, each with the argument that names it."""
-    below = [source.name]
-    is_windowed = False
-    for name in below:
-        below += [child for child in topology.children[name] if child not in below]
-        node = topology.nodes[name]
-        stores = node.stores if isinstance(node, ProcessorNode) else ()
-        is_windowed |= any(not topology.stores[store].schema.is_table for store in stores)
-    sinks = [node for node in map(topology.nodes.__getitem__, below) if isinstance(node, SinkNode)]
+    nodes = map(topology.nodes.__getitem__, topology.below(source.name))
+    sinks = [node for node in nodes if isinstance(node, SinkNode)]
     found = {source.dead_letters: f"stream(..., dead_letters={source.dead_letters!r})"}
-    # Only windows make late records.
-    if is_windowed:
+    if topology.has_windows(source):
         found[source.late] = f"stream(..., late={source.late!r})"
     return found | {sink.topic: f"to({sink.topic!r})" for sink in sinks}
 

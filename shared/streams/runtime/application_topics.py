@@ -66,8 +66,7 @@ async def prepare_topics(
     sources = [topic for topic in topology.source_topics() if topic not in internal]
     tables = [table.topic for table in topology.global_tables.values()]
     written = topology.output_topics()
-    # Records cannot return to their source topic, so all sources are in `written` only if it has unused late topics.
-    external = [name for name in sources if name not in written] or sources
+    external = [name for name in sources if name not in written]
     # The topics of global tables are waited for too.
     required = {*external, *(name for name in tables if name not in written)}
     async with Admin(kafka) as admin:

@@ -14,9 +14,11 @@ from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
 from penstock.shared.clients.protocol.consumer_protocol import Subscription
 from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime import application_topics
 from penstock.shared.streams.runtime.application_topics import (
     CHANGELOG_CONFIGS,
     prepare_topics,
@@ -28,6 +30,7 @@ from penstock.shared.streams.runtime.application_topics import (
 )
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 async def test_a_topic_that_is_written_and_read_is_created() -> None:
@@ -55,6 +58,23 @@ async def test_a_topic_that_is_written_and_read_is_created() -> None:
             assert topics.rejected_bytes_max == int(between["max.message.bytes"] or 0) + DEAD_LETTER_OVERHEAD_MAX
             rejected = await admin.describe_configs("in-dlq")
             assert rejected["max.message.bytes"] == str(topics.rejected_bytes_max)
+
+
+async def test_a_late_topic_that_nothing_writes_to_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without windows writes no late records, also if another stream has windows."""
+    builder = StreamsBuilder()
+    builder.stream("clicks").to("a")
+    builder.stream("clicks-late").to("b")
+    builder.stream("orders").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("c")
+    settings = StreamsSettings(application_id="app", topic_wait_ms=1)
+    clock = ManualClock()
+    monkeypatch.setattr(application_topics, "TOPIC_CHECK_INTERVAL_MS", 1)
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.create_topic("clicks", 1)
+        cluster.create_topic("orders", 1)
+        with pytest.raises(UnknownTopicOrPartition, match="clicks-late"):
+            await prepare_topics(kafka, settings, builder.build(), clock, lambda _: clock.advance(2))
 
 
 WANTED = NewTopic("app-changelog", 4, -1, CHANGELOG_CONFIGS)
