@@ -49,21 +49,26 @@ class OffsetStorageReader(Protocol):
 
 
 class TransactionContext(Protocol):
-    """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
+    """Marks the ends of a source task's transactions, under `transaction.boundary=connector`.
+
+    A call without a record ends the transaction after the next return of `poll`. Inside `poll`, this is the return of
+    the same call. The transaction includes the records that this `poll` returns. If it returns none, the transaction
+    ends all the same, with the records of earlier polls. A poll that raises RetriableError or is cancelled by a stop
+    counts as a return without records: request an end only when the records are at hand.
+    """
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit the transaction after `record`, which must be an object that `poll` returns.
+        """Commit the transaction after `record`, or without a record after the next return of `poll`.
 
-        If `record` is None, commit after the next batch that `poll` returns, even if the batch is empty. Inside `poll`,
-        the next batch is that of the same call.
+        `record` must be an object that `poll` returns.
         """
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Abort the transaction after `record`, or after the next batch if `record` is None, as `commit_transaction`
-        does.
+        """Abort the transaction after `record`, or without a record after the next return of `poll`.
 
-        No record of the transaction is committed. The source offsets of its records are stored nevertheless.
+        `record` must be an object that `poll` returns. No record of the transaction is committed. The source offsets of
+        its records are stored nevertheless.
         """
         ...
 

@@ -494,11 +494,10 @@ async def test_an_interval_ends_while_the_source_is_quiet(nothing: Any) -> None:
         assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
 
 
-@pytest.mark.parametrize("nothing", [[], None], ids=["empty", "none"])
-async def test_the_task_ends_a_transaction_with_a_poll_without_records(
-    nothing: list[SourceRecord] | None,
-) -> None:
-    """A commit or abort without a record takes effect after the next poll, even if it returns no records."""
+@pytest.mark.parametrize("nothing", [[], None, RetriableError("later")], ids=["empty", "none", "retriable error"])
+async def test_the_task_ends_a_transaction_with_a_poll_without_records(nothing: Any) -> None:
+    """A commit or abort without a record takes effect after the next poll, even if it returns no records or raises
+    RetriableError."""
     async with running(**ENABLED) as run:
         id = await started(run, transaction_boundary="connector")
         context = task().context.transaction_context
