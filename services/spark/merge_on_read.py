@@ -24,7 +24,7 @@ from penstock.services.spark.spark_session import pickled_by_value
 from penstock.services.spark.spark_sql import SQL_TYPES, quoted, result_expressions
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.latest import Latest
-from penstock.shared.streams.changelog.store_schema import WINDOWED, AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 MERGEABLE = {
     "count": "Count",
@@ -62,8 +62,6 @@ def merged_windows(tables: LakeTables, store: StoreSchema) -> DataFrame:
 
 def unmergeable_reason(store: StoreSchema) -> str | None:
     """Return why late records cannot be merged on read into this store's windows. Return None if they can."""
-    if store.kind not in WINDOWED:
-        return f"it has no windows ({store.kind})"
     if store.kind not in _KINDS:
         return f"which {store.kind} windows there are depends on every record, and not only on the windows' states"
     if others := [f"{a.name} ({a.function})" for a in store.aggregations if a.function not in {*MERGEABLE, *_OWN}]:

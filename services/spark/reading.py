@@ -74,7 +74,7 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
     and CollectSet. Raises the errors of `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
-    return merged_windows(found, found.store(store))
+    return merged_windows(found, found.windowed_store(store))
 
 
 def _open_lake_tables(spark: SparkSession, lake: str, application: str) -> LakeTables:
