@@ -65,7 +65,7 @@ def compact_main(arguments: list[str]) -> int:
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 committed = "the compaction is committed, but a later step failed: "
-                job.maintenance.require_done()
+                job.maintenance.failed.raise_first()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
                 _print_to_stderr(f"{summary.remaining_records} records are left")
@@ -105,7 +105,7 @@ def batch_main(arguments: list[str]) -> int:
                     done = batch.run()
                 print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 if settings.every is None:
-                    batch.maintenance.require_done()
+                    batch.failed.raise_first()
                     break
                 stop.wait(max(0.0, duration_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:

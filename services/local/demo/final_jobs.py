@@ -112,7 +112,7 @@ def _run_compaction(spark: Any, settings: CompactSettings) -> None:
         try:
             job = CompactionJob(spark, settings, _log_to_stderr)
             _print_job_report(job.run())
-            job.maintenance.require_done()
+            job.maintenance.failed.raise_first()
             return
         except CompactionConflict as e:
             if attempt == ATTEMPTS_MAX - 1:

@@ -42,7 +42,7 @@ from penstock.services.spark.batch.settings import EXPLICIT_OFFSETS, BatchSettin
 from penstock.services.spark.compaction import compact
 from penstock.services.spark.compaction.compact import CompactionJob
 from penstock.services.spark.compaction.delta_reader import progress_rows
-from penstock.services.spark.compaction.table_maintenance import TableMaintenance
+from penstock.services.spark.compaction.table_maintenance import FailedSteps
 from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, offsets_at, run_with_timeout, topic_offsets
@@ -101,8 +101,8 @@ class BatchJob:
         self.settings = settings
         self.log = log
         self.streams = settings.streams()
-        self.maintenance = TableMaintenance(settings, log)
-        """The steps after the commits of all compactions of the last batch."""
+        self.failed = FailedSteps()
+        """The failed steps after the commits of all compactions of the last batch."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
@@ -114,7 +114,7 @@ class BatchJob:
         raises ConfigError and the errors of Kafka, tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
-        self.maintenance = TableMaintenance(self.settings, self.log)
+        self.failed = FailedSteps()
         prepared, held, known = self._prepare_batch()
         try:
             if self.settings.files is None:
@@ -134,7 +134,7 @@ class BatchJob:
         report = batch_report(
             results, next_offsets(results, known, ends), seconds, None if compaction is None else compaction._asdict()
         )
-        return report._replace(failed=self.maintenance.failures())
+        return report._replace(failed=self.failed.lines())
 
     # --- before ---
 
@@ -174,7 +174,7 @@ class BatchJob:
         while True:
             job = CompactionJob(self.spark, settings, self.log)
             report = job.run()
-            self.maintenance.failed += job.maintenance.failed
+            self.failed += job.maintenance.failed
             if not report.remaining_records:
                 return report
 

@@ -155,7 +155,7 @@ class CompactionJob:
             raise translated(e) from e
         report = self._maintain_tables(plan, report)
         seconds = round(time.monotonic() - self._started, 3)
-        return report._replace(failed=self.maintenance.failures(), seconds=seconds)
+        return report._replace(failed=self.maintenance.failed.lines(), seconds=seconds)
 
     # --- plan ---
 

@@ -45,25 +45,29 @@ TOMBSTONE_RETENTION_HOURS = 7 * 24
 EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
 
 
+class FailedSteps(list[tuple[str, PenstockError]]):
+    """The names of the steps that failed after the commits of one or more compactions, each with its error."""
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line for each step."""
+        return tuple(f"{step}: {type(error).__name__}: {error}" for step, error in self)
+
+    def raise_first(self) -> None:
+        """Raise the error of the first step, if there is one."""
+        if self:
+            raise self[0][1]
+
+
 class TableMaintenance:
-    """The maintenance steps after one compaction; `failed` has each step that failed, with its error."""
+    """The maintenance steps after one compaction."""
 
     def __init__(self, settings: MaintenanceSettings, log: Callable[[str], object]) -> None:
         self.settings = settings
         self.log = log
-        self.failed: list[tuple[str, PenstockError]] = []
+        self.failed = FailedSteps()
 
     def __repr__(self) -> str:
-        return f"TableMaintenance({self.failures()})"
-
-    def failures(self) -> tuple[str, ...]:
-        """Return one line for each failed step."""
-        return tuple(f"{step}: {type(error).__name__}: {error}" for step, error in self.failed)
-
-    def require_done(self) -> None:
-        """Raise the error of the first failed step, if there is one."""
-        if self.failed:
-            raise self.failed[0][1]
+        return f"TableMaintenance({self.failed.lines()})"
 
     def attempt(self, name: str, step: Callable[[], T], otherwise: T) -> T:
         """Return the result of a step, or `otherwise` if it raises an error of Penstock, of Spark or of a connection.

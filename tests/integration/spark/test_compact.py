@@ -417,7 +417,7 @@ def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, mo
     first = first_job.run()
     assert "AssertionError: too few" in first.failed[0]
     with pytest.raises(AfterHookFailed, match="AssertionError: too few"):
-        first_job.maintenance.require_done()
+        first_job.maintenance.failed.raise_first()
     assert is_right(tmp_path, simulation)
     simulation.feed(200, seed=2)
     topics.write(simulation)

@@ -40,7 +40,7 @@ class Lake:
         self.messages = []
         job = CompactionJob(self.spark, self.settings.model_copy(update=more), self.messages.append)
         summary = job.run()
-        job.maintenance.require_done()
+        job.maintenance.failed.raise_first()
         return summary
 
     def copy(self, table: str, to: str) -> None:

@@ -147,9 +147,9 @@ def test_a_step_that_failed_in_any_compaction_fails_the_batch(monkeypatch: pytes
     job = BatchJob(session, settings, str)
     job._compact_changelog(with_hook=False)
     assert failures == []
-    assert job.maintenance.failures() == ("VACUUM: ConfigError: broken",)
+    assert job.failed.lines() == ("VACUUM: ConfigError: broken",)
     with pytest.raises(ConfigError, match="broken"):
-        job.maintenance.require_done()
+        job.failed.raise_first()
 
 
 def test_a_summary_adds_up() -> None:

@@ -74,7 +74,7 @@ def lost() -> Any:
 
 
 def test_a_run_counts_though_the_deletion_failed() -> None:
-    """The report lists the failed step, and maintenance was still tried. `require_done` raises the error."""
+    """The report lists the failed step, and maintenance was still tried. `raise_first` raises the error."""
     messages = list[str]()
     job = Job(messages.append, AuthorizationFailed("no DELETE"))
     summary = job.run()
@@ -85,7 +85,7 @@ def test_a_run_counts_though_the_deletion_failed() -> None:
         "OPTIMIZE of x: another job committed first; the next compaction does it",
     ]
     with pytest.raises(AuthorizationFailed, match="no DELETE"):
-        job.maintenance.require_done()
+        job.maintenance.failed.raise_first()
 
 
 def test_nothing_is_deleted_unless_the_setting_asks_for_it() -> None:
@@ -97,7 +97,7 @@ def test_an_optimize_that_was_lost_is_no_failure() -> None:
     """The compaction stays committed, and the next one optimizes."""
     job = Job(lambda text: None, None)
     assert job.run().failed == ()
-    job.maintenance.require_done()
+    job.maintenance.failed.raise_first()
 
 
 @pytest.mark.parametrize(
