@@ -10,7 +10,6 @@ False
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -19,17 +18,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.json_decoding import JSON_POINTER
 from penstock.shared.common.settings import PositiveMs, Section, ServiceSettings
 from penstock.shared.common.time_text import TimeUnit, time_ms
 
 HOUR_MS = 3_600_000
 TOKEN_LENGTH_MIN = 16
 
-_POINTER = re.compile(r"(/([^~/]|~[01])*)+")
-
 
 def _check_json_pointer(pointer: str) -> str:
-    if not _POINTER.fullmatch(pointer):
+    if not pointer or not JSON_POINTER.fullmatch(pointer):
         raise ValueError("a JSON pointer starts with '/', and '~' is followed by 0 or 1 (RFC 6901)")
     return pointer
 

@@ -22,6 +22,7 @@ penstock.shared.common.json_decoding.InvalidJson: nested too deeply
 from __future__ import annotations
 
 import json
+import re
 from decimal import InvalidOperation
 from typing import Any, Final, NoReturn, TypeVar, overload
 
@@ -35,6 +36,9 @@ JSON_ERRORS: Final = (ValueError, RecursionError, InvalidOperation)
 
 NOT_UTF8 = "not UTF-8"
 """The message of InvalidJson for text that is not UTF-8."""
+
+JSON_POINTER: Final = re.compile(r"(/([^~/]|~[01])*)*")
+"""The form of a JSON pointer (RFC 6901). The empty pointer refers to the whole document."""
 
 _decode_any = msgspec.json.Decoder().decode
 

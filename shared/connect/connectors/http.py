@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from penstock.shared.common.errors import DataError, RetriableError
-from penstock.shared.common.json_decoding import InvalidJson, decode_json
+from penstock.shared.common.json_decoding import JSON_POINTER, InvalidJson, decode_json
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import (
     HIGH,
@@ -38,8 +38,6 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask
 
-_JSON_POINTER = re.compile(r"(/([^~/]|~[01])*)*")
-"""RFC 6901."""
 RETRIED = (408, 425, 429)
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""
@@ -248,7 +246,7 @@ class HttpSinkConnector(SinkConnector):
 
 
 def _validate_json_pointer(name: str, value: Any) -> None:
-    if not _JSON_POINTER.fullmatch(value or ""):
+    if not JSON_POINTER.fullmatch(value or ""):
         raise invalid(name, value, "a JSON pointer is empty or begins with '/', and has '~' only before 0 or 1")
 
 
