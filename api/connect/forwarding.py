@@ -7,14 +7,13 @@ the query parameter `forward=true`, the second one adds `forward=false`. A worke
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
-from functools import cached_property
 
 import httpx
 from fastapi import Request, Response
 
 from penstock.api.http.status_codes import CONFLICT, INTERNAL_SERVER_ERROR
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.herder.errors import NotHere
 
@@ -37,11 +36,6 @@ class Forwarding:
     def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:
         self._timeout_s = timeout_ms / 1000
 
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        """Made once: reading the CA certificates takes 20 ms of CPU."""
-        return httpx.create_ssl_context(trust_env=False)
-
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
         """Forward the request to the worker that `error` names, and return that worker's response.
 
@@ -57,7 +51,7 @@ class Forwarding:
         headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
         log.debug("forwarding a request", to=url, reason=str(error))
         try:
-            async with httpx.AsyncClient(timeout=self._timeout_s, verify=self._tls, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=self._timeout_s, verify=client_tls(), trust_env=False) as client:
                 response = await client.request(
                     request.method,
                     url,

@@ -9,9 +9,7 @@ its message.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +17,7 @@ import httpx
 
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.common.json_decoding import InvalidJson, decode_json
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
@@ -56,11 +55,6 @@ class RegistryClient:
 
     def __repr__(self) -> str:
         return f"<RegistryClient of {len(self._access.urls)} addresses>"
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        """Made once: reading the CA certificates takes 20 ms of CPU."""
-        return httpx.create_ssl_context(trust_env=False)
 
     async def by_id(self, id: int) -> RegistrySchema:
         """The schema with that id."""
@@ -127,7 +121,7 @@ class RegistryClient:
         if content is not None:
             headers["Content-Type"] = CONTENT_TYPE
         timeout_s = self._access.timeout_ms / 1000
-        async with httpx.AsyncClient(timeout=timeout_s, verify=self._tls, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=timeout_s, verify=client_tls(), trust_env=False) as client:
             if auth is not None:
                 return await client.request(method, url, content=content, headers=headers, auth=auth)
             return await client.request(method, url, content=content, headers=headers)

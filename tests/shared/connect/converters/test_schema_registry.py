@@ -8,6 +8,7 @@ import pytest
 
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.http_tls import client_tls
 from penstock.shared.connect.converters import schema_registry_client
 from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient
 from penstock.shared.connect.converters.schema_registry_serde import (
@@ -48,14 +49,14 @@ async def test_subjects_are_named_by_the_strategy(strategy: str, subject: str) -
             subject_of(strategy, "t", None, is_key=False)
 
 
-async def test_a_client_reads_the_ca_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests of a client have one TLS context."""
+async def test_clients_read_the_ca_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests of all clients have one TLS context."""
+    client_tls.cache_clear()
     made, make = [], ssl.create_default_context
     monkeypatch.setattr(ssl, "create_default_context", lambda **more: made.append(1) or make(**more))
     async with schema_registry() as server:
-        client = RegistryClient(RegistryAccess((server.url,)))
         for version in ('"int"', '"long"'):
-            await client.register("t", "AVRO", version)
+            await RegistryClient(RegistryAccess((server.url,))).register("t", "AVRO", version)
     assert made == [1]
 
 
