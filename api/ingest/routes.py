@@ -182,8 +182,8 @@ class Ingest:
     def tracking(self, topic: str, client: str) -> Iterator[None]:
         """Count a request of another interface, such as REST Proxy, as in progress within the context.
 
-        A Problem or PenstockError that leaves the context counts as a rejected request, and ClientDisconnected as a
-        request with the status 499.
+        ClientDisconnected counts as a request with the status 499, any other Problem or PenstockError as a rejected
+        request.
         """
         try:
             self.admission.enter(client)
