@@ -198,26 +198,26 @@ class DeliveryReports(Response):
             async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _reports_of_records(self, objects: list[bytes], known: int) -> bytes:
+    async def _reports_of_records(self, objects: list[bytes], objects_read: int) -> bytes:
         try:
-            reports, _ = await self.send(objects, known)
+            reports, _ = await self.send(objects, objects_read)
             return reports_as_lines(reports)
         except Problem as e:  # the response has begun, so the error becomes a row
             return reports_as_lines(
                 [{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects)
             )
 
-    async def send(self, objects: list[bytes], known: int) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    async def send(self, objects: list[bytes], objects_read: int) -> tuple[list[dict[str, Any]], list[Outcome]]:
         """Send the records of complete objects. Returns their reports and outcomes.
 
-        `known` is the number of the body's objects as far as it is known. See `BodyReader.wait_for_turn`.
+        `objects_read` is the number of the body's objects that were read so far. See `BodyReader.wait_for_turn`.
 
         Raises Problem (503) if the service shuts down before they are sent.
         """
         read_time = self._producer.read_time(self._topic)
         latest_ms = self._producer.latest_ms()
         decoded: list[Decoded | EventRejected] = []
-        with await next_turn(self.reader, known) as turn:
+        with await next_turn(self.reader, objects_read) as turn:
             for body in objects:
                 try:
                     decoded.append(v3_record(body, self._topic, read_time, latest_ms))

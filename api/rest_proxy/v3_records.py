@@ -173,7 +173,7 @@ class RecordStreamSplitter:
         return objects
 
     def _split(self, chunk: bytes, objects: list[bytes]) -> None:
-        """Append the objects that this chunk completes. Raises NotAnObject at the first data that is none."""
+        """Append the objects that this chunk completes. Raises NotAnObject at the first data that is not an object."""
         self._rest += chunk
         start = 0
         while True:

@@ -49,8 +49,8 @@ def live_windows(
     """Return at most `limit` open windows whose keys match, latest end first, after the position `after`. If `store` is
     None, all stores are searched.
 
-    Reads at most ROWS_LOOKED_AT_MAX rows of a store in each partition. `unseen` counts further rows. These are found
-    only by keys that `key_filter` names exactly.
+    Searches at most ROWS_LOOKED_AT_MAX rows of a store in each partition. `unseen` counts the rows that were not
+    searched, including those found by an exact key (`KeyFilter.exact`).
     """
     found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0
