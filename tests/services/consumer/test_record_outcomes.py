@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from penstock.services.consumer.executor import UNWRITTEN_TRIES, Executor, Outcome, check_execution_output
 from penstock.services.consumer.handlers import Handler
@@ -120,6 +121,20 @@ async def test_an_exception_that_is_not_retriable_becomes_a_dead_letter_at_once(
     bench = Bench(handle, [b"a"])
     await bench.turn()
     assert [parse_dead_letter(as_consumed(record)).attempts for record in bench.dead_letters] == [1]
+
+
+async def test_the_log_of_a_dead_letter_has_the_start_of_its_message() -> None:
+    """The log has the first 500 characters of the error's message, and the dead letter has all of it."""
+    message = "".join(chr(ord("a") + number % 26) for number in range(600))
+
+    async def handle(_: object) -> None:
+        raise DataError(message)
+
+    bench = Bench(handle, [b"a"])
+    with capture_logs() as logged:
+        await bench.turn()
+    assert parse_dead_letter(as_consumed(bench.dead_letters[0])).message == message
+    assert [one["message"] for one in logged if one["event"] == "dead letter"] == [message[:500]]
 
 
 async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished() -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.consumer.commit_request_manager import REJECTED_RETRY_MS, CommitRequestManager
 from penstock.shared.clients.consumer.commit_sequence import LATE_MS
@@ -625,6 +626,22 @@ async def test_failed_offsets_are_committed_in_the_new_generation() -> None:
     member.commits.retain([A])
     await turns()
     assert coordinator.committed == {A: at(5)}
+
+
+async def test_dropped_offsets_are_logged() -> None:
+    """The log names the lost partitions with pending offsets. It has no line if none of them has any."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    member.later(5)
+    member.later(6, B)
+    await turns()
+    with capture_logs() as logged:
+        member.commits.retain([A])
+        member.commits.retain([A])
+    assert [(one["event"], one["partitions"]) for one in logged] == [
+        ("pending offsets dropped with their partitions", ["t-1"])
+    ]
+    await member.commits.close()
 
 
 async def test_a_commit_of_lost_partitions_ends_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.producer.producer_batch import ProducerState
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX, SequenceLedger
@@ -317,7 +318,9 @@ def test_a_number_that_was_surely_refused_is_used_again() -> None:
     core.send()
     core.respond(core.turn_one(), INVALID_RECORD)
     core.send()
-    assert core.state(core.turn_one()) == (0, 1)
+    with capture_logs() as logged:
+        assert core.state(core.turn_one()) == (0, 1)
+    assert logged == []
 
 
 def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
@@ -327,8 +330,10 @@ def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
     batch = core.turn_one()
     core.respond(batch, OUT_OF_ORDER)
     assert record.fate is None
-    assert core.after_backoff() == [batch]
+    with capture_logs() as logged:
+        assert core.after_backoff() == [batch]
     assert core.state(batch) == (1, 0)
+    assert [(one["event"], one["epoch"]) for one in logged] == [("new epoch: a batch is lost", 1)]
 
 
 def test_out_of_order_for_the_very_first_batch() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.clients.producer.settings import ProducerSettings
@@ -87,11 +88,26 @@ def test_errors() -> None:
     assert transaction.state is TxnState.FATAL_ERROR
 
 
+def test_errors_that_change_the_state_are_logged() -> None:
+    """The log has one line for each change of the state, and none for another error in the same state."""
+    transaction = in_state(TxnState.IN_TRANSACTION)
+    with capture_logs() as logged:
+        transaction.fail(NotEnoughReplicas("t-0"))
+        transaction.fail(NotEnoughReplicas("t-1"))
+        transaction.fail(ProducerFenced("newer"))
+        transaction.fail(ProducerFenced("again"))
+    assert [(one["event"], one["was"], one["state"], one["reason"]) for one in logged] == [
+        ("transaction failed", "IN_TRANSACTION", "ABORTABLE_ERROR", "t-0"),
+        ("transaction failed", "ABORTABLE_ERROR", "FATAL_ERROR", "newer"),
+    ]
+
+
 def test_an_error_without_a_transaction_has_no_effect() -> None:
-    """An error without an open transaction has no effect."""
+    """An error without an open transaction changes no state and is not logged."""
     transaction = in_state(TxnState.READY)
-    transaction.fail(NotEnoughReplicas("t-0"))
-    assert transaction.state is TxnState.READY
+    with capture_logs() as logged:
+        transaction.fail(NotEnoughReplicas("t-0"))
+    assert (transaction.state, logged) == (TxnState.READY, [])
 
 
 def test_a_new_producer_has_no_transaction() -> None:
