@@ -32,82 +32,83 @@ SANS_IO = (
     "api/ingest/result.py",
     "api/rest_proxy/v3_records.py",
     "services/consumer/retry_policy.py",
+    "shared/clients/consumer/",
+    "shared/clients/dead_letters/dead_letter.py",
+    "shared/clients/group/",
+    "shared/clients/parallel_consumer/",
+    "shared/clients/producer/",
+    "shared/clients/protocol/",
     "shared/common/backoff.py",
+    "shared/connect/group/",
+    "shared/connect/herder/restart_plan.py",
+    "shared/connect/runtime/",
+    "shared/connect/storage/",
+    "shared/connect/transforms/",
     *(f"shared/streams/{folder}/" for folder in ("aggregations", "changelog", "dsl", "operators", "task", "windows")),
     *(
         f"shared/streams/{name}.py"
         for name in ("error_handlers", "processor", "punctuation", "record", "result_encoders", "topology")
     ),
     "shared/streams/runtime/standby_assignor.py",
-    *(
-        f"shared/clients/producer/{name}.py"
-        for name in (
-            "batch_completion",
-            "bulk_append",
-            "column_slices",
-            "metrics",
-            "partitioner",
-            "record_accumulator",
-            "record_validation",
-            "transaction_manager",
-        )
-    ),
-    *(
-        f"shared/clients/consumer/{name}.py"
-        for name in (
-            "assignors",
-            "commit_sequence",
-            "fetcher",
-            "membership_manager",
-            "subscription_state",
-        )
-    ),
-    "shared/clients/dead_letters/dead_letter.py",
-    "shared/clients/group/member.py",
-    "shared/clients/parallel_consumer/",
-    "shared/clients/protocol/",
-    *(f"shared/connect/group/{name}.py" for name in ("assignor", "connect_protocol", "worker_member")),
-    *(
-        f"shared/connect/runtime/{name}.py"
-        for name in (
-            "connector_config",
-            "sink_task_state",
-            "states",
-            "submitted_records",
-            "topic_creation",
-            "transaction_boundaries",
-            "transformation_chain",
-        )
-    ),
-    "shared/connect/herder/restart_plan.py",
-    *(
-        f"shared/connect/storage/{name}.py"
-        for name in ("cluster_config_state", "config_records", "status_cache", "status_records")
-    ),
-    *(
-        f"shared/connect/transforms/{name}.py"
-        for name in (
-            "cast",
-            "content",
-            "headers",
-            "java_dates",
-            "parts",
-            "predicates",
-            "routing",
-            "shape",
-        )  # all but `timestamps`: a year of two digits has its century by the clock
-    ),
 )
-"""What decides: it neither awaits nor reads a clock nor opens a file, and time is an argument."""
-EDGES = ("asyncio", "concurrent", "select", "socket", "subprocess", "threading", "time")
+"""The packages and files that decide. All but `EDGE_FILES` neither await nor read a clock nor use the file system, and
+time is an argument."""
+EDGE_FILES = {
+    "shared/clients/consumer/commit_request_manager.py": "sends commits",
+    "shared/clients/consumer/consumer.py": "the consumer: its clients and the machine's clock",
+    "shared/clients/consumer/consumer_coordinator.py": "sends the requests of the group protocol",
+    "shared/clients/consumer/fetch_request_manager.py": "sends fetches",
+    "shared/clients/consumer/rebalance_listener.py": "awaits the user's listener, and has the machine's clock",
+    "shared/clients/group/group_requests.py": "sends the requests of the group protocol",
+    "shared/clients/producer/buffer_pool.py": "waits for memory",
+    "shared/clients/producer/delivery.py": "waits for acknowledgements",
+    "shared/clients/producer/producer.py": "the producer: its clients and the machine's clock",
+    "shared/clients/producer/producer_batch.py": "waits for acknowledgements",
+    "shared/clients/producer/sender.py": "sends batches",
+    "shared/clients/producer/transaction_requests.py": "sends the requests of transactions",
+    "shared/connect/group/worker_coordinator.py": "sends the requests of the group protocol",
+    "shared/connect/runtime/abstract_source_task.py": "awaits `poll`, and sends its records",
+    "shared/connect/runtime/conversion.py": "awaits the schema registry and retries",
+    "shared/connect/runtime/error_handling.py": "waits before retries",
+    "shared/connect/runtime/error_reporting.py": "sends dead letters",
+    "shared/connect/runtime/exactly_once_source_task.py": "sends the requests of transactions",
+    "shared/connect/runtime/offset_backing_store.py": "awaits the store",
+    "shared/connect/runtime/task_factory.py": "gives tasks the machine's clock",
+    "shared/connect/runtime/task_thread.py": "runs a thread",
+    "shared/connect/runtime/worker.py": "starts and stops tasks, by the machine's clock",
+    "shared/connect/runtime/worker_connector.py": "awaits the connector's methods",
+    "shared/connect/runtime/worker_sink_task.py": "consumes records, and awaits the task's methods",
+    "shared/connect/runtime/worker_source_task.py": "awaits acknowledgements, and stores offsets",
+    "shared/connect/runtime/worker_task.py": "runs a task",
+    "shared/connect/storage/config_store.py": "writes and reads the config topic",
+    "shared/connect/storage/kafka_based_log.py": "writes and reads a topic, and gives it the machine's clock",
+    "shared/connect/storage/offset_store.py": "writes and reads the offset topic, or a file",
+    "shared/connect/storage/status_store.py": "writes and reads the status topic",
+    "shared/connect/transforms/timestamps.py": "reads the clock for the century of a year of two digits",
+}
+"""The files at the edge in the packages of `SANS_IO`, each with its I/O."""
+EDGES = (
+    "asyncio",
+    "concurrent",
+    "os",
+    "select",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+)
 """The modules of the standard library that do I/O, wait, or read a clock."""
 CLOCK = "penstock.shared.common.clock"
 EDGE_NAMES = (CLOCK, f"{CLOCK}.SYSTEM_CLOCK", f"{CLOCK}.SystemClock")
-"""Names that nothing in `SANS_IO` imports: the clock of the machine, and the module that has it."""
-EDGE_CALLS = ("datetime.now", "datetime.datetime.now", "open")
-"""Functions that nothing in `SANS_IO` calls, as they are written: they read a clock, or open a file."""
-EDGE_METHODS = ("open", "read_bytes", "read_text", "write_bytes", "write_text")
-"""Methods of `Path` that open a file. Nothing in `SANS_IO` calls a method with such a name."""
+"""Names that no sans-IO code imports: the clock of the machine, and the module that has it."""
+EDGE_METHODS = (
+    *("now", "today", "utcnow"),
+    *("exists", "mkdir", "open", "read_bytes", "read_text", "unlink", "write_bytes", "write_text"),
+)
+"""Methods of `datetime` and `date` that read a clock, and of `Path` that use the file system. Sans-IO code calls no
+method with such a name, and not the function `open`."""
 
 PRODUCT = ("shared/", "services/", "api/")
 SHARED_FILE_NAMES = frozenset(("__init__", "daemon", "errors", "main", "metrics", "record", "routes", "settings"))
@@ -257,18 +258,22 @@ def a_test_mirrors_folder(source: Source) -> Iterator[str]:
 
 
 def is_sans_io(source: Source) -> Iterator[str]:
-    if not source.is_python or not source.path.startswith(SANS_IO):
-        return
+    if source.is_python and source.path.startswith(SANS_IO) and source.path not in EDGE_FILES:
+        yield from uses_of_edges(source)
+
+
+def uses_of_edges(source: Source) -> Iterator[str]:
     for line, name in imported_names(source.tree):
         if name.partition(".")[0] in EDGES or name in EDGE_NAMES:
             yield f"{line}: imports {name}"
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in EDGE_CALLS:
-            yield f"{node.lineno}: calls {name}"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in EDGE_METHODS:
-            yield f"{node.lineno}: calls {ast.unparse(node.func)}"
-        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
-            yield f"{node.lineno}: awaits"
+        match node:
+            case ast.Call(func=ast.Name("open")):
+                yield f"{node.lineno}: calls open"
+            case ast.Call(func=ast.Attribute(attr=method)) if method in EDGE_METHODS:
+                yield f"{node.lineno}: calls {ast.unparse(node.func)}"
+            case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                yield f"{node.lineno}: awaits"
 
 
 def names_no_machine_path(source: Source) -> Iterator[str]:
@@ -368,11 +373,14 @@ def test_file_names_have_one_meaning() -> None:
 
 
 def test_what_decides_is_sans_io() -> None:
-    """The packages that decide neither await, nor read a clock, nor open a file."""
+    """What decides neither awaits, nor reads a clock, nor uses the file system, apart from the named files."""
     path = "shared/streams/task/a.py"
     check_rule(
         is_sans_io, broken=python(path, "import time"), kept=python("shared/streams/runtime/a.py", "import time")
     )
+    assert list(is_sans_io(python("shared/connect/runtime/new_policy.py", "import time")))
+    for module in ("os", "shutil", "tempfile"):
+        assert list(is_sans_io(python(path, f"import {module}")))
     assert list(is_sans_io(python(path, "async def run(): ...")))
     assert list(is_sans_io(python(path, "from asyncio import sleep")))
     assert list(is_sans_io(python(path, "from penstock.shared.common.clock import SYSTEM_CLOCK")))
@@ -380,12 +388,21 @@ def test_what_decides_is_sans_io() -> None:
     assert list(is_sans_io(python(path, "from penstock.shared.common import clock")))
     assert list(is_sans_io(python(path, "import penstock.shared.common.clock")))
     assert not list(is_sans_io(python(path, "from penstock.shared.common.clock import Clock")))
-    assert list(is_sans_io(python(path, "now = datetime.now(UTC)")))
+    for call in ("datetime.now(UTC)", "dt.datetime.now()", "dt.datetime.utcnow()", "dt.date.today()"):
+        assert list(is_sans_io(python(path, f"now = {call}")))
     assert list(is_sans_io(python(path, "with open(path) as file: ...")))
-    for method in ("open", "read_bytes", "read_text", "write_bytes", "write_text"):
+    for method in ("exists", "mkdir", "open", "read_bytes", "read_text", "unlink", "write_bytes", "write_text"):
         assert list(is_sans_io(python(path, f"Path(name).{method}()")))
     assert not list(is_sans_io(python(path, "window.close()", "kept = path.write_text")))
     assert all(any(source.path.startswith(one) for source in checkout()) for one in SANS_IO)
+
+
+def test_each_named_edge_is_one() -> None:
+    """Each of the files at the edge is in a package that decides, and awaits, reads a clock or uses a file."""
+    sources = {source.path: source for source in checkout()}
+    for path in EDGE_FILES:
+        assert path.startswith(tuple(one for one in SANS_IO if one.endswith("/"))), path
+        assert list(uses_of_edges(sources[path])), path
 
 
 def test_no_machine_paths() -> None:
