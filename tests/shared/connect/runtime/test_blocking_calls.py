@@ -41,9 +41,12 @@ SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file":
 
 
 class DefSinkTask(SinkTask):
-    """Records the thread of each call; `put` blocks until the test opens the gate."""
+    """Records the thread of each call. `put` blocks until the test opens the gate, and `start` while `may_start` is
+    cleared.
+    """
 
     made: ClassVar[list[DefSinkTask]] = []
+    may_start: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self) -> None:
         self.threads: dict[str, int] = {}
@@ -61,6 +64,7 @@ class DefSinkTask(SinkTask):
 
     def start(self, props: Mapping[str, str]) -> None:
         self._note("start")
+        assert self.may_start.wait(WAIT_S)
 
     def open(self, partitions: frozenset[TopicPartition]) -> None:
         self._note("open")
@@ -89,6 +93,9 @@ class DefSinkTask(SinkTask):
 
     def stop(self) -> None:
         self._note("stop")
+
+
+DefSinkTask.may_start.set()
 
 
 class DefSink(RecordingSink):
@@ -171,6 +178,28 @@ async def test_a_put_that_blocks_delays_no_other_task() -> None:
         assert run.listener.of(id) == ["startup", "shutdown"]
 
 
+async def test_a_start_that_blocks_delays_no_other_task() -> None:
+    """While one sink's `start` blocks, another task starts, reads and commits. The first task is not running yet."""
+    DefSinkTask.made.clear()
+    DefSinkTask.may_start.clear()
+    try:
+        async with running() as run:
+            await produce(run, b"a")
+            id = await run.run(DefSink, topics="t", errors_tolerance="all")
+            await run.until(lambda: DefSinkTask.made and "start" in DefSinkTask.made[0].threads)
+            await start_other(run)
+            await run.until(lambda: run.cluster.committed("connect-other").get(TP) == OffsetAndMetadata(1))
+            assert (run.listener.of(id), set(DefSinkTask.made[0].threads)) == ([], {"initialize", "start"})
+            DefSinkTask.may_start.set()
+            DefSinkTask.made[0].gate.set()
+            await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
+            assert DefSinkTask.made[0].values == ["a"]
+            await run.worker.stop_tasks([id])
+            assert run.listener.of(id) == ["startup", "shutdown"]
+    finally:
+        DefSinkTask.may_start.set()
+
+
 async def test_all_calls_of_a_task_come_from_one_thread() -> None:
     """All calls of a task run in one thread, which is not the event loop's and ends with the task."""
     DefSinkTask.made.clear()
@@ -213,7 +242,7 @@ async def test_offsets_are_stored_while_a_poll_blocks() -> None:
         await run.until(lambda: run.store.data)
         made = DefSourceTask.made[0]
         assert made.calls.count("poll") == 2
-        assert not made.gate.is_set()
+        assert "commit_record" not in made.calls
         made.gate.set()
         await run.until(lambda: "commit_record" in made.calls)
         await run.worker.stop_tasks([id])
