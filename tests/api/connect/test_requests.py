@@ -1,7 +1,8 @@
-"""Requests to Kafka Connect's REST API: bodies, paths, and a new connector's location."""
+"""Requests to Kafka Connect's REST API: bodies, paths, a new connector's location, and the schemas of responses."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,9 +20,12 @@ from penstock.api.connect.request_parsing import (
     patch_of,
 )
 from penstock.api.connect.routes import create_connect_app
+from penstock.api.http.openapi import complete_operations, operations_of
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import properties_from_json
 from penstock.shared.connect.runtime.states import TargetState
+from tests.api.http.test_openapi import closed, errors_of
+from tests.shared.connect.recordings import recorded_requests
 
 
 def test_a_create_request_has_name_config_and_state() -> None:
@@ -140,3 +144,30 @@ async def test_a_new_connectors_location_can_be_followed(name: str, written: str
         ):
             assert (response.status_code, response.json()["name"]) == (201, name)
             assert response.headers["location"] == f"http://me:8083/connectors/{written}"
+
+
+def test_kafka_connects_responses_match_the_schemas() -> None:
+    """Every response that was recorded from Kafka Connect has a described status, and no undescribed member."""
+    document = create_connect_app(cast(Any, None)).openapi()
+    complete_operations(document)
+    document = closed(document)
+    operations = {
+        (method.upper(), re.compile(re.sub(r"\{\w+\}", "[^/]+", path) + "/*")): operation["responses"]
+        for path, method, operation in operations_of(document)
+    }
+    undescribed, seen = [], 0
+    for line in (line for line in recorded_requests() if "method" in line):
+        method, path, status = line["method"], line["path"].partition("?")[0], line["status"]
+        responses = [found for (verb, paths), found in operations.items() if verb == method and paths.fullmatch(path)]
+        if not responses:
+            undescribed.append((method, path, status))
+            continue
+        response = responses[0]["default"] if status >= 400 else responses[0][str(status)]
+        schemas = [content["schema"] for content in response.get("content", {}).values()]
+        if schemas:
+            assert list(errors_of(line["response"], schemas[0], document)) == [], (method, path)
+        else:
+            assert line["response"] is None, (method, path)
+        seen += 1
+    assert undescribed == [("GET", "/nowhere", 404), ("PUT", "/connectors", 405)]
+    assert seen > 90
