@@ -26,7 +26,7 @@ TIMEOUT_S = 30.0
 TIMEOUT_FACTOR = 5
 KILLED, SURVIVED = "KILLED", "SURVIVED"
 SHARE_MIN = 0.9
-"""The share of the noticeable mutants that the tests of a module must kill."""
+"""The share of a module's mutants that its tests must kill, explained survivors included."""
 LEFT_OUT = "operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
 """Mutants of decorators and outside functions, and those of annotations: no test can notice most of them."""
 
@@ -46,18 +46,26 @@ class Mutant(NamedTuple):
     @property
     def changed(self) -> str:
         """The lines of the change, as in a diff."""
-        lines = self.diff.splitlines()
-        return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+        return "\n".join(self._lines("-") + self._lines("+"))
 
-    def is_explained(self, explained: list[dict[str, Any]]) -> bool:
-        """Whether the list has a reason for it: as far as an entry has them, the same definition and operator, and
-        `code` in the changed line."""
+    def is_explained(self, explained: list[dict[str, str]]) -> bool:
+        """Whether the list has a reason for it.
+
+        An entry matches the same operator and, as far as it has them, the same definition, `code` in the lines before
+        the change, and `mutant` in those after it.
+        """
+        before, after = "\n".join(self._lines("-")), "\n".join(self._lines("+"))
         return any(
-            one.get("definition", self.definition) == self.definition
-            and one.get("operator", self.operator) == self.operator
-            and one.get("code", "") in self.changed
+            one["operator"] == self.operator
+            and one.get("definition", self.definition) == self.definition
+            and one.get("code", "") in before
+            and one.get("mutant", "") in after
             for one in explained
         )
+
+    def _lines(self, sign: str) -> list[str]:
+        lines = self.diff.splitlines()
+        return [line for line in lines if line.startswith(sign) and not line.startswith(3 * sign)]
 
 
 @contextlib.contextmanager
@@ -157,36 +165,35 @@ def mutants_of(
 
 
 class Result(NamedTuple):
-    """The result of a module: the survivors without a reason in the list, a line of figures, and why it fails.
-
-    The share is of the noticeable mutants: those that ran, without the explained survivors.
-    """
+    """The result of a module: the survivors without a reason in the list, a line of figures, and why it fails."""
 
     survivors: list[Mutant]
     figures: str
     failures: list[str]
 
 
-def result_of(mutants: list[Mutant], explained: list[dict[str, Any]]) -> Result:
-    """Return the result. It has no failures if every mutant ran, and if the tests killed all that they can notice."""
+def result_of(mutants: list[Mutant], explained: list[dict[str, str]]) -> Result:
+    """Return the result.
+
+    It has no failures if every mutant ran, the tests killed SHARE_MIN of them, and every survivor is explained. The
+    share counts explained survivors as well, so that a module cannot pass by explanations alone.
+    """
     killed = sum(mutant.outcome == KILLED for mutant in mutants)
     alive = [mutant for mutant in mutants if mutant.outcome == SURVIVED]
     survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
-    noticeable = killed + len(survivors)
-    idle = len(mutants) - killed - len(alive)
+    ran = killed + len(alive)
+    idle = len(mutants) - ran
     failures = []
     if idle:
         failures.append(f"{idle} of {len(mutants)} mutants did not run")
-    if not noticeable:
-        failures.append("no noticeable mutant ran")
-    elif killed / noticeable < SHARE_MIN:
-        failures.append(f"less than {SHARE_MIN:.0%} of the noticeable mutants were killed")
+    if not ran:
+        failures.append("no mutant ran")
+    elif killed / ran < SHARE_MIN:
+        failures.append(f"less than {SHARE_MIN:.0%} of the mutants were killed")
     if survivors:
         failures.append(f"survivors that are not explained: {len(survivors)}")
-    share = f"{killed} of {noticeable} noticeable mutants killed"
-    if noticeable:
-        share += f" ({killed / noticeable:.0%})"
-    figures = f"{share}; explained survivors, which do not count: {len(alive) - len(survivors)}"
+    share = f" ({killed / ran:.0%})" if ran else ""
+    figures = f"{killed} of {ran} mutants killed{share}, {len(alive) - len(survivors)} survivors explained"
     return Result(survivors, figures, failures)
 
 

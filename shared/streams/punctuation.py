@@ -128,10 +128,19 @@ class PunctuationQueue:
         if len(self._heap) >= self._sweep_at:
             self._heap = [item for item in self._heap if not item[2].cancelled]
             heapq.heapify(self._heap)
-            self._sweep_at = max(SWEEP_MIN, 2 * len(self._heap))
+            self._sweep_at = _next_sweep_at(len(self._heap))
         self._added += 1
         # Of schedules that are due at once, the first to be added fires first. A PriorityQueue leaves that open.
         heapq.heappush(self._heap, (schedule.due_ms, self._added, schedule))
+
+
+def _next_sweep_at(kept: int) -> int:
+    """Return the size at which a queue that keeps so many schedules is swept again.
+
+    >>> _next_sweep_at(1), _next_sweep_at(100)
+    (64, 200)
+    """
+    return max(SWEEP_MIN, 2 * kept)
 
 
 class TaskSchedules:
@@ -198,7 +207,7 @@ class TaskSchedules:
         if full_name is not None:
             if len(self._named) >= self._sweep_at:
                 self._named = {key: one for key, one in self._named.items() if not one.cancelled}
-                self._sweep_at = max(SWEEP_MIN, 2 * len(self._named))
+                self._sweep_at = _next_sweep_at(len(self._named))
             self._named[full_name] = made
         return made
 

@@ -16,6 +16,9 @@ from penstock.shared.common.json_decoding import InvalidJson, decode_json
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
+VERSIONS_READ_FIRST = (
+    5  # versions of a table's log that are read first: one of them has its positions unless many follow
+)
 VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions
 HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
 """Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
@@ -65,8 +68,7 @@ def table_positions(table: DeltaTable) -> dict[str, Any] | None:
     Only table maintenance, deletions and updates (HARMLESS) may follow that commit. Otherwise returns None, also if
     none of the last VERSIONS_MAX commits has positions.
     """
-    # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
-    for limit in (5, VERSIONS_MAX):
+    for limit in (VERSIONS_READ_FIRST, VERSIONS_MAX):
         for commit in commit_history(table, limit):
             if "positions" in commit:
                 return {name: commit[name] for name in ("topic_id", "positions")}

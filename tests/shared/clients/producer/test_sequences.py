@@ -336,6 +336,18 @@ def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
     assert [(one["event"], one["epoch"]) for one in logged] == [("new epoch: a batch is lost", 1)]
 
 
+def test_a_loss_in_the_last_epoch_is_logged() -> None:
+    """A loss in the last epoch is logged, although a new producer id follows instead of an epoch."""
+    core = Harness()
+    core.ledger.adopt(7, EPOCH_MAX)
+    core.send()
+    core.respond(core.turn_one(), OUT_OF_ORDER)
+    with capture_logs() as logged:
+        assert core.after_backoff() == []
+    assert [one["event"] for one in logged] == ["new epoch: a batch is lost"]
+    assert not core.ledger.ready
+
+
 def test_out_of_order_for_the_very_first_batch() -> None:
     """An out-of-order first batch starts a new epoch too, although nothing was acknowledged."""
     core = Harness()
