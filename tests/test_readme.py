@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,15 +160,40 @@ def test_the_check_finds_unknown_commands() -> None:
             check_penstock(name, arguments, environ)
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them.
+
+    >>> sorted(anchors("# A `b-c`, d_e\\n```sh\\n# a comment\\n```\\n## F: g\\n### F: g\\n"))
+    ['a-b-c-d_e', 'f-g', 'f-g-1']
+    """
+    found: Counter[str] = Counter()
+    made = set()
+    without_code = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ +(.+?) *$", without_code, re.MULTILINE):
+        name = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        made.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return made
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    """The relative links of a document's text to no file of the checkout, or to no heading of a document."""
+    found = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)", text):
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            found.append(link)
+    return found
+
+
 def test_relative_links_exist() -> None:
-    """Every relative link of a document is a file of the checkout."""
-    found = {
-        (document.name, target): (document.parent / target).exists()
-        for document in (*ROOT.glob("*.md"), *DOCS.glob("*.md"))
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8"))
-    }
-    assert found
-    assert not [link for link, exists in found.items() if not exists]
+    """Every relative link of a document is a file of the checkout, and its anchor a heading of that file."""
+    text = "[a](nothing.md) [b](README.md#nothing) [c](#nothing) [d](README.md) [e](docs/streams.md) [f](https://x#y)"
+    assert broken_links(README, text) == ["nothing.md", "README.md#nothing", "#nothing"]
+    documents = (*ROOT.glob("*.md"), *DOCS.glob("*.md"), ROOT / "bench" / "README.md")
+    broken = {one.name: broken_links(one, one.read_text(encoding="utf-8")) for one in documents}
+    assert not {name: links for name, links in broken.items() if links}
 
 
 def test_the_readme_is_short() -> None:
