@@ -55,7 +55,7 @@ def test_missed_ratio_is_status_one(folder: Path) -> None:
     assert bench(folder, "missed").returncode == 1
 
 
-def test_unknown_name_is_refused(folder: Path) -> None:
+def test_unknown_name_is_rejected(folder: Path) -> None:
     """An unknown name is a usage error that lists the benchmarks."""
     done = bench(folder, "nothing")
     assert done.returncode == USAGE_ERROR

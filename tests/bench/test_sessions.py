@@ -11,7 +11,7 @@ LIVE_SESSION_BYTES = (50, 300)
 """The allowed range: more than a count and a sum need, and less than one Python object per session."""
 
 
-def test_what_is_asked_for_is_measured() -> None:
+def test_every_ratio_and_rate_with_a_limit_is_measured() -> None:
     """Every ratio with a limit is of measured contestants, and every rate with a limit is measured for its kind of
     windows."""
     streams = {
@@ -50,7 +50,7 @@ def test_live_sessions_take_little_memory() -> None:
     assert least < sessions.bytes_per_session(100_000) <= most
 
 
-def test_a_latency_counts_at_the_rate_that_was_asked_for() -> None:
+def test_a_latency_counts_only_at_the_required_rate() -> None:
     """A latency passes only if it is below its limit and enough records were sent."""
     held = {"p99_ms": 121.0, "offered_per_second": 9_800.0}
     assert sessions.latency_holds("at_least_once", held)

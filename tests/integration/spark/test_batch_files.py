@@ -198,7 +198,7 @@ def test_csv_files_with_different_headers_are_rejected(spark: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("header", ["true", "false"])
-def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, header: str) -> None:
+def test_csv_lines_of_another_width_are_rejected(spark: Any, tmp_path: Path, header: str) -> None:
     """Spark would cut `x, y` at its comma, and leave out the rest of a wider file without headers: not unasked."""
     (tmp_path / "day=1").mkdir()
     (tmp_path / "day=1" / "a.csv").write_text('who,ms,x\nann,1,"x, y"\n')

@@ -128,7 +128,7 @@ def test_without_state_the_whole_changelog_is_read(tables_of: Callable[[], Lake]
         of.compact()
 
 
-def test_a_closed_that_the_changelog_has_left_behind_is_refused(tables_of: Callable[[], Lake]) -> None:
+def test_a_closed_that_the_changelog_has_left_behind_is_rejected(tables_of: Callable[[], Lake]) -> None:
     """A restored `closed` table whose missing rows were deleted from the changelog is rejected. The error names the
     table and the offsets, and no table changes."""
     of = tables_of()
@@ -218,7 +218,7 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
     assert all(after["positions"][p] >= at for p, at in before["positions"].items())
 
 
-def test_a_changelog_that_was_made_again_is_refused(tables_of: Callable[[], Lake], topics: Any) -> None:
+def test_a_changelog_that_was_made_again_is_rejected(tables_of: Callable[[], Lake], topics: Any) -> None:
     """A recreated changelog topic is rejected, also without a `state` table, because the rows of both topics would
     count twice."""
     of = tables_of()

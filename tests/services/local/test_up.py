@@ -116,7 +116,7 @@ class BrokerWithData:
         raise Started
 
 
-async def test_a_broker_with_data_is_asked_for_its_topics() -> None:
+async def test_topics_of_a_broker_with_data_are_checked_later() -> None:
     """With data of an earlier start, topics are checked only once Kafka runs."""
     settings = UpSettings(http=HttpSettings(port=0), connect_port=0, topology="up_topologies:build")
     up = Up(settings, Console(quiet=True))

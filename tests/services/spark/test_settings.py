@@ -38,7 +38,7 @@ def test_an_application_id_is_the_aggregators(application: str) -> None:
         CompactSettings.load([f"--application={application}", "--lake", "lake"], environ={})
 
 
-def test_days_that_there_never_were_are_refused() -> None:
+def test_a_retention_before_the_calendar_is_rejected() -> None:
     """A retention that reaches before the calendar's beginning is rejected by its name, before anything is written."""
     assert (
         CompactSettings.load([*NEEDED, "--closed-retention-days=100000"], environ={}).closed_retention_days == 100_000

@@ -152,7 +152,7 @@ def test_schedule_from_within_a_callback() -> None:
 
 
 @pytest.mark.parametrize("interval_ms", [0, -1])
-def test_queue_refuses_an_interval_below_1_ms(interval_ms: int) -> None:
+def test_queue_rejects_an_interval_below_1_ms(interval_ms: int) -> None:
     """An interval below one millisecond is rejected, because it would always be due."""
     with pytest.raises(ConfigError, match=f"got {interval_ms}"):
         PunctuationQueue().schedule(interval_ms, 0, print)
@@ -244,7 +244,7 @@ def test_timedelta_and_ms_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("interval", [0, -5, timedelta(0), timedelta(microseconds=500), timedelta(microseconds=1_500)])
-def test_task_refuses_an_interval_that_is_no_whole_ms(interval: timedelta | int) -> None:
+def test_task_rejects_an_interval_that_is_no_whole_ms(interval: timedelta | int) -> None:
     """An interval below 1 ms, or not a whole number of milliseconds, is rejected."""
     with pytest.raises(ConfigError, match="at least 1"):
         TopologyTestDriver(topology(lambda context: context.schedule(interval, WALL, print) and None))
@@ -303,7 +303,7 @@ def test_a_context_that_was_kept() -> None:
         kept[0].forward(Record("k", {}, 1))
 
 
-def test_scheduling_before_init_is_refused() -> None:
+def test_scheduling_before_init_is_rejected() -> None:
     """A task that is not initialized rejects schedules."""
     task = StreamTask(topology(lambda context: None), 0, application="a")
     with pytest.raises(IllegalState, match="init"):
@@ -430,7 +430,7 @@ def test_a_schedule_that_is_another_than_before_begins_a_grid_of_its_own(interva
     assert b"wall_clock_time, every 10 ms" not in driver.task.prepare_commit(0).changelog[-1][1]
 
 
-def test_a_name_is_refused_while_its_node_has_a_schedule_of_it() -> None:
+def test_a_name_is_rejected_while_its_node_has_a_schedule_of_it() -> None:
     """A node rejects a second schedule of the same name, unless the first one is cancelled."""
 
     def on_init(context: ProcessorContext) -> None:
@@ -682,7 +682,7 @@ def test_a_named_grid_survives(name: str | None, after: list[int]) -> None:
     assert call_times(driver, wall_ms=500) == after
 
 
-def test_what_the_document_says_is_refused() -> None:
+def test_what_the_document_says_is_rejected() -> None:
     """An invalid argument of `schedule` is rejected by its name, and so is a call outside the task's callbacks."""
     for schedule, named, argument in (
         ((0, STREAM), {}, "interval"),

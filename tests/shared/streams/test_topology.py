@@ -240,7 +240,7 @@ def session_stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
 
 
 @pytest.mark.parametrize("name", STATE_COLUMNS)
-def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
+def test_a_store_that_hides_a_column_of_state_is_rejected(name: str) -> None:
     """A store named like a column of `state`, in any case, is rejected. The error names the store and the column."""
     message = f"'{name.title()}': .*table state .*'{name}'"
     with pytest.raises(ConfigError, match=message):
@@ -254,7 +254,7 @@ def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
         *(("late", name) for name in sorted({*LATE_COLUMNS} - {*CLOSED_COLUMNS})),
     ],
 )
-def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
+def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_rejected(table: str, name: str) -> None:
     """An aggregation named like a column of `closed` or `late` is rejected, even if the DSL accepts the name."""
     message = f"'visits': .*{table}/visits .*'{name}'"
     with pytest.raises(ConfigError, match=message):
@@ -262,13 +262,13 @@ def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: 
 
 
 @pytest.mark.parametrize("name", ["a b", "a=b", "a/b", "a,b", "a;b"])
-def test_a_store_that_is_no_columns_name_is_refused(name: str) -> None:
+def test_a_store_name_that_is_no_column_name_is_rejected(name: str) -> None:
     """An invalid name of a column or folder is rejected. The error lists the invalid characters."""
     with pytest.raises(ConfigError, match=r"store '.*'.*table state"):
         require_lake_names(session_stores(name))
 
 
-def test_names_that_differ_in_case_alone_are_refused() -> None:
+def test_names_that_differ_in_case_alone_are_rejected() -> None:
     """Store names that differ only in case are rejected, because Delta has one column for both."""
     with pytest.raises(ConfigError, match=r"'Banks'.*'banks'"):
         require_lake_names(session_stores("banks", "Banks"))

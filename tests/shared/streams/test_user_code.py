@@ -101,7 +101,7 @@ USES: dict[str, Callable[[Stream, Any], Any]] = {
 
 @pytest.mark.parametrize("function", UNFINISHED, ids=range(len(UNFINISHED)))
 @pytest.mark.parametrize("use", USES)
-def test_refused_when_the_topology_is_written(use: str, function: Any) -> None:
+def test_rejected_when_the_topology_is_written(use: str, function: Any) -> None:
     """A coroutine or generator function is rejected, even if it is wrapped. The error names the argument."""
     with pytest.raises(ConfigError, match=f"^{use}.*plain function"):
         USES[use](StreamsBuilder().stream("in"), function)

@@ -17,7 +17,7 @@ from penstock.shared.common.settings import KafkaSettings
 NEEDED = ("--application=a", "--lake=l")
 
 
-def test_a_sample_of_no_key_is_refused() -> None:
+def test_a_sample_of_no_key_is_rejected() -> None:
     """A share that rounds to zero would compare nothing and is rejected. The smallest valid share is accepted."""
     for share in ("1e-7", "0"):
         with pytest.raises(ConfigError, match="sample"):
@@ -25,7 +25,7 @@ def test_a_sample_of_no_key_is_refused() -> None:
     assert AuditSettings.load([*NEEDED, "--sample", "0.000001"]).sample == 1e-6
 
 
-def test_a_login_that_java_lacks_is_refused() -> None:
+def test_a_login_that_java_lacks_is_rejected() -> None:
     """OAUTHBEARER tokens come from a Python function, so it is rejected.
 
     Every other mechanism, and none, is accepted.

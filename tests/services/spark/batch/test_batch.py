@@ -46,7 +46,7 @@ def held(latest: dict[str, dict[int, int]]) -> dict[str, TopicOffsets]:
     return {topic: TopicOffsets(topic, "id", dict.fromkeys(of, 2), of) for topic, of in latest.items()}
 
 
-def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:
+def test_a_topology_that_needs_more_than_its_partition_is_rejected() -> None:
     """If keys change before a window, records pass an internal topic, which the error names."""
     builder = StreamsBuilder()
     rekeyed = builder.stream("in").group_by(str)
@@ -206,7 +206,7 @@ def test_a_task_goes_on_where_its_rows_ended() -> None:
     assert first_row_to_read(of, SOURCE) is None
 
 
-def test_a_task_with_another_state_is_refused() -> None:
+def test_a_task_with_another_state_is_rejected() -> None:
     """A state from other files or from the topic is rejected."""
     of = task()
     of.sources = {"in": 0}

@@ -85,13 +85,13 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
         ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s .*offset 7"),
     ],
 )
-def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, message: str) -> None:
+def test_a_hole_is_rejected_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, message: str) -> None:
     """Deleted offsets, a log that ends too early, and a table that lags too far are each rejected by name."""
     with pytest.raises(ChangelogHole, match=message):
         first(rows, there, held)
 
 
-def test_another_changelog_is_refused() -> None:
+def test_another_changelog_is_rejected() -> None:
     """A topic of the same name with another id is not the topic that the tables were made from."""
     for other in ("id-0", "id-2"):
         message = f"closed/s .*{other}.*id-1"
@@ -247,7 +247,7 @@ def test_the_tables_have_what_the_widest_partition_has() -> None:
         ((msgspec.structs.replace(STORE, aggregations=(OTHER,)),), "the aggregations changed: "),
     ],
 )
-def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema, ...], message: str) -> None:
+def test_partitions_of_different_topologies_are_rejected(other: tuple[StoreSchema, ...], message: str) -> None:
     """They are rejected whichever of them this compaction reads."""
     for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
         with pytest.raises(SchemaMismatch, match=message):

@@ -89,7 +89,7 @@ def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
     assert [row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")] == [2]
 
 
-def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
+def test_the_second_commit_is_rejected(tmp_path: Path) -> None:
     """The second commit is rejected, also after another writer's append, which Delta itself would accept."""
     uri = str(tmp_path / "t")
     table, other = made(uri), newest(uri)

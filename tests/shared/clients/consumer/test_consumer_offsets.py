@@ -49,7 +49,7 @@ async def test_invalid_commits_are_rejected(
         await consumer.commit({A: 5})
 
 
-async def test_wrong_positions_and_limits_are_refused(cluster: FakeCluster) -> None:
+async def test_wrong_positions_and_limits_are_rejected(cluster: FakeCluster) -> None:
     """A seek to an invalid offset and a poll for zero records are rejected."""
     async with opened(cluster) as consumer:
         consumer.assign([A])

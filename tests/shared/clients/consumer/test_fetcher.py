@@ -561,7 +561,7 @@ def hint(code: int, leader: int) -> FetchedPartition:
     return FetchedPartition(code, leader=leader)
 
 
-def test_a_leader_that_is_named_is_asked_at_once() -> None:
+def test_a_leader_that_a_response_names_gets_a_fetch_at_once() -> None:
     """A leader named in a response is fetched from at once the first time, and with backoff afterwards."""
     scene = Scene().at(a0=5, a1=5)
     (fetch,) = scene.next_requests().fetches

@@ -246,20 +246,20 @@ def test_other_metadata_means_nothing_finished(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["p1r:", "p1r:!", "p1r:BwE=", "p1r:BwGA", "p1b:////////////////////"])
-def test_damaged_metadata_is_refused(text: str) -> None:
+def test_damaged_metadata_is_rejected(text: str) -> None:
     """Metadata of ours that is cut off or mangled is named, not guessed at."""
     with pytest.raises(DataError, match="offset 7"):
         decode_finished(OffsetAndMetadata(7, text))
 
 
-def test_metadata_of_another_offset_is_refused() -> None:
+def test_metadata_of_another_offset_is_rejected() -> None:
     """An offset that was altered while its metadata stayed cannot mark the wrong records as finished."""
     with pytest.raises(DataError, match="belongs to offset 7"):
         decode_finished(OffsetAndMetadata(8, encode_finished(7, [(9, 9)])))
 
 
 @given(st.binary(max_size=60), st.sampled_from(["p1r:", "p1b:"]))
-def test_any_bytes_are_ranges_or_refused(data: bytes, prefix: str) -> None:
+def test_any_bytes_are_ranges_or_rejected(data: bytes, prefix: str) -> None:
     """Arbitrary bytes give rising ranges or a DataError, never another exception."""
     import base64
 

@@ -151,7 +151,7 @@ def test_a_restart_keeps_what_it_has_not_seen_again() -> None:
     assert scheduler.committable()[TP] == OffsetAndMetadata(13, encode_finished(13, [(13, 20), (30, 31)]))
 
 
-def test_damaged_metadata_is_refused_and_can_be_left_out() -> None:
+def test_damaged_metadata_is_rejected_and_can_be_left_out() -> None:
     """Corrupt commit metadata raises an error. The partition can then be assigned without it."""
     scheduler = KeyScheduler()
     with pytest.raises(DataError):

@@ -89,7 +89,7 @@ def test_retries_are_bounded() -> None:
         assert core.all_memory_is_back
 
 
-def test_without_idempotence_a_refusal_is_final_and_a_passing_error_is_not() -> None:
+def test_without_idempotence_a_rejection_is_final_and_a_passing_error_is_not() -> None:
     """Without idempotence retriable errors are retried too. Permanent errors are reported at once."""
     core = Harness(enable_idempotence=False)
     record = core.send()

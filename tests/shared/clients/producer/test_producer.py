@@ -111,7 +111,7 @@ async def test_abort_pending_spoils_a_transaction() -> None:
         assert values(cluster) == [b"after"]
 
 
-async def test_a_commit_cancelled_before_the_coordinator_was_asked_is_aborted() -> None:
+async def test_a_commit_cancelled_before_its_request_is_aborted() -> None:
     """The transaction is aborted, and the producer can begin the next one."""
     async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
         await producer.init_transactions()

@@ -77,7 +77,7 @@ async def test_a_turn_says_when_the_next_is_due() -> None:
     await alone.sender.close()
 
 
-async def test_a_partition_without_a_leader_is_asked_about_again() -> None:
+async def test_metadata_of_a_partition_without_a_leader_is_refreshed() -> None:
     """The metadata is refreshed every retry_backoff_ms."""
     alone = Alone()
     know(alone.connection, {"t": {0: NO_LEADER}})
@@ -134,7 +134,7 @@ async def test_a_producer_id_is_requested_until_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
-async def test_a_producer_id_while_the_only_node_is_asked_for_metadata(transactional_id: str | None) -> None:
+async def test_a_producer_id_is_requested_beside_pending_metadata(transactional_id: str | None) -> None:
     """With one request in flight at a time, a pending metadata request does not block the producer id."""
     given = {"max_in_flight_requests_per_connection": 1, "transactional_id": transactional_id}
     async with producing(**given) as (cluster, producer):

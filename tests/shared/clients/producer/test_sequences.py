@@ -94,7 +94,7 @@ def test_one_batch_at_a_time_until_the_first_is_acknowledged() -> None:
     assert not sequences.may_assign(A)
 
 
-def test_what_was_surely_refused_is_used_again() -> None:
+def test_the_number_of_a_rejected_batch_is_used_again() -> None:
     """The sequence number of a batch that the broker certainly did not write is used again, in the same epoch."""
     sequences = ledger()
     sequences.assign(A, 4)
@@ -312,7 +312,7 @@ def test_the_first_fails_for_good() -> None:
     assert second.offset == 1
 
 
-def test_a_number_that_was_surely_refused_is_used_again() -> None:
+def test_a_rejection_without_later_batches_bumps_no_epoch() -> None:
     """A rejection without later batches requires no epoch bump: unsent and rejected batches leave no gap."""
     core = warm()
     core.send()
@@ -615,7 +615,7 @@ def test_all_sent_batches_expire() -> None:
     assert core.state(core.turn_one()) == (1, 0)
 
 
-def test_expired_in_flight_and_refused_afterwards() -> None:
+def test_expired_in_flight_and_rejected_afterwards() -> None:
     """The late error shows that the sequence number is unused."""
     core = warm(delivery_timeout_ms=1_000)
     core.send()

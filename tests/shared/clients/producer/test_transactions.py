@@ -427,7 +427,7 @@ def test_errors_that_abort_the_transaction_only(code: int, error: type[Exception
     ("code", "error"),
     [(FENCED, ProducerFenced), (CLUSTER_AUTHORIZATION, AuthorizationFailed)],
 )
-def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> None:
+def test_rejections_that_end_the_producer(code: int, error: type[Exception]) -> None:
     """After fencing or a denied authorization every later call raises the error. Fencing may be due to the timeout."""
     core, transaction = open_transaction()
     record, queued = core.send(A), core.send(B)
@@ -514,7 +514,7 @@ def test_expired_in_flight() -> None:
     assert core.all_memory_is_back
 
 
-def test_a_late_refusal_of_an_expired_batch() -> None:
+def test_a_late_rejection_of_an_expired_batch() -> None:
     """A late error for an expired batch has no effect."""
     core, transaction = open_transaction(delivery_timeout_ms=1_000)
     record = core.send()
@@ -592,7 +592,7 @@ def test_a_split_in_a_transaction() -> None:
     assert core.after(20_000) == []
 
 
-def test_a_surely_refused_number_is_used_again_after_the_abort() -> None:
+def test_a_rejected_number_is_used_again_after_the_abort() -> None:
     """No outcome is unknown, so the next transaction continues in the same epoch."""
     core, transaction = open_transaction()
     core.send()

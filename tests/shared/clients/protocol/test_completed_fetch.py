@@ -376,7 +376,7 @@ def test_any_offset_deltas_are_read_as_by_aiokafka(
     noise=st.lists(st.tuples(st.integers(0, 2_000), st.binary(min_size=1, max_size=3)), max_size=3),
     fixes=st.booleans(),
 )
-def test_both_readers_accept_and_refuse_the_same(
+def test_both_readers_accept_and_reject_the_same(
     data: bytes, start: int, aborted: Any, limit: int | None, noise: list[tuple[int, bytes]], fixes: bool
 ) -> None:
     """For any bytes, valid or damaged, records and errors equal those of aiokafka's decoder."""

@@ -150,12 +150,12 @@ def test_a_cut_state_is_no_state(aggregation: Aggregation[Any]) -> None:
             aggregation.from_columns((data, *rest))
 
 
-# --- refusals ---
+# --- rejections ---
 
 
 @pytest.mark.parametrize("aggregation", [Sum("x"), Min("x"), Max("x"), Mean("x")])
 @pytest.mark.parametrize("wrong", ["3", [1], {"a": 1}])
-def test_what_is_no_number_is_refused(aggregation: Aggregation[Any], wrong: Any) -> None:
+def test_what_is_no_number_is_rejected(aggregation: Aggregation[Any], wrong: Any) -> None:
     """A value that is not a number raises DataError, which names the field and the function."""
     with pytest.raises(DataError, match=rf"{aggregation.function}\('x'\).*number"):
         aggregation.add(aggregation.initial(), {"x": wrong})
@@ -163,21 +163,21 @@ def test_what_is_no_number_is_refused(aggregation: Aggregation[Any], wrong: Any)
 
 @pytest.mark.parametrize("value", [{}, None, 7, "text", [1], b"x"])
 @pytest.mark.parametrize("aggregation", [Sum("x"), CountDistinct("x")])
-def test_a_missing_field_is_refused(aggregation: Aggregation[Any], value: Any) -> None:
+def test_a_missing_field_is_rejected(aggregation: Aggregation[Any], value: Any) -> None:
     """A value without the field, or without any fields, raises DataError, which names the field."""
     with pytest.raises(DataError, match="no field 'x'"):
         aggregation.add(aggregation.initial(), value)
 
 
 @pytest.mark.parametrize("aggregation", [Sum("delay"), CountDistinct("dest")])
-def test_a_tombstone_in_a_typed_stream_is_refused(aggregation: Aggregation[Any]) -> None:
+def test_a_tombstone_in_a_typed_stream_is_rejected(aggregation: Aggregation[Any]) -> None:
     """A null value where structs are expected is a DataError, not a crash."""
     bound = aggregation.bind(Flight)
     with pytest.raises(DataError, match="no field"):
         bound.add(bound.initial(), None)
 
 
-def test_a_fraction_in_an_integer_field_is_refused() -> None:
+def test_a_fraction_in_an_integer_field_is_rejected() -> None:
     """An int64 aggregation does not round."""
     bound = Sum("delay").bind(Flight)
     with pytest.raises(DataError, match=r"1\.5 .*integer"):
@@ -186,14 +186,14 @@ def test_a_fraction_in_an_integer_field_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["sum", "min", "max", "mean"])
 @pytest.mark.parametrize("number", [INT64_MAX + 1, INT64_MIN - 1, 10**40])
-def test_a_value_beyond_64_bits_is_refused(name: str, number: int) -> None:
+def test_a_value_beyond_64_bits_is_rejected(name: str, number: int) -> None:
     """JSON's integers are unlimited, but the state's columns are not. Even the first value must fit."""
     bound = {"sum": Sum, "min": Min, "max": Max, "mean": Mean}[name]("delay").bind(Flight)
     with pytest.raises(DataError, match=rf"{name}\('delay'\).*64 bits"):
         bound.add(bound.initial(), Flight(number, 0.0, ""))
 
 
-def test_a_sum_beyond_64_bits_is_refused() -> None:
+def test_a_sum_beyond_64_bits_is_rejected() -> None:
     """A sum that exceeds 64 bits by adding or merging raises DataError. The largest sum that fits is kept."""
     bound = Sum("delay").bind(Flight)
     state = fold(bound, [Flight(INT64_MAX, 0.0, "")])
@@ -205,7 +205,7 @@ def test_a_sum_beyond_64_bits_is_refused() -> None:
     assert bound.result(bound.add(state, Flight(-1, 0.0, ""))) == INT64_MAX - 1
 
 
-def test_an_integer_beyond_a_float_is_refused() -> None:
+def test_an_integer_beyond_a_float_is_rejected() -> None:
     """An integer that no float64 holds is a DataError."""
     with pytest.raises(DataError, match="float64"):
         Sum("x").add(Sum("x").initial(), {"x": 10**400})
@@ -256,14 +256,14 @@ def test_bind_to_other_types(value_type: Any) -> None:
 
 
 @pytest.mark.parametrize("aggregation", [Sum("dealy"), CountDistinct("dealy")])
-def test_bind_refuses_an_unknown_field(aggregation: Aggregation[Any]) -> None:
+def test_bind_rejects_an_unknown_field(aggregation: Aggregation[Any]) -> None:
     """A field that the type lacks raises ConfigError, which lists the type's fields."""
     with pytest.raises(ConfigError, match=r"'dealy'.*Flight.*delay, speed, dest, "):
         aggregation.bind(Flight)
 
 
 @pytest.mark.parametrize("aggregation", [Sum("dest"), Min("dest"), Max("dest"), Mean("dest")])
-def test_bind_refuses_what_is_no_number(aggregation: Aggregation[Any]) -> None:
+def test_bind_rejects_what_is_no_number(aggregation: Aggregation[Any]) -> None:
     """A field of another type raises ConfigError, which names it."""
     with pytest.raises(ConfigError, match=rf"{aggregation.function}\('dest'\).*str"):
         aggregation.bind(Flight)
@@ -299,7 +299,7 @@ def test_bind_says_whether_json_has_the_field(value_type: Any, aggregation: Aggr
     assert aggregation.bind(value_type).verbatim is verbatim
 
 
-def test_bind_refuses_a_type_without_fields() -> None:
+def test_bind_rejects_a_type_without_fields() -> None:
     """bytes and unions of structs have no fields to name."""
     for value_type in (bytes, Flight | Plain):
         with pytest.raises(ConfigError, match=r"sum\('x'\)"):
@@ -339,7 +339,7 @@ def test_distinct_of_any_kind_of_value() -> None:
     assert CountDistinct("x").result(fold(CountDistinct("x"), values)) == 7
 
 
-def test_distinct_refuses_what_is_no_text() -> None:
+def test_distinct_rejects_what_is_no_text() -> None:
     """Text that UTF-8 cannot encode raises DataError."""
     with pytest.raises(DataError, match="UTF-8"):
         CountDistinct("x").add(CountDistinct("x").initial(), {"x": "\ud800"})
@@ -347,7 +347,7 @@ def test_distinct_refuses_what_is_no_text() -> None:
 
 @pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("window", ["session_window", "tumbling_window", "sliding_window"])
-def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_refused_record(window: str, restored: bool) -> None:
+def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_rejected_record(window: str, restored: bool) -> None:
     """A dead letter is in no state.
 
     This holds for a continued and a restored task, and for any aggregation that rejected the record.
@@ -455,13 +455,13 @@ def test_a_set_keeps_each_value_once() -> None:
 
 
 @pytest.mark.parametrize("make", [CollectList, CollectSet])
-def test_a_limit_below_one_is_refused(make: Any) -> None:
+def test_a_limit_below_one_is_rejected(make: Any) -> None:
     """A collection without room for a value is invalid."""
     with pytest.raises(ConfigError, match="limit must"):
         make("x", 0)
 
 
-def test_what_has_no_json_is_refused() -> None:
+def test_what_has_no_json_is_rejected() -> None:
     """A value without JSON becomes a dead letter before it is added to a window."""
     with pytest.raises(DataError, match="has no JSON"):
         fold_at(CollectSet("x"), (0, object()))
@@ -561,7 +561,7 @@ def test_a_copy_is_another_sketch() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["7", [1], 10**400])
-def test_quantiles_refuse_what_is_no_number(wrong: Any) -> None:
+def test_quantiles_reject_what_is_no_number(wrong: Any) -> None:
     """A value that is not a number, or larger than any float, is rejected before it is added to the sketch."""
     with pytest.raises(DataError, match="quantiles"):
         sketch_of([wrong])

@@ -182,7 +182,7 @@ def test_state_columns_are_named_by_their_aggregation() -> None:
         (fmt.encode_late(0, 1, 1, 5, 6, [7], b"")[:-1] + b"\2", "to have missed 1 windows"),
     ],
 )
-def test_corrupt_entries_are_refused(value: bytes | None, message: str) -> None:
+def test_corrupt_entries_are_rejected(value: bytes | None, message: str) -> None:
     """Bytes that are not an entry of this version are rejected with the reason."""
     with pytest.raises(CorruptRecord, match=message):
         fmt.decode_entry(value)
@@ -199,14 +199,14 @@ def test_corrupt_entries_are_refused(value: bytes | None, message: str) -> None:
         b'{"x":' + b"[" * 100_000,
     ],
 )
-def test_corrupt_progress_is_refused(body: bytes) -> None:
+def test_corrupt_progress_is_rejected(body: bytes) -> None:
     """A progress record that is cut off, incomplete, ill-typed or nested too deeply raises CorruptRecord."""
     with pytest.raises(CorruptRecord, match="progress record"):
         fmt.decode_progress(body)
 
 
 @given(st.integers(0, 30))
-def test_corrupt_states_are_refused(length: int) -> None:
+def test_corrupt_states_are_rejected(length: int) -> None:
     """A state that is cut off anywhere, or too long, is rejected."""
     codec = StateCodec([Column("a", "int64"), Column("b", "binary"), Column("c", "binary")])
     packed = codec.pack([1, b"abc", b"defg"])

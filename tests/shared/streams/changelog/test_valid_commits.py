@@ -442,7 +442,7 @@ def test_incompatible_changes_of_aggregations_are_rejected(own: StoreSchema, mes
         ("", "s", "the state has the stores none, the topology has 's': 's' is new"),
     ],
 )
-def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, message: str) -> None:
+def test_a_store_more_or_less_is_rejected_by_name(stored: str, own: str, message: str) -> None:
     """The error has the names of all stores and the possible remedies."""
     with pytest.raises(SchemaMismatch) as raised:
         check_schema(tuple(changed(name=name) for name in stored), tuple(changed(name=name) for name in own))

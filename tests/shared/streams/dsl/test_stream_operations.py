@@ -329,7 +329,7 @@ def test_a_store_has_a_name_of_its_own() -> None:
         stream.group_by_key().tumbling_window(20).aggregate(n=Count()).on_close()
 
 
-def test_a_changed_aggregation_under_a_derived_name_is_refused() -> None:
+def test_a_changed_aggregation_under_a_derived_name_is_rejected() -> None:
     """A changed aggregation rejects the state under its derived store name, as under a given name."""
 
     def windows(aggregation: Count | Sum, *, filtered: bool) -> Topology:

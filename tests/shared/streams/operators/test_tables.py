@@ -327,7 +327,7 @@ def test_a_table_skips_null_keys_and_takes_what_is_out_of_order() -> None:
     assert (driver.metrics()["late_records"], operator.stream_time_ms, operator.close_time_ms) == (0, 50, None)
 
 
-def test_a_refused_record_moves_no_time_and_leaves_nothing() -> None:
+def test_a_rejected_record_moves_no_time_and_leaves_nothing() -> None:
     """A sum that would leave 64 bits, and a user function that raises, make a dead letter, no row and no advance of
     time."""
     driver = TopologyTestDriver(aggregated(SETS["own"]), errors=ErrorHandlers())
@@ -504,7 +504,7 @@ def of_lists() -> Topology:
 
 
 @pytest.mark.parametrize("columns_min", [1, 1 << 30])
-def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) -> None:
+def test_the_record_that_makes_a_state_too_large_is_rejected(columns_min: int) -> None:
     """A record that would make a state too large is a dead letter. An existing row stays unchanged, and no new row is
     created."""
     task = task_of(of_lists(), record_bytes_max=30_000, columns_min=columns_min)
@@ -513,7 +513,7 @@ def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) ->
     assert (store.get("bob"), store.get("ann")["n"], len(store)) == (None, 2, 1)
 
 
-def test_a_key_that_no_result_could_hold_is_refused() -> None:
+def test_a_key_that_no_result_could_hold_is_rejected() -> None:
     """A record whose key is too large for a result becomes a dead letter and is not stored, in a batch too."""
     driver = TopologyTestDriver(aggregated(NUMBERS), errors=ErrorHandlers(), deduplicate_updates=True, columns_min=1)
     large = b"k" * 600_000
@@ -537,7 +537,7 @@ def test_what_may_change_of_a_store() -> None:
         check_schema(more.topology.schemas(), stored)
 
 
-def test_what_the_dsl_refuses() -> None:
+def test_what_the_dsl_rejects() -> None:
     """The DSL rejects reserved result names, an aggregate without aggregations, and an existing store name."""
     grouped = StreamsBuilder().stream("in").group_by_key()
     for name in ("key", "start", "latest_ms"):

@@ -105,7 +105,7 @@ def test_a_changelog_that_keeps_everything_is_taken(configs: dict[str, str | Non
         ),
     ],
 )
-def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has: str, fixed: str) -> None:
+def test_a_changelog_that_would_lose_state_is_rejected(given: dict[str, str], has: str, fixed: str) -> None:
     """Each setting that deletes state is named as it is, with the one command that corrects them all."""
     with pytest.raises(ConfigError) as raised:
         require_changelog(WANTED, 4, changed(**given), "host:1")
@@ -144,14 +144,14 @@ def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitio
     assert {number: len(who) for number, who in owners.items()} == dict.fromkeys(range(partitions), 1)
 
 
-def test_a_changelog_with_too_few_partitions_is_refused() -> None:
+def test_a_changelog_with_too_few_partitions_is_rejected() -> None:
     """If a source got more partitions, the error names both counts, the consequence and the command."""
     with pytest.raises(ConfigError, match=r"2 partitions.*4") as raised:
         require_changelog(WANTED, 2, changed(), "host:1")
     assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(raised.value)
 
 
-def test_a_changelog_with_too_many_partitions_is_refused() -> None:
+def test_a_changelog_with_too_many_partitions_is_rejected() -> None:
     """Kafka cannot remove partitions, so the changelog belongs to other source topics."""
     with pytest.raises(ConfigError, match=r"5 partitions.*4"):
         require_changelog(WANTED, 5, changed(), "host:1")

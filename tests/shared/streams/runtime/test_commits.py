@@ -99,7 +99,7 @@ async def test_group_offsets_follow_the_progress_records() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-async def test_group_offsets_that_were_refused_are_not_sent_later(is_closed: bool) -> None:
+async def test_group_offsets_that_were_rejected_are_not_sent_later(is_closed: bool) -> None:
     """In a later generation they would be from commits that a new owner has overtaken, and it could not restore."""
     member = Member(UnknownMember("gone"), is_closed=is_closed)
     await group_offsets(member)

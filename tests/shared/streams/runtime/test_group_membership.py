@@ -56,7 +56,7 @@ async def test_a_stranger_that_is_there_first_is_named() -> None:
         assert len(consumer.assignment()) == 2
 
 
-async def test_instances_with_another_strategy_are_no_strangers() -> None:
+async def test_instances_with_another_strategy_are_not_foreign() -> None:
     """The error names both values of the setting, and the remedy."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         worker = chain.worker()

@@ -144,7 +144,7 @@ def task_factory(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -
     return StreamTaskFactory(settings, builder.build(), clock, registry)
 
 
-def test_state_is_in_memory_unless_it_is_asked_for() -> None:
+def test_state_is_in_memory_by_default() -> None:
     """By default state is in memory, without a local folder."""
     made = task_factory()
     made.startup()
@@ -195,7 +195,7 @@ def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -
     made.shutdown()
 
 
-def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
+def test_names_that_a_lake_cannot_have_are_rejected_where_there_is_one() -> None:
     """With a lake, a name that collides with a column of its tables is rejected at the start. Without a lake the name
     is valid."""
     assert task_factory(result="state").task(0, None).stores

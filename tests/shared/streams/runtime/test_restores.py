@@ -290,14 +290,14 @@ def test_deleted_records_stop_or_are_counted() -> None:
 
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
-def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
+def test_another_topic_of_the_same_name_is_rejected(on_missing: OnMissing) -> None:
     """A recreated topic is rejected with both ids, even if the position fits. No setting allows it."""
     with pytest.raises(SourceTopicChanged, match=rf"{OTHER}.*{ID}.*application_id"):
         start_position_of(AT, 5, ID, PartitionExtent(OTHER, 0, 90), on_missing)
 
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
-def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
+def test_a_position_past_the_end_is_rejected(on_missing: OnMissing) -> None:
     """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
     with pytest.raises(SourceTopicChanged, match=r"flights-3.*91.*90"):
         start_position_of(AT, 91, None, PartitionExtent(ID, 0, 90), on_missing)
@@ -309,7 +309,7 @@ def test_own_topics_that_the_topology_left() -> None:
     assert unread_repartition_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
 
 
-def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
+def test_unread_records_of_a_topic_with_another_name_are_rejected() -> None:
     """The message has the coordinates, the topics that the topology reads now, and the name that keeps the topic."""
     at = TopicPartition("app-key_by-2-repartition", 3)
     with pytest.raises(SchemaMismatch) as raised:

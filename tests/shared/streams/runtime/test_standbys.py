@@ -209,7 +209,7 @@ def test_the_leader_tells_each_member() -> None:
     assert others.standbys == {0}
 
 
-def test_an_assignment_that_no_instance_made_is_refused() -> None:
+def test_an_assignment_that_no_instance_made_is_rejected() -> None:
     """An assignment without user data, as a KIP-848 group makes it, is rejected."""
     for data in (None, b""):
         with pytest.raises(InconsistentGroupProtocol, match="penstock-streams-range"):

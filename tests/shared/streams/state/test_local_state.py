@@ -232,7 +232,7 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     second.release()
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
     """A path that is no folder, or cannot be created, is rejected with the path and the system's reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"streams.state_dir.*file/app.*Not a directory"):

@@ -392,7 +392,7 @@ def test_in_memory_there_is_nothing_to_fetch() -> None:
     assert list(FetchAhead(driver.task.topology, driver.task.stores).slices(columns)) == [columns]
 
 
-def test_keys_are_in_memory_before_they_are_asked_for(tmp_path: Path) -> None:
+def test_keys_are_loaded_before_they_are_read(tmp_path: Path) -> None:
     """Fetching ahead loads keys with their windows from disk. A value that is not a valid key is ignored."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().sliding_window(10, 5).aggregate("s", n=Count()).on_close().to("out")
@@ -558,7 +558,7 @@ def test_records_beyond_the_time_slice_are_not_processed() -> None:
     assert [row.states for row in task.stores["s"].rows()] == [[50]]
 
 
-def test_a_function_that_refuses_a_whole_batch_is_called_once_a_record() -> None:
+def test_a_function_that_rejects_a_whole_batch_is_called_once_a_record() -> None:
     """Each record is a dead letter, and the function is called once for each, in order."""
     seen: list[int] = []
 

@@ -58,7 +58,7 @@ def closed_by_one_record(handler: ExceptionHandler, columns_min: int = 1) -> Top
 
 @pytest.mark.parametrize("columns_min", [1, 1_000])
 @pytest.mark.parametrize("handler", ["continue", "dead_letter"])
-def test_a_result_that_a_node_refuses_is_left_out(handler: ExceptionHandler, columns_min: int) -> None:
+def test_a_result_that_a_node_rejects_is_left_out(handler: ExceptionHandler, columns_min: int) -> None:
     """A result for which a node raises is counted and left out, and its window is closed. Its dead letter names store,
     window and source record."""
     driver = closed_by_one_record(handler, columns_min)
@@ -385,7 +385,7 @@ def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("at", ["-1", "9223372036854775808", "1.5", "null"])
-def test_a_time_that_is_none_is_refused_where_it_is_forwarded(at: str) -> None:
+def test_a_time_that_is_none_is_rejected_where_it_is_forwarded(at: str) -> None:
     """A record with a negative or a missing time is rejected with a message that says so."""
     builder = StreamsBuilder()
     builder.stream("in").process(Timed, name="timed").to("out")

@@ -124,7 +124,7 @@ def test_there_is_no_time_to_move_before_the_first_record() -> None:
     assert {operator.stream_time_ms for operator in driver.task.times.operators} == {-1}
 
 
-def test_off_unless_asked_for() -> None:
+def test_idleness_is_off_by_default() -> None:
     """Without the setting time waits for records."""
     driver = driver_of(None)
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)

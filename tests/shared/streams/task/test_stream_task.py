@@ -126,7 +126,7 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, 
     assert session.states == [2]
 
 
-def test_a_refused_value_becomes_a_dead_letter() -> None:
+def test_a_rejected_value_becomes_a_dead_letter() -> None:
     """A DataError during processing sends the unchanged source record to the dead-letter topic, with stage
     `process`."""
     builder, stream = plain()
@@ -290,7 +290,7 @@ def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
     assert [record.topic for record in commit.outputs] == ["in-dlq"]
 
 
-def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None:
+def test_a_late_record_that_another_branch_rejects_is_not_counted_late() -> None:
     """Counts agree with the topics: a dead letter is in no other topic and no other count."""
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
@@ -301,7 +301,7 @@ def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None
     assert (task.metrics.late_total, task.metrics.dead_letters_total) == (0, 1)
 
 
-def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
+def test_a_result_that_is_too_large_is_rejected_at_its_sink() -> None:
     """A result above `record_bytes_max` is a dead letter, or with `fail` a fatal error with sink and coordinates."""
     builder, stream = plain()
     stream.to("out")
@@ -325,7 +325,7 @@ LARGE_KEY = b"\x01" * 800  # much larger in a result: twice six bytes of JSON a 
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 @pytest.mark.parametrize("key", ["string", "bytes"])
-def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, key: Any) -> None:
+def test_a_key_that_no_result_could_hold_is_rejected_before_the_store(emit: str, key: Any) -> None:
     """A record whose key could not be written is a dead letter, and the partition continues. The largest accepted key
     is written, in its result and its changelog entry."""
     builder = StreamsBuilder()
@@ -376,7 +376,7 @@ def test_a_setting_may_leave_less_to_a_key() -> None:
     assert parse_dead_letter(as_consumed(dead)).record.offset == 1
 
 
-def test_what_a_store_cannot_write_as_a_key_is_refused_before() -> None:
+def test_what_a_store_cannot_write_as_a_key_is_rejected_before() -> None:
     """A processor's key that is neither bytes nor text in UTF-8 fails its record, not every later commit."""
 
     class Keyed(Processor):
@@ -421,7 +421,7 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
 
 
 @pytest.mark.parametrize(("value", "exception"), [(b'"odd"', "TypeError"), (b'"large"', "RecordTooLarge")])
-def test_the_record_that_spoils_a_state_is_refused(value: bytes, exception: str) -> None:
+def test_the_record_that_spoils_a_state_is_rejected(value: bytes, exception: str) -> None:
     """The record that makes a state unwritable is the dead letter. The window stays unchanged."""
     spoil = {"odd": object(), "large": "x" * 50_000}
     builder, stream = plain()
@@ -466,7 +466,7 @@ def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> Non
     assert not task.needs_commit
 
 
-# --- what a punctuation asks for ---
+# --- what a punctuation requests ---
 
 
 @pytest.mark.parametrize("does", ["nothing", "forwards", "moves time"])
@@ -771,7 +771,7 @@ def test_operator_time_is_restored() -> None:
     assert len(driver.read("in-late")) == 1
 
 
-def test_schedule_before_initialize_is_refused() -> None:
+def test_schedule_before_initialize_is_rejected() -> None:
     """A task that is being restored cannot be scheduled on yet."""
     with pytest.raises(IllegalState):
         StreamTask(sessions(), 0, application="app").schedule(1, PunctuationType.STREAM_TIME, print)
@@ -903,7 +903,7 @@ def _of_join(builder: StreamsBuilder) -> None:
 
 
 @pytest.mark.parametrize("kind", [_of_table, _of_own_store, _of_join])
-def test_a_row_that_the_changelog_cannot_hold_is_refused_before_the_store(kind: Any) -> None:
+def test_a_row_that_the_changelog_cannot_hold_is_rejected_before_the_store(kind: Any) -> None:
     """In a table, a processor's store and a join the record is a dead letter, and all others are kept."""
     builder = StreamsBuilder()
     kind(builder)
@@ -919,17 +919,17 @@ def test_a_row_that_the_changelog_cannot_hold_is_refused_before_the_store(kind: 
 
 @in_callback("process")
 class Task:
-    """Something whose `process` is work."""
+    """Something whose `process` is a callback."""
 
     def process(self, other: Task | None = None, *, fails: bool = False) -> tuple[bool, bool]:
-        """Whether this task, and the other, is at work."""
+        """Whether this task, and the other, is inside a callback."""
         if fails:
             raise ValueError("half_processed")
         seen = other.process()[0] if other is not None else False
         return is_in_callback(self), seen
 
     def elsewhere(self) -> list[bool]:
-        """Whether it is at work in another thread."""
+        """Whether it is inside a callback in another thread."""
         seen: list[bool] = []
         thread = threading.Thread(target=lambda: seen.append(is_in_callback(self)))
         thread.start()
@@ -938,15 +938,15 @@ class Task:
 
 
 def test_only_the_task_whose_method_runs() -> None:
-    """A task is at work while its method runs, also after another's ran within, and no longer when it is done."""
+    """A task is inside a callback while its method runs, also after another task's ran within, but not afterwards."""
     one, other = Task(), Task()
     assert one.process(other) == (True, True)
     assert not is_in_callback(one)
     assert not is_in_callback(other)
 
 
-def test_an_error_ends_the_work() -> None:
-    """A method that raises leaves no task at work."""
+def test_an_error_ends_the_callback() -> None:
+    """A method that raises leaves no task inside a callback."""
     task = Task()
     with pytest.raises(ValueError, match="half_processed"):
         task.process(fails=True)

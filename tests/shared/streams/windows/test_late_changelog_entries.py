@@ -193,7 +193,7 @@ def test_keys_of_bytes() -> None:
     assert (one.key, one.offset) == (b"\xff", 1)
 
 
-def test_a_function_of_the_users_that_refuses_the_value() -> None:
+def test_a_function_of_the_users_that_rejects_the_value() -> None:
     """If a user's aggregator raises for a late record, its entry has no state, and the next record has its own."""
 
     def add(state: int, value: Any) -> int:
@@ -224,7 +224,7 @@ def test_an_empty_state_that_cannot_be_made_costs_no_late_record() -> None:
     assert [output.topic for output in outputs] == ["in-dlq", "in-late", "in-late"]
 
 
-def test_windows_that_no_entry_can_name_are_refused() -> None:
+def test_windows_that_no_entry_can_name_are_rejected() -> None:
     """The starts that a record may miss have to fit into half of an entry."""
     (schema,) = topology("hopping", {"n": Count()}).schemas()
     require_missed_windows_fit([schema], 64)
@@ -264,7 +264,7 @@ def test_what_a_punctuation_forwards_comes_of_no_source_record() -> None:
     assert {(one.key, one.timestamp, one.offset) for one in found} == {(b"a", 0, NO_OFFSET)}
 
 
-def test_a_refused_record_leaves_no_late_record() -> None:
+def test_a_rejected_record_leaves_no_late_record() -> None:
     """A record that is late for one window and rejected by another is only a dead letter."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by_key()

@@ -312,7 +312,7 @@ def test_advance_time_closes_without_a_record() -> None:
     assert (len(driver.task.stores["s"]), operator.stream_time_ms) == (0, 11)
 
 
-def test_a_refused_record_leaves_its_session_alone() -> None:
+def test_a_rejected_record_leaves_its_session_alone() -> None:
     """If one aggregation rejects a value, no other one has it, not even a sketch that is declared before it."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(10, 100)
@@ -333,7 +333,7 @@ def test_a_refused_record_leaves_its_session_alone() -> None:
 
 
 @pytest.mark.parametrize(("gap", "grace", "named"), [(0, 0, "gap"), (-1, 0, "gap"), (1, -1, "grace")])
-def test_windows_refuse_what_is_no_duration(gap: int, grace: int, named: str) -> None:
+def test_windows_reject_what_is_no_duration(gap: int, grace: int, named: str) -> None:
     """A gap below 1 ms and a negative grace are rejected by name."""
     with pytest.raises(ConfigError, match=f"session {named}"):
         WindowRule("session", gap, grace)
@@ -456,7 +456,7 @@ def test_batches_equal_brute_force_net_of_commits(
         model.closed, model.updates, model.late = [], [], []
 
 
-def test_a_refused_record_does_not_move_time() -> None:
+def test_a_rejected_record_does_not_move_time() -> None:
     """A record that an aggregation rejects closes no window and makes no record late."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(gap=10)

@@ -34,7 +34,7 @@ ENVELOPE = len(b'{"key":,"start":0,"end":0}')
 
 
 @given(key=KEYS, limit=st.integers(0, 200))
-def test_a_key_is_refused_by_what_it_takes(key: Any, limit: int) -> None:
+def test_a_key_is_rejected_by_its_measured_bytes(key: Any, limit: int) -> None:
     """The limit applies to the measured bytes, and the fast check agrees with it."""
     if key_bytes(key) <= limit:
         check_key(key, "s", limit)
@@ -109,7 +109,7 @@ arrivals = st.lists(st.tuples(st.sampled_from([b"k", b"key"]), values, st.intege
     st.integers(1, 20),
     st.integers(0, 3),
 )
-def test_bounds_refuse_what_measuring_refuses(
+def test_bounds_reject_what_measuring_rejects(
     kind: str, names: list[str], came: list[tuple[bytes, Any, int]], size: int, restore_at: int
 ) -> None:
     """Results, dead letters and changelog are those of a task that measures every state, and no entry is too large."""
@@ -142,7 +142,7 @@ def restored(driver: TopologyTestDriver) -> list[Any]:
     return sorted((w.key, w.start, w.end, w.states) for w in driver.task.stores["s"].rows())
 
 
-def test_a_state_that_would_get_too_large_refuses_its_record() -> None:
+def test_a_state_that_would_get_too_large_rejects_its_record() -> None:
     """The dead letter has key, size and limit. The window stays unchanged, and other keys are not affected."""
     driver = driver_of(topology("tumbling", ["pages"]))
     pages = [(b"k", 150), (b"k", 150), (b"k", 150), (b"other", 150), (b"k", 5)]

@@ -118,7 +118,7 @@ def test_null_keys_and_time_moved_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("difference", "grace", "named"), [(-1, 0, "difference"), (1, -1, "grace")])
-def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: str) -> None:
+def test_windows_reject_what_is_no_duration(difference: int, grace: int, named: str) -> None:
     """A negative difference and a negative grace are rejected."""
     with pytest.raises(ConfigError, match=named):
         WindowRule("sliding", difference, grace)

@@ -145,7 +145,7 @@ def test_advance_time_closes_without_a_record() -> None:
     assert (len(rows(driver)), operator.stream_time_ms) == (0, 10)
 
 
-def test_a_refused_record_is_in_no_window() -> None:
+def test_a_rejected_record_is_in_no_window() -> None:
     """If one aggregation rejects a record for one of its windows, no window and no sketch has it."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().hopping_window(10, 5, 100)
@@ -172,7 +172,7 @@ def test_a_refused_record_is_in_no_window() -> None:
         (WINDOWS_MAX + 1, 1, 0, f"more than {WINDOWS_MAX} windows"),
     ],
 )
-def test_windows_refuse_what_is_no_window(size: int, advance: int, grace: int, named: str) -> None:
+def test_windows_reject_what_is_no_window(size: int, advance: int, grace: int, named: str) -> None:
     """A size below 1 ms, an advance above the size, a negative grace and too many windows for a record are rejected."""
     with pytest.raises(ConfigError, match=named):
         hopping_windows(size, advance, grace)

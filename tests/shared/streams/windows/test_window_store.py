@@ -136,7 +136,7 @@ class Failing:
 
 
 @given(kinds, records)
-def test_a_refused_record_leaves_nothing_behind(kind: WindowKind, batches: list[list[tuple[str, int]]]) -> None:
+def test_a_rejected_record_leaves_nothing_behind(kind: WindowKind, batches: list[list[tuple[str, int]]]) -> None:
     """Windows, sketches, times and the changes of the commit are those without the record."""
     own = Aggregate(list, Failing(), lambda a, b: a + b)
     stores = [store_of(kind, own, CountDistinct("n").bind(dict)) for _ in range(2)]
@@ -180,7 +180,7 @@ def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
     assert (store.stream_time_ms, store.close_time_ms) == (70, 55)
 
 
-def test_a_sum_that_leaves_64_bits_is_refused_with_all_its_windows() -> None:
+def test_a_sum_that_leaves_64_bits_is_rejected_with_all_its_windows() -> None:
     """If a sum would overflow in any window of a record, the record changes none of its windows."""
     store = WindowStore("s", WindowRule("hopping", 10, 100, 5), StateColumns([Sum("n").bind(_Value)]), text_keys=False)
     big = 2**62
@@ -306,7 +306,7 @@ def test_one_record_may_need_more_than_the_whole_of_an_output() -> None:
     assert len(store) == windows
 
 
-def test_records_that_are_refused_leave_no_rows() -> None:
+def test_records_that_are_rejected_leave_no_rows() -> None:
     """The rows of records that a user's aggregation rejects are used again, for any number of records."""
     store = store_of("session", Aggregate(list, lambda a, b: a, lambda a, b: a, list))
 
@@ -388,7 +388,7 @@ def own() -> Aggregate:
 
 
 @pytest.mark.parametrize("kind", TABLE_RULES)
-def test_what_was_refused_is_written_once_when_it_is_taken(kind: WindowKind) -> None:
+def test_what_was_rejected_is_written_once_when_it_is_taken(kind: WindowKind) -> None:
     """A new row uses the row of a rejected record. A commit has each window once, however many records were
     rejected."""
     store = store_of_numbers(kind, own())
@@ -410,7 +410,7 @@ def feed_odd(store: WindowStore, key: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: WindowKind) -> None:
+def test_the_row_of_a_closed_window_is_listed_once_despite_rejections(kind: WindowKind) -> None:
     """In one commit a window is closed, a rejected record uses its row for a while, and then another window does."""
     store = store_of_numbers(kind, own())
     take_numbers(store, [("a", 20, 2)], one=True)
@@ -426,7 +426,7 @@ def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: W
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_hundreds_of_refusals_list_no_row_twice(kind: WindowKind) -> None:
+def test_hundreds_of_rejections_list_no_row_twice(kind: WindowKind) -> None:
     """The list of changes has as many entries as there are rows, so a row is in it once between commits."""
     store = store_of_numbers(kind, own())
     table = store.table
