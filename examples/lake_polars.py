@@ -51,5 +51,5 @@ def longest_open(state: pl.LazyFrame, store: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", metavar="LAKE/APPLICATION", help="the folder that holds `state` and `closed`")
-    parser.add_argument("store", metavar="STORE", help="the store whose windows are asked for")
+    parser.add_argument("store", metavar="STORE", help="the store whose windows are printed")
     main(**vars(parser.parse_args()))

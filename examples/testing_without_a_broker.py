@@ -33,10 +33,10 @@ async def test_an_order_is_taken_though_the_broker_is_not_ready() -> None:
     """Two temporary errors are retried, and the caller does not notice."""
     async with FakeCluster(nodes=3) as cluster:
         cluster.create_topic(ORDERS)
-        refusals = cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=2)
+        failures = cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=2)
         async with Producer(settings(cluster)) as producer:
             assert await take_order(producer, "ann", b"tea") == 0
-        assert refusals.acted == 2
+        assert failures.acted == 2
         assert [record.value for record in cluster.records(ORDERS)] == [b"tea"]
 
 
@@ -82,7 +82,7 @@ async def test_an_order_survives_a_node() -> None:
         assert cluster.leader(ORDERS) not in (None, gone)
 
 
-async def test_an_order_without_end_is_refused() -> None:
+async def test_a_too_large_order_is_rejected() -> None:
     """The broker's error is raised, and nothing is stored."""
     async with FakeCluster() as cluster:
         cluster.create_topic(ORDERS, configs={"max.message.bytes": "1000"})

@@ -85,7 +85,7 @@ def test_a_users_csv_with_bad_rows(tmp_path: Path) -> None:
     run = demo(*arguments, cwd=tmp_path)
     result = summary(run)
     assert result["audit_ok"] is True
-    assert (result["events_sent"], result["events_acked"], result["events_refused"]) == (400, 400, 0)
+    assert (result["events_sent"], result["events_acked"], result["events_rejected"]) == (400, 400, 0)
     assert result["dead_letters"] == result["dead_letters_expected"] == result["audit"]["dead_letters"] == 3
     assert result["audit"]["in_windows"] + result["late_records"] == 397
     assert result["restored_windows"] > 0

@@ -49,7 +49,7 @@ HEADER = 0  # the number of the row with the columns' names
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 TIME_FIELD = "_event_time_ms"
-REFUSED_FIELD = "_refused"
+REJECTED_FIELD = "_rejected"
 PROBED_ROWS = 100  # at least one of these first rows must have a key and a time
 COLUMNS_SHOWN = 50
 TOPIC = "events"
@@ -75,8 +75,8 @@ def csv_topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str
 def deserialize_csv_row(topic: str, data: bytes | None) -> Any:
     """Deserialize the event of a CSV row. Raises SerializationError with its reason if it is marked as rejected."""
     row = json_deserializer(topic, data)
-    if isinstance(row, dict) and REFUSED_FIELD in row:
-        raise SerializationError(str(row[REFUSED_FIELD]))
+    if isinstance(row, dict) and REJECTED_FIELD in row:
+        raise SerializationError(str(row[REJECTED_FIELD]))
     return row
 
 
@@ -144,7 +144,7 @@ class CsvEvents:
                 last_ms = self._event_time(row)
             except BadRow as e:
                 self.unfit += 1
-                event[REFUSED_FIELD] = f"{self._describe_row(row)}, {e}"
+                event[REJECTED_FIELD] = f"{self._describe_row(row)}, {e}"
                 event.setdefault(self._key, "")
             event[TIME_FIELD] = last_ms
             yield msgspec.json.encode(event)
@@ -238,7 +238,7 @@ def _checked_columns(path: Path, columns: list[str], key: str, time: str) -> lis
             raise ConfigError(f"{option}: {path} has no column {name!r}; it has {shown or 'none'}{more}{hint}")
         if columns.count(name) > 1:
             raise ConfigError(f"{option}: {path} has {columns.count(name)} columns {name!r}; rename one")
-    for name in (TIME_FIELD, REFUSED_FIELD):
+    for name in (TIME_FIELD, REJECTED_FIELD):
         if name in columns:
             raise ConfigError(f"{path}: the column name {name!r} is taken by the demo itself")
     return columns

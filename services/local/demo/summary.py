@@ -71,7 +71,7 @@ def json_summary(outcome: DemoOutcome) -> dict[str, Any]:
     return {
         "events_sent": counts.sent,
         "events_acked": counts.acknowledged,
-        "events_refused": counts.rejected,
+        "events_rejected": counts.rejected,
         "sessions_closed": audit["windows_closed"],
         "sessions_open": audit["windows_open"],
         "late_records": audit["late"],
@@ -111,7 +111,7 @@ def print_summary(console: Console, source: DemoEvents, outcome: DemoOutcome, fo
 def _summary_lines(figures: dict[str, Any], source: DemoEvents, outcome: DemoOutcome, folder: Path) -> dict[str, str]:
     """Return the lines of the printed summary by name, as rich's markup."""
     plan = source.plan
-    rejected = figures["events_refused"]
+    rejected = figures["events_rejected"]
     skipped = figures["skipped_records"]
     lines = {
         "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"

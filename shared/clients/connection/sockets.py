@@ -389,7 +389,9 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         # 1. TLS: a certificate or a protocol that the other side rejects. A retry does not help.
         for cause in _exception_causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
-                return AuthenticationFailed(f"{where}: the broker's certificate is refused: {cause.verify_message}")
+                return AuthenticationFailed(
+                    f"{where}: the broker's certificate cannot be verified: {cause.verify_message}"
+                )
             if isinstance(cause, ssl.SSLError) and not isinstance(cause, TRANSPORT_ENDED):
                 reason = getattr(cause, "reason", None) or str(cause)
                 hint = ", see kafka.ssl_certfile" if "CERTIFICATE" in reason else ""

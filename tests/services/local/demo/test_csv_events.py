@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.services.local.demo.csv_events import (
-    REFUSED_FIELD,
+    REJECTED_FIELD,
     TIME_FIELD,
     CsvEvents,
     CsvRow,
@@ -71,7 +71,7 @@ def test_an_invalid_row_is_sent_with_its_reason(tmp_path: Path) -> None:
     text = 'user,at,what\n"",2024-05-01T10:00:00Z,a\nann,2024-05-01T10:00:00Z,"x\ny"\nbob,yesterday,b\neve\n'
     sent = rows(CsvEvents(write(tmp_path, "csv", text), "user", "at"))
     assert [row[TIME_FIELD] for row in sent] == [AT_MS] * 4
-    assert [row.get(REFUSED_FIELD) for row in sent] == [
+    assert [row.get(REJECTED_FIELD) for row in sent] == [
         "row 1 (line 2), column 'user': the key is empty",
         None,
         "row 3 (line 5), column 'at': 'yesterday' is not an ISO 8601 time",
