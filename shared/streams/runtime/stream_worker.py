@@ -49,10 +49,9 @@ from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
-from penstock.shared.streams.runtime.turn_time import TurnTime
+from penstock.shared.streams.runtime.turn_time import TurnTime, log_if_blocking
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
-from penstock.shared.streams.task.inputs import log_blocked_heartbeats
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -161,8 +160,9 @@ class StreamWorker(RebalanceListener):
                 batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes
             )
             _advance_past_transaction_markers(ready, self._consumer)
-            _advance_idle_tasks(ready, self._consumer, now_ms, self.topics.partitions)
-            _punctuate_wall_clock_of_all(self._tasks.running(), now_ms, self._settings.blocking_ms_max, self._clock)
+            blocking_ms_max = self._settings.blocking_ms_max
+            _advance_idle_tasks(ready, self._consumer, now_ms, self.topics.partitions, blocking_ms_max, self._clock)
+            _punctuate_wall_clock_of_all(self._tasks.running(), now_ms, blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
         # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
         if self._clock.monotonic_ms() >= self._commit_due_ms:
@@ -544,10 +544,10 @@ def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, bloc
     """Evaluate the tasks' WALL_CLOCK_TIME schedules; log those that block heartbeats too long."""
     for owned in running:
         assert owned.task is not None
-        began_ms = clock.monotonic_ms()
-        owned.task.punctuate_wall_clock(now_ms)
-        if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
-            log_blocked_heartbeats(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
+        with log_if_blocking(
+            f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", clock, blocking_ms_max
+        ):
+            owned.task.punctuate_wall_clock(now_ms)
         # Otherwise the next commit reports them.
         if not owned.task.needs_commit:
             owned.rejection_log.report(owned.task.metrics.totals(), clock.monotonic_ms())
@@ -574,15 +574,20 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
             consumer.resume(at)
 
 
-def _advance_idle_tasks(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) -> None:
-    """Advance the times of tasks that have read everything and are idle long enough; `tasks` is the number of tasks."""
+def _advance_idle_tasks(
+    ready: Ready, consumer: Consumer, now_ms: int, tasks: int, blocking_ms_max: int, clock: Clock
+) -> None:
+    """Advance the times of tasks that have read everything and are idle long enough; log those that block heartbeats
+    too long. `tasks` is the number of tasks.
+    """
     for partition, running in ready.items():
         if running.idle is None:
             continue
         internal = running.task.topology.internal_topics()
         read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
         at_end = all(consumer.is_at_end(at) and not running.inputs.holds(at.topic) for at in read)
-        advance_idle_time(running.idle, running.task, now_ms, at_end=at_end, tasks=tasks)
+        with log_if_blocking(f"the advance of partition {partition}'s idle time", clock, blocking_ms_max):
+            advance_idle_time(running.idle, running.task, now_ms, at_end=at_end, tasks=tasks)
 
 
 def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:

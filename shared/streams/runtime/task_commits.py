@@ -28,6 +28,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.changelog_partition import LogReplaced, RecordRejected
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.source_positions import committed_position
+from penstock.shared.streams.runtime.turn_time import log_if_blocking
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -101,8 +102,11 @@ class TaskCommits:
             # A task whose commit fails is discarded. So its next commit is prepared only after this one has succeeded.
             if task is None or not task.needs_commit or task.is_committing:
                 continue
+            step = f"the preparation of partition {one.partition}'s commit"
             try:
-                prepared.append((one, task, task.prepare_commit(self._clock.now_ms())))
+                with log_if_blocking(step, self._clock, self._settings.blocking_ms_max):
+                    commit = task.prepare_commit(self._clock.now_ms())
+                prepared.append((one, task, commit))
             except Exception as e:
                 prepared.append((one, task, e))
         return prepared

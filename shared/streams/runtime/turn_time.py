@@ -18,7 +18,11 @@ none waits forever behind slow others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from penstock.shared.common.clock import Clock
+from penstock.shared.streams.task.inputs import log_blocked_heartbeats
 
 PROCESSING_MS_MAX = 100
 """The work in one turn: the longest that a heartbeat, a commit or a punctuation waits for slow records."""
@@ -62,3 +66,14 @@ class TurnTime:
         left_ms = (self._end_ms - self._clock.monotonic_ms()) // max(1, self._sharers)
         self._sharers -= 1
         return TurnTimeShare(self._clock, max(self._least_ms, left_ms))
+
+
+@contextmanager
+def log_if_blocking(step: str, clock: Clock, blocking_ms_max: float) -> Iterator[None]:
+    """Measure the block as one step, and log the step if it takes longer than `blocking_ms_max`, even if it raises."""
+    began_ms = clock.monotonic_ms()
+    try:
+        yield
+    finally:
+        if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
+            log_blocked_heartbeats(step, ms)

@@ -4,6 +4,7 @@ closed."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,18 @@ from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartiti
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.owned_task import OwnedTask, RunningTask, WorkerTasks
 from penstock.shared.streams.runtime.stream_task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
-from penstock.shared.streams.runtime.stream_worker import pause_full_partitions
+from penstock.shared.streams.runtime.stream_worker import (
+    _advance_idle_tasks,
+    _punctuate_wall_clock_of_all,
+    pause_full_partitions,
+)
+from penstock.shared.streams.runtime.task_commits import TaskCommits
 from penstock.shared.streams.runtime.turn_time import PROCESSING_MS_MAX, TurnTime
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
@@ -226,6 +233,9 @@ class Fetching:
     def resume(self, at: TopicPartition) -> None:
         self._paused.remove(at)
 
+    def is_at_end(self, at: TopicPartition) -> bool:
+        return True
+
 
 def task_of(partition: int) -> RunningTask:
     """A task that merges two topics."""
@@ -257,6 +267,67 @@ def test_bytes_of_all_tasks_hold_the_fetching_up() -> None:
     ready[0].inputs.process(0, {"b": 0})
     pause_full_partitions(ready, consumer, 10 * SIZE - 1)
     assert consumer.paused() == frozenset()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_wall_clock_schedules_that_block_the_heartbeats_are_logged(is_slow: bool) -> None:
+    """The log names the punctuations and their partition if they take longer than `blocking_ms_max`."""
+    clock, owned = ManualClock(), owned_of(5)
+    begin(owned)
+    assert owned.task is not None
+    owned.task.initialize(0)
+    owned.task.schedule(10, PunctuationType.WALL_CLOCK_TIME, lambda now_ms: clock.advance(500 + is_slow))
+    with capture_logs() as logs:
+        _punctuate_wall_clock_of_all([owned], 0, 500, clock)
+        _punctuate_wall_clock_of_all([owned], 1_000, 500, clock)
+    assert blocked_steps(logs) == [("the WALL_CLOCK_TIME punctuations of partition 5", 501)] * is_slow
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_an_advance_of_idle_time_that_blocks_the_heartbeats_is_logged(is_slow: bool) -> None:
+    """The step includes all windows that the advance closes."""
+    clock, builder, owned = ManualClock(), StreamsBuilder(), owned_of(5)
+    windows = builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count())
+    windows.on_close().peek(lambda record: clock.advance(250 + is_slow))
+    task = StreamTask(builder.build(), 5, application="app")
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 5, at, 5, key, b"{}") for at, key in enumerate((b"a", b"b"))]), 0)
+    owned.begin(task, StreamsSettings(idle_timeout_ms=1_000))
+    assert owned.running is not None
+    consumer: Any = Fetching(TopicPartition("in", 5))
+    with capture_logs() as logs:
+        for now_ms in (0, 1_000):
+            _advance_idle_tasks({5: owned.running}, consumer, now_ms, 8, 500, clock)
+    assert clock.now_ms() == 2 * (250 + is_slow)
+    assert blocked_steps(logs) == [("the advance of partition 5's idle time", 502)] * is_slow
+
+
+@pytest.mark.parametrize("error", [None, ValueError("wrong")])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_commit_whose_preparation_blocks_the_heartbeats_is_logged(is_slow: bool, error: Exception | None) -> None:
+    """The step includes all windows that the commit updates, and it is logged even if one of them raises."""
+    clock, builder, owned = ManualClock(), StreamsBuilder(), owned_of(5)
+    settings = StreamsSettings()
+
+    def wait(record: object) -> None:
+        clock.advance(settings.blocking_ms_max + is_slow)
+        if error is not None:
+            raise error
+
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(wait)
+    task = StreamTask(builder.build(), 5, application="app", handlers=ErrorHandlers(process="fail"))
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 5, 0, 5, b"a", b"{}")]), 0)
+    owned.begin(task, settings)
+    with capture_logs() as logs:
+        [(_, _, commit)] = TaskCommits(settings, clock, CollectorRegistry()).prepare([owned])
+    assert isinstance(commit, Exception) is (error is not None)
+    step = ("the preparation of partition 5's commit", settings.blocking_ms_max + 1)
+    assert blocked_steps(logs) == [step] * is_slow
+
+
+def blocked_steps(logs: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    return [(line["step"], line["ms"]) for line in logs if "heartbeats" in line["event"]]
 
 
 def test_equal_shares() -> None:
