@@ -156,9 +156,7 @@ class CompactionSupervisor:
         )
         self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
         self._running = gauge(registry, "compaction_running", "1 while this instance runs a compaction, else 0.")
-        self._rows = gauge(
-            registry, "compaction_last_rows", "Rows that the last successful compaction merged, deleted or appended."
-        )
+        self._rows = gauge(registry, "compaction_last_rows", "Rows that the last successful compaction appended.")
         self._entries = gauge(
             registry, "compaction_last_entries", "Changelog entries that the last successful compaction read."
         )
