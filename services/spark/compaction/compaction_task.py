@@ -456,7 +456,9 @@ async def read_range(consumer: Consumer, options: CompactionTaskOptions, of: Cha
         # The range ends at most at the last stable offset, so no open transaction precedes its end and records must
         # arrive.
         elif (loop.time() - moved) * 1000 > options.idle_ms_max:
-            raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {options.idle_ms_max} ms")
+            raise KafkaTimeout(
+                f"{at}: no records for {options.idle_ms_max} ms: read up to offset {position} of {of.end}"
+            )
     compaction.read_to = position
     return compaction
 

@@ -154,7 +154,9 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     if missing and node is not None:
         where = f"{record.topic_partition}@{record.offset}"
         name = node.decode(errors="replace")
-        raise DataError(f"{where} is what node {name!r} could not take behind a store: no source record to send again")
+        raise DataError(
+            f"{where} is a rejected input of node {name!r} after a store: it has no source record to replay"
+        )
     if missing:
         raise DataError(f"{record.topic_partition}@{record.offset} is not a dead letter: without {', '.join(missing)}")
     text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in indexes.items()}

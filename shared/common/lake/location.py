@@ -57,7 +57,7 @@ def local_folder(root: str) -> Path | None:
     if parts.scheme != "file":
         return None
     if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"lake {root!r}: a file URI begins with file:///, and {parts.netloc!r} stands for a machine")
+        raise ConfigError(f"lake {root!r}: a file URI must not name a host, such as {parts.netloc!r}: write file:///")
     return Path(url2pathname(parts.path))
 
 

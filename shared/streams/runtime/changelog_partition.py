@@ -391,8 +391,8 @@ async def find_takeover(
                     if (offset := _find_takeover(columns, span, epoch)) is not None:
                         return offset
     except TimeoutError:
-        spanned = f"records {span.start} to {span.stop - 1}"
-        raise KafkaTimeout(f"{at}: {spanned} did not come in {timeout_ms} ms") from None
+        spanned = f"offsets {span.start} to {span.stop - 1}"
+        raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
     return None
 
 

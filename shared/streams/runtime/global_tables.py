@@ -123,7 +123,8 @@ class GlobalTables:
             if at != before:
                 moved = now
             elif now - moved > LOAD_IDLE_MS_MAX:
-                raise KafkaTimeout(f"global tables: loading stands at {at} of {ends} for {now - moved} ms")
+                message = f"global tables: no records for {now - moved} ms; positions {at}, end offsets {ends}"
+                raise KafkaTimeout(message)
         log.info("global tables loaded", rows={name: len(rows) for name, rows in self.rows.items()})
 
     async def poll(self) -> None:
