@@ -71,7 +71,7 @@ class OwnInstanceView(StreamsView, Protocol):
         ...
 
 
-class NotAnswered(Exception):
+class InstanceQueryFailed(Exception):
     """A queried instance returned no usable response. The message has the reason.
 
     If the instance returned an error, `status` and `detail` are those of the error.
@@ -183,7 +183,7 @@ class ApplicationView:
             raise Problem(NOT_REACHED, parts.missing.get(COMPACTION_PARTITION, "no instance is known"))
         try:
             await self._query_instance(url, "/v1/compactions", {}, method="POST")
-        except NotAnswered as e:
+        except InstanceQueryFailed as e:
             if e.status == httpx.codes.CONFLICT:
                 return e.detail
             raise Problem(NOT_REACHED, str(e)) from None
@@ -215,7 +215,7 @@ class ApplicationView:
         found = []
         missing = dict(parts.missing)
         for (url, partitions), response in zip(requested, responses, strict=True):
-            if isinstance(response, NotAnswered):
+            if isinstance(response, InstanceQueryFailed):
                 missing |= dict.fromkeys(partitions, f"{url}: {response}")
             elif isinstance(response, BaseException):
                 raise response
@@ -226,7 +226,7 @@ class ApplicationView:
     async def _query_instance(
         self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET"
     ) -> dict[str, Any]:
-        """Return one instance's response for itself. Raises NotAnswered if it has no usable one."""
+        """Return one instance's response for itself. Raises InstanceQueryFailed if it has no usable one."""
         params = encode_query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -239,14 +239,14 @@ class ApplicationView:
             response = decode_json(body, dict[str, Any])
             if status >= httpx.codes.BAD_REQUEST:
                 detail = str(response.get("detail", ""))
-                raise NotAnswered(f"answers {status}: {detail}", status, detail)
+                raise InstanceQueryFailed(f"answers {status}: {detail}", status, detail)
         except TimeoutError:
             self._instance_queries.labels(result="failed").inc()
-            raise NotAnswered(f"no response within {limit_ms} ms") from None
+            raise InstanceQueryFailed(f"no response within {limit_ms} ms") from None
         except (httpx.HTTPError, httpx.InvalidURL, InvalidJson) as e:
             self._instance_queries.labels(result="failed").inc()
-            raise NotAnswered(f"{type(e).__name__}: {e}".rstrip(": ")) from None
-        except NotAnswered:
+            raise InstanceQueryFailed(f"{type(e).__name__}: {e}".rstrip(": ")) from None
+        except InstanceQueryFailed:
             self._instance_queries.labels(result="failed").inc()
             raise
         self._instance_queries.labels(result="answered").inc()
@@ -259,7 +259,7 @@ class ApplicationView:
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > RESPONSE_BYTES_MAX:
-                    raise NotAnswered(f"a response of more than {RESPONSE_BYTES_MAX} bytes")
+                    raise InstanceQueryFailed(f"a response of more than {RESPONSE_BYTES_MAX} bytes")
             return response.status_code, bytes(body)
         finally:
             await response.aclose()

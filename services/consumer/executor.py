@@ -80,10 +80,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unwritten:
+class _UnwrittenDeadLetter:
     """The state of a record whose dead letter could not be written `failures` times."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
     failures: int
 
 
@@ -129,8 +129,8 @@ class Executor:
         records: list[ConsumerRecord] = []
         for work in execution.works:
             # The handler has failed already. Only the write of the dead letter is repeated.
-            if isinstance(work.memo, _Unwritten):
-                dead_letters.append((work, work.memo.letter))
+            if isinstance(work.memo, _UnwrittenDeadLetter):
+                dead_letters.append((work, work.memo.dead_letter))
                 continue
             record = work.record
             if self._decode is not bytes_deserializer:
@@ -282,7 +282,7 @@ class Executor:
             outcome.outputs += records
             errors: Sequence[Exception | None] = [None] * len(records)
         else:
-            errors = await self._write_letters(records)
+            errors = await self._write_dead_letters(records)
         for (work, dead_letter), error in zip(dead_letters, errors, strict=True):
             reason = {
                 "stage": dead_letter.stage,
@@ -299,8 +299,8 @@ class Executor:
                 )
             else:
                 # The record stays unfinished: its offset must not be committed without a stored dead letter.
-                failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
-                work.memo = _Unwritten(dead_letter, failures)
+                failures = work.memo.failures + 1 if isinstance(work.memo, _UnwrittenDeadLetter) else 1
+                work.memo = _UnwrittenDeadLetter(dead_letter, failures)
                 if failures >= UNWRITTEN_TRIES:
                     self.unwritten[partition] = f"{work}: dead letter not written to {target}: {error_text(error)}"
                 outcome.put_back(work, self._policy.backoff_after_ms(failures, random.random()))  # noqa: S311
@@ -312,7 +312,7 @@ class Executor:
                     **_error_fields(error),
                 )
 
-    async def _write_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
+    async def _write_dead_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
         """Write dead letters. Returns for each the error of its write, or None.
 
         A dead letter that is too large for the topic is shortened and marked.

@@ -143,18 +143,18 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
     return [Finding("problem" if ours else "warning", f"changelog {topic.name}", message, fix)]
 
 
-def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
+def dead_letter_findings(source: TopicFacts, dead_letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
     """Return the findings on a source topic's dead-letter topic: it is missing, or the largest ones do not fit."""
     name = dead_letter_topic(source.name)
     needed = int(source.configs.get("max.message.bytes") or 0) + DEAD_LETTER_OVERHEAD_MAX
-    if letters is None:
+    if dead_letters is None:
         if not source.named:
             return []
         configs = {"max.message.bytes": str(needed)}
         fix = create_topic_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
         message = "it does not exist; the aggregator and the consumer create it at start-up if they may"
         return [Finding("warning", f"dead-letter topic {name}", message, fix)]
-    width = int(letters.configs.get("max.message.bytes") or 0)
+    width = int(dead_letters.configs.get("max.message.bytes") or 0)
     if width >= needed:
         return []
     message = f"max.message.bytes={width}: the largest records of {source.name} do not fit with a dead letter's headers"

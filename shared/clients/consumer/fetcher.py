@@ -275,8 +275,8 @@ class Fetcher:
                 idle.setdefault(node, []).append(tp)
         return idle, left_out, len(nodes)
 
-    def _bytes_per_node(self, asking: int, nodes: int) -> int:
-        """Return the bytes that each of `asking` nodes may send; 0 if too few for a request.
+    def _bytes_per_node(self, idle_nodes: int, nodes: int) -> int:
+        """Return the bytes that each of `idle_nodes` nodes may send; 0 if too few for a request.
 
         A node gets at most one of `nodes` + 1 equal parts of the buffer. If the bytes are too few and `take` has
         nothing to return, drops the buffers of paused partitions.
@@ -289,13 +289,13 @@ class Fetcher:
         free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
         # Drop the buffers of paused partitions only if nothing can be returned. Otherwise the next poll frees memory,
         # and no record needs to be fetched twice.
-        if free // asking < worth and not self.has_data:
+        if free // idle_nodes < worth and not self.has_data:
             for tp, state in self._partitions.items():
                 if state.completed_fetches and state.is_paused:
                     free += state.buffered_bytes
                     state.drop_fetched()
                     self._ready.pop(tp, None)
-        share = min(free // asking, most)
+        share = min(free // idle_nodes, most)
         return share if share >= worth else 0
 
     def _offset_lookups(self, leader: Leader, now_ms: float) -> list[OffsetLookup]:

@@ -165,8 +165,8 @@ class SchemaRegistrySerde:
             async def fetch_schema_id() -> None:
                 if len(self._ids) >= self.cache_size:
                     self._ids.pop(next(iter(self._ids)))
-                ask = self.client.register if self.register else self.client.lookup
-                self._ids[subject, text] = await ask(subject, self.kind, text)
+                request = self.client.register if self.register else self.client.lookup
+                self._ids[subject, text] = await request(subject, self.kind, text)
 
             raise MoreNeeded(f"the id of a schema of {subject}", fetch_schema_id)
         return id, None

@@ -183,14 +183,14 @@ class Commands:
         self._send({"metrics": metrics, "topics": topics})
 
     async def _run_command(self, command: Message) -> None:
-        response = {"answer": command.get("ask")}
+        response = {"correlation_id": command.get("correlation_id")}
         try:
             value = await self._execute_command(command)
-            if "ask" in command:
+            if "correlation_id" in command:
                 self._send({**response, "value": value})
         # an error of the connector's code, or of a value that is not JSON: the worker handles it
         except Exception as e:
-            if "ask" in command:
+            if "correlation_id" in command:
                 self._send({**response, **error_message(e)})
             else:
                 log.error("a command failed", command=command["do"], error=summary_of(e))

@@ -92,7 +92,7 @@ class ConnectorProcess:
         response = asyncio.get_running_loop().create_future()
         self._pending[number] = response
         try:
-            self.send({"ask": number, **command})
+            self.send({"correlation_id": number, **command})
             return await response
         finally:
             del self._pending[number]
@@ -167,9 +167,9 @@ class ConnectorProcess:
         try:
             while line := await reader.readline():
                 message = unpack(line)
-                if "answer" not in message:
+                if "correlation_id" not in message:
                     self._on_event(message)
-                elif (response := self._pending.get(message["answer"])) is not None and not response.done():
+                elif (response := self._pending.get(message["correlation_id"])) is not None and not response.done():
                     if "error" in message:
                         response.set_exception(error_of(message))
                     else:

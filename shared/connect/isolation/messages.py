@@ -1,7 +1,7 @@
 """The messages between a worker and a connector's process: JSON objects, one a line.
 
-The worker sends commands, and the process sends events. A command may have a number in `ask`. The process answers it by
-an event with that number in `answer`, and with `value` or the error: `error`, `kind`, `class` and `trace`.
+The worker sends commands, and the process sends events. The response to a command with a `correlation_id` is an event
+with the same `correlation_id`, and with `value` or the error: `error`, `kind`, `class` and `trace`.
 
 | to the process | |
 |---|---|

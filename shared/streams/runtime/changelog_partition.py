@@ -88,11 +88,11 @@ class LogReplaced(PenstockError):
 class ChangelogPosition:
     """The position in a changelog partition at which its owner writes, and whether others write there too.
 
-    A commit is a number of entries, then its progress record, then `marks` transaction markers. If the progress record
-    has a higher offset than expected, others have written since the previous commit. If it has a lower offset, the log
-    was replaced. A negative offset means that the broker did not return one.
+    A commit is a number of entries, then its progress record, then `markers` transaction markers. If the progress
+    record has a higher offset than expected, others have written since the previous commit. If it has a lower offset,
+    the log was replaced. A negative offset means that the broker did not return one.
 
-    >>> position = ChangelogPosition("id", 10, marks=1)
+    >>> position = ChangelogPosition("id", 10, markers=1)
     >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
     (range(10, 10), range(10, 16))
     >>> position.written(entries=4, offset=14)
@@ -101,10 +101,10 @@ class ChangelogPosition:
     CommitPosition(topic_id='id', covered_offset=22, verified_offset=15)
     """
 
-    def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
+    def __init__(self, topic_id: str | None, next_offset: int, markers: int) -> None:
         self.topic_id = topic_id
         self._next = next_offset
-        self._marks = marks
+        self._markers = markers
         self._verified = next_offset
         self._is_only_writer = True
 
@@ -130,7 +130,7 @@ class ChangelogPosition:
         if self._is_only_writer:
             self._verified = offset + 1
         if offset >= 0:
-            self._next = offset + 1 + self._marks
+            self._next = offset + 1 + self._markers
         return CommitPosition(self.topic_id, offset + 1, self._verified)
 
 
@@ -309,8 +309,8 @@ class ChangelogPartition:
         restoring.finish(epoch)
         self._epoch = epoch
         # The marker that ends a transaction takes an offset.
-        marks = 1 if self.exactly_once else 0
-        self._log_position = ChangelogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
+        markers = 1 if self.exactly_once else 0
+        self._log_position = ChangelogPosition(restoring.topic_id, metadata.offset + 1 + markers, markers)
 
     def _foreign_write_offsets(self, entries: int, last: RecordMetadata) -> range:
         """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""

@@ -49,9 +49,9 @@ class Commanded:
 
     async def request(self, do: str, **more: Any) -> Message:
         """Run a command and return its response."""
-        self.commands.on_command({"do": do, "ask": 7, **more})
-        await self.run.until(lambda: any(message.get("answer") == 7 for message in self.sent))
-        [response] = [message for message in self.sent if message.get("answer") == 7]
+        self.commands.on_command({"do": do, "correlation_id": 7, **more})
+        await self.run.until(lambda: any(message.get("correlation_id") == 7 for message in self.sent))
+        [response] = [message for message in self.sent if message.get("correlation_id") == 7]
         self.sent.remove(response)
         return response
 
@@ -67,7 +67,7 @@ async def test_commands_control_a_connector_and_a_task() -> None:
     async with commanded() as run:
         config = run.config(RecordingSink)
         assert await run.request("start_connector", config=config, target="STARTED") == {
-            "answer": 7,
+            "correlation_id": 7,
             "value": "RUNNING",
         }
         assert [task["topics"] for task in (await run.request("task_configs", config=config))["value"]] == ["t"]

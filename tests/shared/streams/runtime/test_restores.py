@@ -324,7 +324,7 @@ def test_unread_records_of_a_topic_with_another_name_are_rejected() -> None:
 
 def test_commits_end_to_end_prove_one_owner() -> None:
     """While each commit begins where the previous one ended, all of it is verified. After a gap nothing more is."""
-    position = ChangelogPosition("id", 5, marks=0)
+    position = ChangelogPosition("id", 5, markers=0)
     assert position.written(0, 5) == CommitPosition("id", 6, 6)
     assert position.written(2, 8) == CommitPosition("id", 9, 9)
     assert position.written(2, 12) == CommitPosition("id", 13, 9)
@@ -333,7 +333,7 @@ def test_commits_end_to_end_prove_one_owner() -> None:
 
 def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
     """A log with the earlier commit has no room for it there. An unknown offset proves nothing."""
-    position = ChangelogPosition("id", 5, marks=1)
+    position = ChangelogPosition("id", 5, markers=1)
     position.written(2, 7)
     assert position.between(2, -1) == range(9, 9)
     assert position.written(2, -1) == CommitPosition("id", 0, 8)
