@@ -64,7 +64,7 @@ def install_error_handlers(app: FastAPI, forwarding: Forwarding) -> None:
 
     async def on_penstock_error(request: Request, error: Exception) -> Response:
         status = status_of(error)
-        if status >= 500:
+        if status >= INTERNAL_SERVER_ERROR:
             log.warning("request failed", path=request.url.path, error=type(error).__name__, reason=str(error))
         return error_response(status, str(error) or type(error).__name__)
 

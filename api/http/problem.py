@@ -187,7 +187,7 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
         return UNKNOWN_TOPIC_OR_PARTITION if path.startswith("/v3/") else UNKNOWN_TOPIC
     if kind.error_code in _REST_CODES:
         return _REST_CODES[kind.error_code]
-    if kind.status < 500:
+    if kind.status < INTERNAL_SERVER_ERROR:
         return kind.status
     return NON_RETRIABLE if kind.retry_after_s is None else RETRIABLE
 
@@ -275,7 +275,7 @@ def install_problem_handlers(app: FastAPI) -> None:
     async def on_penstock_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.PenstockError)
         problem = Problem.of(error)
-        if problem.kind.status >= 500:
+        if problem.kind.status >= INTERNAL_SERVER_ERROR:
             log.warning("request failed", path=request.url.path, error=type(error).__name__, reason=str(error))
         return problem.response_for(request.url.path)
 

@@ -9,7 +9,7 @@ from penstock.api.http.problem import (
     kind_of_record_error,
     retry_after_header,
 )
-from penstock.api.http.status_codes import BAD_REQUEST, UNPROCESSABLE_CONTENT
+from penstock.api.http.status_codes import BAD_REQUEST, INTERNAL_SERVER_ERROR, UNPROCESSABLE_CONTENT
 from penstock.shared.common.errors import (
     DataError,
     PenstockError,
@@ -28,7 +28,7 @@ def error_code_of(error: BaseException) -> int:
     if isinstance(error, UnknownTopicOrPartition):
         return UNKNOWN_PARTITION
     kind = kind_of_record_error(error)
-    if kind.status < 500:
+    if kind.status < INTERNAL_SERVER_ERROR:
         return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
     return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
 
@@ -43,7 +43,7 @@ def error_status_of(error: BaseException) -> tuple[int, dict[str, str]]:
     kind = kind_of_record_error(error)
     code = error_code_of(error)
     status = kind.status
-    if status < 500:
+    if status < INTERNAL_SERVER_ERROR:
         status = code if code < 1_000 else code // 100  # 40402 is a 404
     return status, retry_after_header(kind.retry_after_s)
 

@@ -24,6 +24,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.settings import GuardedSettings, Scope
 from penstock.api.streams.key_params import StoreQueryParams, encode_query_params
 from penstock.api.streams.routes import StreamsState, StreamsView
@@ -44,8 +45,10 @@ RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 64
 """The most open connections to all other instances."""
 RETRY_AFTER_S = 1
-INCOMPLETE = ErrorKind(503, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
-NOT_REACHED = ErrorKind(503, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S)
+INCOMPLETE = ErrorKind(SERVICE_UNAVAILABLE, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
+NOT_REACHED = ErrorKind(
+    SERVICE_UNAVAILABLE, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S
+)
 COMPACTION_PARTITION = 0
 """The instance that owns this partition requests compactions."""
 GLOBAL_TABLE = "global table"

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypedDict, TypeVar, cast
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status_codes import CONFLICT, TOO_MANY_REQUESTS
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
 from penstock.services.aggregator.changelog_tail import ChangelogLocation
@@ -26,8 +27,8 @@ T = TypeVar("T")
 
 FINDING_MAX = 2  # queries that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
-BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many queries at once", 1)
-NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and no lake is set")
+BUSY = ErrorKind(TOO_MANY_REQUESTS, "TOO_MANY_QUESTIONS", "Too many queries at once", 1)
+NO_LAKE = ErrorKind(CONFLICT, "NO_LAKE", "Closed windows are in the lake, and no lake is set")
 COLUMNS = ("partition", "key", "start", "end")
 
 

@@ -33,6 +33,7 @@ from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Upstream, UpstreamResponse, forward_router
 from penstock.api.http.server import HttpServer
+from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.services.aggregator.application_view import instance_tokens
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.supervision import keep_running
@@ -55,7 +56,7 @@ CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
 FORWARD_MS = 15_000
 """The time limit of a request forwarded to a worker. Reading a changelog's tail has 10 s."""
-NO_WORKER = ErrorKind(503, "NO_WORKER", "No worker answers", 1)
+NO_WORKER = ErrorKind(SERVICE_UNAVAILABLE, "NO_WORKER", "No worker answers", 1)
 
 
 def worker_settings(settings: AggregatorSettings, number: int, url: str) -> AggregatorSettings:

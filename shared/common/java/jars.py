@@ -17,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -44,7 +45,17 @@ CONNECT_TIMEOUT_S = 30.0
 SILENCE_TIMEOUT_S = 60.0  # without a byte: a slow connection needs minutes for a jar, a dead one must end
 SPARE_BYTES = 16 * 1024 * 1024  # free space that a download leaves on the disk
 _CHUNK_BYTES = 1 << 20
-_RETRIED = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may avoid
+# Another attempt may get another status than these.
+_RETRIED = (
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_EARLY,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+_FORBIDDING = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class Jar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -239,16 +250,16 @@ async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartialJar) -
             status = f"{response.status_code} {response.reason_phrase}"
             # There are three cases:
             # 1. Another attempt may get another response. A range that the server rejects (416) fails this attempt.
-            if response.status_code == 416:
+            if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.delete()
-            if response.status_code in (*_RETRIED, 416):
+            if response.status_code in (*_RETRIED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
                 raise _AttemptFailed(f"it answers {status}")
             # 2. The repository does not have the jar, or does not allow access.
-            if response.status_code not in (200, 206):
-                hint = {401: ", so it wants other credentials", 403: ", so it wants other credentials"}
-                raise _WrongContent(f"it answers {status}{hint.get(response.status_code, '')}")
+            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+                hint = ", so it wants other credentials" if response.status_code in _FORBIDDING else ""
+                raise _WrongContent(f"it answers {status}{hint}")
             # 3. The jar, or the rest of it. A repository that does not support ranges sends all of it.
-            if response.status_code == 200:
+            if response.status_code == HTTPStatus.OK:
                 part.restart()
             async for chunk in response.aiter_bytes():
                 part.write(chunk)

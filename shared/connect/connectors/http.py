@@ -38,7 +38,7 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask
 
-RETRIED = (408, 425, 429)
+RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""
 RETRY_AFTER_MAX_MS = 300_000
@@ -117,7 +117,7 @@ class Retries:
 
 def is_passing(status: int) -> bool:
     """Return whether a request with this response status can be retried."""
-    return status in RETRIED or status >= 500
+    return status in RETRIED or status >= httpx.codes.INTERNAL_SERVER_ERROR
 
 
 def retry_after_ms(response: httpx.Response) -> int:
@@ -296,7 +296,7 @@ class HttpSourceTask(SourceTask):
             self._wait_ms = max(self._values["retry.backoff.ms"], retry_after_ms(response))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
         self._retries.succeeded()
-        if response.status_code in (204, 304):
+        if response.status_code in (httpx.codes.NO_CONTENT, httpx.codes.NOT_MODIFIED):
             return None
         if not response.is_success:
             raise ConnectError(f"HTTP {response.status_code}: {response.text[:200]}")

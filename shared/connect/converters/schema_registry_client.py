@@ -106,9 +106,10 @@ class RegistryClient:
                 except httpx.HTTPError as e:
                     message = f"{type(e).__name__}: {e}"
                     continue
-                if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR and response.status_code != 429:
+                status = response.status_code
+                if status < httpx.codes.INTERNAL_SERVER_ERROR and status != httpx.codes.TOO_MANY_REQUESTS:
                     return _accepted_registry_body(response, f"{method} {path}")
-                message = f"{response.status_code}: {response.text[:500]}"
+                message = f"{status}: {response.text[:500]}"
         raise RetriableError(f"the schema registry did not answer {method} {path}: {message}")
 
     async def _send_to_registry(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
