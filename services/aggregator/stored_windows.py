@@ -269,14 +269,29 @@ class StoredWindowsQuery:
         closed: list[window_queries.ClosedWindow] = []
         ends: list[WindowPosition] = []
         if options.status != "closed":
-            narrowed = (options.keys, options.reach, open_from_ms)
-            arguments = (*where, snapshot.version, *narrowed, most, self._lake_options, after)
-            live = await asyncio.to_thread(window_queries.find_live_windows, *arguments)
+            live = await asyncio.to_thread(
+                window_queries.find_live_windows,
+                *where,
+                version=snapshot.version,
+                keys=options.keys,
+                reach=options.reach,
+                open_from_ms=open_from_ms,
+                rows_max=most,
+                storage_options=self._lake_options,
+                after=after,
+            )
             ends += [window_queries.window_position(live[-1])] if len(live) == most else []
         if options.status != "open":
             keys: Any = options.keys.texts() if store.key == "string" else options.keys
-            of_closed = (*where, keys, options.reach, most, self._lake_options, after)
-            closed = await asyncio.to_thread(window_queries.find_closed_windows, *of_closed)
+            closed = await asyncio.to_thread(
+                window_queries.find_closed_windows,
+                *where,
+                keys=keys,
+                reach=options.reach,
+                rows_max=most,
+                storage_options=self._lake_options,
+                after=after,
+            )
             ends += [window_queries.window_position(closed[-1])] if len(closed) == most else []
         return live, closed, min(ends, default=None)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,16 @@ class _Raise(ErrorHandlers):
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
+
+
+class _PipedRecord(NamedTuple):
+    """A record that is to be appended to a topic."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: Headers = ()
 
 
 class TopologyTestDriver:
@@ -141,7 +151,7 @@ class TopologyTestDriver:
         self._require_topic(topic)
         pairs = header_pairs(headers)
         _require_record(topic, key, value, timestamp, pairs)
-        self._append_records(topic, [(topic, key, value, timestamp, pairs)])
+        self._append_records(topic, [_PipedRecord(topic, key, value, timestamp, pairs)])
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
         """Append (key, value, timestamp) records to a topic as `pipe` does, and process them as one poll's records.
@@ -149,10 +159,10 @@ class TopologyTestDriver:
         Raises as `pipe` does.
         """
         self._require_topic(topic)
-        piped: list[tuple[str, bytes | None, bytes | None, int, Headers]] = []
+        piped: list[_PipedRecord] = []
         for key, value, timestamp in records:
             _require_record(topic, key, value, timestamp, ())
-            piped.append((topic, key, value, timestamp, ()))
+            piped.append(_PipedRecord(topic, key, value, timestamp))
         self._append_records(topic, piped)
 
     def advance_wall_clock(self, ms: int) -> None:
@@ -172,7 +182,7 @@ class TopologyTestDriver:
         own = []
         for record in commit.outputs:
             if record.topic in internal:
-                own.append((record.topic, record.key, record.value, record.timestamp or 0, record.headers))
+                own.append(_PipedRecord(record.topic, record.key, record.value, record.timestamp or 0, record.headers))
             else:
                 self.outputs.setdefault(record.topic, []).append(record)
         self.changelog += commit.changelog
@@ -282,21 +292,31 @@ class TopologyTestDriver:
             return
         advance_idle_time(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
 
-    def _append_records(self, topic: str, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
+    def _append_records(self, topic: str, records: list[_PipedRecord]) -> None:
         table = next((table for table in self.global_tables.values() if table.topic == topic), None)
         if table is None:
             self._append_to_source_log(records)
             return
-        for _, key, value, *_ in records:
-            error = table.apply(key, value)
+        for record in records:
+            error = table.apply(record.key, record.value)
             if error is not None and self._raises:
                 raise ProcessingFailed(f"global table {table.name!r}: {error}") from error
 
-    def _append_to_source_log(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
+    def _append_to_source_log(self, records: list[_PipedRecord]) -> None:
         new = []
-        for topic, key, value, timestamp, headers in records:
-            log = self.source_log[topic]
-            log.append(ConsumerRecord(topic, self.partition, len(log), timestamp, key, value, headers))
+        for record in records:
+            log = self.source_log[record.topic]
+            log.append(
+                ConsumerRecord(
+                    record.topic,
+                    self.partition,
+                    len(log),
+                    record.timestamp,
+                    record.key,
+                    record.value,
+                    record.headers,
+                )
+            )
             new.append(log[-1])
         self.piped += new
         self._process_records(new)
