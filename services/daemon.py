@@ -104,11 +104,18 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
     status: int = ExitStatus.OK
     work = asyncio.ensure_future(_start_and_work(daemon))
     stopped = asyncio.ensure_future(stop.wait())
+    # 1. Work until the work ends or a signal comes.
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    # 2. End the work.
     stopped.cancel()
     work.cancel()
     deadline = loop.time() + shutdown_timeout_ms / 1000
     await asyncio.wait({work}, timeout=shutdown_timeout_ms / 1000)
+    # 3. There are four cases of how it ended:
+    #    - It did not end within the limit.
+    #    - It returned or raised, before or after a signal.
+    #    - A signal cancelled it, as requested.
+    #    - It was cancelled without a signal.
     try:
         if not work.done():
             log.error("the main loop did not end within the limit", shutdown_timeout_ms=shutdown_timeout_ms)
@@ -119,6 +126,7 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
             raise IllegalState("the main loop was cancelled unexpectedly")
     except Exception as e:
         status = _log_errors(e)
+    # 4. Shut down in the rest of the time. If the work failed, its exit status is kept.
     try:
         async with asyncio.timeout_at(deadline):
             await daemon.shutdown()

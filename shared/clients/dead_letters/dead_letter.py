@@ -105,6 +105,7 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     Penstock's headers are kept. Where needed, the original headers are removed, and the key and the value are cut.
     Returns None if `record` is not a dead letter, or cannot be cut further.
     """
+    # 1. Take the headers apart: the original ones, Penstock's (`own`), and what earlier calls have cut.
     cut = {}
     headers = record.headers
     if headers and headers[-1][0] == CUT:
@@ -115,13 +116,15 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     original = headers[:-ours]
     if tuple(name for name, _ in own[: len(HEADERS)]) != HEADERS:
         return None
+    # 2. Find the next smaller size, and what Penstock's headers leave of it.
     key = record.key or b""
     value = record.value or b""
     size = len(key) + len(value) + _headers_bytes(headers)
     free_bytes = next((most for most in SHORTENED_BYTES if most < size), 0) - _headers_bytes(own)
     if free_bytes <= 0:
         return None
-    # The original headers and the key may together take half of the bytes, so that the value gets the other half.
+    # 3. The original headers and the key may together take half of the bytes, so that the value gets the other half. If
+    #    they take more, remove these headers and cut the key.
     if len(key) + _headers_bytes(original) > free_bytes // 2:
         if original:
             cut.setdefault("headers", str(len(original)))
@@ -129,10 +132,12 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
         if len(key) > free_bytes // 2:
             cut.setdefault("key", str(len(key)))
             key = key[: free_bytes // 2]
+    # 4. The value gets the rest.
     left = free_bytes - len(key) - _headers_bytes(original)
     if len(value) > left:
         cut.setdefault("value", str(len(value)))
         value = value[:left]
+    # 5. Record the original sizes of all that was cut.
     mark = (CUT, ",".join(f"{name}={was}" for name, was in cut.items()).encode())
     return ProducerRecord(
         record.topic,

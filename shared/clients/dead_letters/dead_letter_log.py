@@ -178,6 +178,7 @@ class DeadLetterLog:
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
         `include_replayed` is False.
         """
+        # 1. Begin with the progress of earlier replays: the scheduler skips the dead letters that they sent.
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         # Has the dead letters that were replayed before. To send them again does not change the progress.
         again = KeyScheduler("unordered", IN_FLIGHT_MAX)
@@ -195,6 +196,7 @@ class DeadLetterLog:
                 scheduler.assign(partition, committed._replace(metadata="damaged"))
         result = ReplayResult()
         try:
+            # 2. Send the wanted dead letters, batch by batch.
             async for columns in self.batches():
                 if include_replayed:
                     for replayed in self._replayed_parts(columns):
@@ -208,6 +210,8 @@ class DeadLetterLog:
                         chosen := self._choose_dead_letters(each, wanted, limit - result.sent, result)
                     ):
                         await self._send_dead_letters(producer, each, chosen, result, to)
+                # 3. Raise if the partition has too many records that were not sent. There are two limits: the length of
+                #    a commit's metadata, and the number of records in memory.
                 match scheduler.paused().get(columns.topic_partition):
                     case "metadata":
                         raise IllegalState(
@@ -222,6 +226,7 @@ class DeadLetterLog:
                 if result.sent >= limit or result.failed:
                     break
         finally:
+            # 4. Commit what was sent, also after an error.
             offsets = scheduler.committable()
             if offsets and result.sent:
                 await self._consumer.commit(offsets)

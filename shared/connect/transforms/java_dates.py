@@ -84,10 +84,12 @@ class DatePattern:
         afternoon = None
         century_start: dt.datetime | None = None
         try:
+            # 1. Read each token's number or name.
             for index, (letter, count, _) in enumerate(self._tokens):
                 value = match[f"g{index}"] if letter else ""
                 if letter in ("y", "Y"):
                     found["y"] = int(value)
+                    # As in Java, only a year of exactly two digits is within the 100 years; "3" is the year 3.
                     if count <= 2 and len(value) == 2 and value.isdigit():
                         century_start = _century_start(now_ms)
                         found["y"] += century_start.year - century_start.year % 100
@@ -97,12 +99,15 @@ class DatePattern:
                     afternoon = value.lower() == "pm"
                 elif letter and letter in ZONES:
                     offset = _parse_utc_offset(value)
+                # The hour of midnight is 24 with k, 12 with h and 0 with K.
                 elif letter in ("h", "K", "k"):
                     found["H"] = int(value) % (24 if letter == "k" else 12)
                 elif letter in found:
                     found[letter] = int(value)
+            # 2. With am or pm, only the hour within the half of the day counts.
             if afternoon is not None:
                 found["H"] = found["H"] % 12 + 12 * afternoon
+            # 3. Convert to UTC. A time before the 100 years of two-digit years is moved by 100 years.
             at = _time_of_numbers(found) - offset
             if century_start is not None and at < century_start:
                 at = _time_of_numbers({**found, "y": found["y"] + 100}) - offset

@@ -119,58 +119,79 @@ class StreamTask:
         registry: CollectorRegistry | None = None,
         local: LocalState | None = None,
     ) -> None:
+        # The identity of the task.
         self.topology = topology
         self.partition = partition
         self.application = application
-        self.guarantee = guarantee
         self.epoch = epoch
-        self.commit_number = 0
-        self.deduplicate_updates = deduplicate_updates
-        self.stream_time_ms = NO_TIME
-        self.now_ms = 0
-        self._uncommitted = False
-        self._committing = False
-        self.sources: dict[str, int] = {}
-        self.source_ids: dict[str, str] = {}
-        self.input: BatchInput | msgspec.UnsetType = msgspec.UNSET
-        self.global_tables: Mapping[str, TableLookup] = {}
+        # The topic id of the changelog; None without a changelog, as in the test driver.
         self.changelog_id: str | None = None
-        self.failed: ProcessingFailed | None = None
-        self.metrics = StreamTaskMetrics(registry, partition)
+
+        # Settings and limits.
+        self.guarantee = guarantee
+        self.deduplicate_updates = deduplicate_updates
+        self.handlers = handlers
+        self.columns_min = columns_min
+        self.keeps_late = keeps_late
+        # `process_input_records` rejects source records that are too far ahead before they reach the task.
+        self.max_future_ms = max_future_ms
+        self.record_bytes_max = record_bytes_max
+        # The part of `record_bytes_max` that is left for the key and states of a changelog entry.
+        self.state_bytes_max = default_state_bytes_max(record_bytes_max)
+        self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
+
+        # State.
         self.local = local
         self.stores = topology.build_stores(local)
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
+        self.global_tables: Mapping[str, TableLookup] = {}
         self._all_stores = tuple(self.stores.values())
         self._ahead = FetchAhead(topology, self.stores)
-        self.record_metadata: ProcessorRecordContext | None = None
-        self.schedules = TaskSchedules()
-        self.outputs = TaskOutputs()
-        self.idle_ms = 0
-        self.late_records = 0
-        self._closing = 0
-        self._processed_records = 0
-        # `process_input_records` rejects source records that are too far ahead before they reach the task.
-        self.max_future_ms = max_future_ms
-        self.has_time: HasTime = always_has_time
-        self._source_record: ConsumerRecord | None = None
-        self.handlers = handlers
-        self.record_bytes_max = record_bytes_max
-        self.columns_min = columns_min
-        self.keeps_late = keeps_late
-        self.late_rows = list[LateRows]()
-        self.state_bytes_max = default_state_bytes_max(record_bytes_max)
-        """The part of `record_bytes_max` that is left for the key and states of a changelog entry."""
-        self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         for name, store in self.stores.items():
             if isinstance(store, ROW_STORES):
                 aggregations = topology.stores[name].aggregations
                 store.check = partial(check_state_size, name, aggregations, bytes_max=self.state_bytes_max)
+
+        # Processors, by node.
         self._processor_nodes = ProcessorNodes(topology, record_bytes_max, self.add_output, self.source_record)
         self._processors = self._processor_nodes.processors
-        self.times = OperatorTimes(topology, self._processors)
         self._routes = {s.topic: (s, self._processor_nodes.forward_to(s.name)) for s in topology.sources()}
-        self.not_running_reason: str | None = NOT_INITIALIZED
         self.vectorized_executors: dict[str, VectorizedExecutor] = {}
+
+        # Progress, which each commit writes to the changelog.
+        self.commit_number = 0
+        # By source topic, the next offset to read, and the topic id that this offset belongs to.
+        self.sources: dict[str, int] = {}
+        self.source_ids: dict[str, str] = {}
+        self.stream_time_ms = NO_TIME
+        self.times = OperatorTimes(topology, self._processors)
+        self.schedules = TaskSchedules()
+        # The sum of all advances of time without records.
+        self.idle_ms = 0
+        # How far `penstock batch` has read the history in files; unset without such a history.
+        self.input: BatchInput | msgspec.UnsetType = msgspec.UNSET
+
+        # The records that are processed now.
+        self.now_ms = 0
+        self.has_time: HasTime = always_has_time
+        self._source_record: ConsumerRecord | None = None
+        self.record_metadata: ProcessorRecordContext | None = None
+        self.late_records = 0
+        self._processed_records = 0
+
+        # What the next commit writes besides the changes of the stores, and whether a commit is needed.
+        self.outputs = TaskOutputs()
+        self.late_rows = list[LateRows]()
+        self._uncommitted = False
+
+        # Whether a prepared commit is not confirmed yet, and the number of windows that it closes, for the metrics.
+        self._committing = False
+        self._closing = 0
+
+        # The task's lifecycle and counters.
+        self.not_running_reason: str | None = NOT_INITIALIZED
+        self.failed: ProcessingFailed | None = None
+        self.metrics = StreamTaskMetrics(registry, partition)
 
     def __repr__(self) -> str:
         sizes = {name: len(store) for name, store in self.stores.items()}
