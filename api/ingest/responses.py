@@ -83,7 +83,7 @@ class AllStored(Stopped):
 
 
 class SomeStored(AllStored):
-    """Some events are stored. The errors name the others that were read."""
+    """Some events are stored. The errors name every other event that was read, also one that may be stored."""
 
     not_stored: of.Count
     unknown: of.Count

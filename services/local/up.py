@@ -55,8 +55,8 @@ class Up:
         """Start Kafka, then the services. Raises ConfigError, KafkaDied, ChildDied or ServiceStuck, with the reason, if
         one of them does not start.
 
-        Ports, settings and the topology are checked before anything starts. The topics that the services need are
-        checked once Kafka answers.
+        The HTTP ports, the aggregator's settings and the topology are checked before anything starts. The topics that
+        the services need are checked once Kafka answers, and before that if Kafka has no data yet.
         """
         settings = self._settings
         if settings.http.port:

@@ -304,8 +304,9 @@ class Connection:
         return error
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
-        """Request new metadata. Returns a future that is done when the request is answered or has failed, or when the
-        connection is closed.
+        """Request new metadata. The result of the returned future is whether that succeeded.
+
+        It is False if the request fails, or if the connection is closed meanwhile.
         """
         update: asyncio.Future[bool] = self._open_client.force_metadata_update()
         return update

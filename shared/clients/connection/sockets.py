@@ -267,7 +267,10 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         log.warning("metadata from the bootstrap servers", silent_ms=round(silent_ms))
         # The backoffs belong to addresses that nodes no longer have.
         self._backoffs.clear()
-        return bool(await super()._metadata_update(cluster_metadata, topics))
+        updated = bool(await super()._metadata_update(cluster_metadata, topics))
+        if updated:
+            self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
+        return updated
 
     async def _bootstrap_from(self, host: str, port: int, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms

@@ -116,7 +116,9 @@ class StandaloneHerder(BaseHerder):
         return await self._execute_command(put_connector_config)
 
     async def started(self, name: str, timeout_ms: int) -> None:
-        """Wait until a connector has been started, at most `timeout_ms`. Then raises ConnectError if it has failed."""
+        """Wait until the start of a new connector has ended, at most `timeout_ms`.
+
+        Raises ConnectError if the connector has failed by then. Returns if it is still starting."""
         async with asyncio.timeout(timeout_ms / 1000) as limit:
             try:
                 await self._runner.until_started(name)

@@ -665,7 +665,7 @@ class Stream(Generic[K, V]):
     def repartition(self) -> Stream[K, V]:
         """Pass the stream through a topic of the application itself, so that a key's records are in one partition.
 
-        Raises ConfigError if another stream, derived from the same named `key_by`, has the topic already.
+        Raises ConfigError if another stream, derived from the same named node that changes keys, has the topic already.
         """
         require_groupable("repartition", self._traits)
         require_one_type("repartition", self._traits)
