@@ -34,8 +34,8 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
     """Read a store's closed windows as a Spark DataFrame, one row each.
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
-    `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if `lake` has no
-    tables of the application, or no such windowed store.
+    `closed_at` (stream time), `state` (a struct of the aggregations' states), `partition`, `changelog_offset`,
+    `topic_id`. Raises ConfigError if `lake` has no tables of the application, or no such windowed store.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.closed(found.windowed_store(store))
