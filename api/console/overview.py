@@ -96,7 +96,7 @@ class ServiceRow(TypedDict):
 
 
 class KafkaState(TypedDict):
-    """The last sample of Kafka. `error` is empty if Kafka answered."""
+    """The last sample of Kafka. If Kafka did not answer, `error` has the reason, and the other fields are None."""
 
     cluster_id: of.ClusterId | None
     brokers: of.Count | None

@@ -93,11 +93,10 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """Return the environment of the compaction job: this process's, but without PENSTOCK_ variables and with settings
-    of the aggregator.
+    """Return the environment of the compaction job: this process's, with PENSTOCK_ variables of its own.
 
-    These are the settings of Kafka, the lake, Spark and the log. The first three may hold secrets. The job reads no
-    settings file.
+    They have the settings of Kafka and the log, the lake's options and Spark's `conf`, which may hold secrets. The job
+    reads no settings file; `command` passes the other settings.
     """
     connection = {}
     for name in type(settings.kafka).model_fields:

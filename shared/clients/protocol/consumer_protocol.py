@@ -38,7 +38,8 @@ RACK_SINCE = 3
 class Subscription:
     """A member's message to the leader.
 
-    `generation` is the group generation of the assignment `owned`; -1 if the member was in none or sent none.
+    `generation` is the member's last generation of the group, and shows how recent `owned` is. It is -1 if the member
+    is in no generation now, or if its message has no field for it.
     """
 
     topics: tuple[str, ...]
