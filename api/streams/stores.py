@@ -25,7 +25,8 @@ from penstock.api.streams.key_params import (
     StoreQueryParams,
     requested_keys,
 )
-from penstock.api.streams.routes import Local, MissingPartition
+from penstock.api.streams.routes import Local
+from penstock.api.streams.task_views import MissingPartition
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.time_text import TIME_MS_MAX, TIME_MS_MIN

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from penstock.api.admin.routes import AdminClient
 from penstock.api.console.overview import KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, describe_failing_checks, health_body, run_checks
-from penstock.api.streams.routes import StreamsView
+from penstock.api.streams.task_views import StreamsView
 from penstock.shared.clients.admin.types import DEAD
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError

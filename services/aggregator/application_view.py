@@ -27,7 +27,7 @@ from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status_codes import SERVICE_UNAVAILABLE
 from penstock.api.settings import GuardedSettings, Scope
 from penstock.api.streams.key_params import StoreQueryParams, encode_query_params
-from penstock.api.streams.routes import StreamsState, StreamsView
+from penstock.api.streams.task_views import StreamsState, StreamsView
 from penstock.services.aggregator.continuations import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.continuation_codec import ContinuationCodec
@@ -87,7 +87,7 @@ class InstanceQueryFailed(Exception):
 
 
 class ApplicationView:
-    """Implements `penstock.api.streams.routes.InstancesView`, and `InstancesStoresView`, for the instance at `url`."""
+    """Implements `InstancesView` (api/streams/task_views.py) and `InstancesStoresView` for the instance at `url`."""
 
     def __init__(
         self,

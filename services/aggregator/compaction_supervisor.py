@@ -29,7 +29,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http.health import CheckResult
-from penstock.api.streams.routes import CompactionState
+from penstock.api.streams.task_views import CompactionState
 from penstock.services.aggregator.compaction_lag import CompactionLagWatch
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.exit_status import ExitStatus

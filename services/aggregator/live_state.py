@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from penstock.api.streams.routes import WindowRow
+from penstock.api.streams.task_views import WindowRow
 from penstock.services.aggregator.key_filter import KeyFilter, key_text
 from penstock.shared.common.row_positions import LivePosition, live_order
 from penstock.shared.streams.changelog.store_schema import WINDOWED
-from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.state_store import StateStoreRow, is_open
 
 ROWS_LOOKED_AT_MAX = 20_000

@@ -16,8 +16,9 @@ from penstock.api.http.kafka_liveness import KafkaLiveness
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
 from penstock.api.streams.key_params import StoreQueryParams
-from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
+from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
+from penstock.api.streams.task_views import LiveWindows, StreamsState
 from penstock.services import daemon
 from penstock.services.aggregator.application_view import (
     COMPACTION_PARTITION,

@@ -17,7 +17,8 @@ from fastapi import APIRouter, Request, Response
 from penstock.api.http.app import create_app
 from penstock.api.http.json_response import json_response
 from penstock.api.http.server import HttpServer
-from penstock.api.streams.routes import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
+from penstock.api.streams.routes import streams_router
+from penstock.api.streams.task_views import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow
 from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic

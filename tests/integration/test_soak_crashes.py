@@ -22,7 +22,7 @@ import pytest
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, apply_one_by_one
 from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode_entry
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.stream_worker_child import WorkerProcess
 from tests.integration.test_stream_worker import (

@@ -124,7 +124,7 @@ class CsvEvents:
         self.unfit = 0
 
     def count(self) -> int:
-        """Return the number of rows. The first call reads the whole file.
+        """Return the number of rows that are sent. The first call reads them all.
 
         So a truncated gzip, xz or zip file raises ConfigError before anything is sent.
         """

@@ -362,9 +362,9 @@ def _slice_timestamps(
 
 
 def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
-    """Return the headers of these records, or of the first ones that together have SLICE_BYTES.
+    """Return the headers of these records. A list ends after the first record with which they exceed SLICE_BYTES.
 
-    Returns None if some headers are invalid.
+    Returns None if some of these headers are invalid.
     """
     if columns.headers is None:
         return NO_HEADERS

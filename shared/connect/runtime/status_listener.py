@@ -21,6 +21,7 @@ class StatusListener(Protocol):
         ...
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Called when the task has read from or written to the topic. It is called for every batch, so it must be
-        fast."""
+        """Called when the task has read from or written to the topic.
+
+        A sink's task calls it for every batch, so it must be fast."""
         ...

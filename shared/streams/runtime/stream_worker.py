@@ -42,7 +42,6 @@ from penstock.shared.streams.runtime.application_topics import PreparedTopics, p
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
 from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
-from penstock.shared.streams.runtime.owned_task import OwnedTask, Ready, RunningTask, WorkerTasks
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
@@ -50,6 +49,7 @@ from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.stream_task_factory import StreamTaskFactory
 from penstock.shared.streams.runtime.task_commits import EndedCommits, Failure, TaskCommits
 from penstock.shared.streams.runtime.turn_time import TurnTime, log_if_blocking
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask, Ready, RunningTask, WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.metrics import RestoreMetrics

@@ -26,9 +26,9 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.changelog_partition import LogReplaced, RecordRejected
-from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.source_positions import committed_position
 from penstock.shared.streams.runtime.turn_time import log_if_blocking
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.task.stream_task import StreamTask

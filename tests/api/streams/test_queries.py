@@ -10,8 +10,9 @@ import pytest
 from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
 from penstock.api.streams.key_params import encode_query_params, requested_keys
-from penstock.api.streams.routes import LiveWindows, StreamsState, WindowRow, streams_router
+from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
+from penstock.api.streams.task_views import LiveWindows, StreamsState, WindowRow
 from penstock.shared.common.continuation_codec import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 

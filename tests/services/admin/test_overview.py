@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from penstock.api.console.overview import KafkaSample, ServiceSample
 from penstock.api.http.app import create_health_app
 from penstock.api.http.health import CheckResult
-from penstock.api.streams.routes import StreamsState, streams_router
+from penstock.api.streams.routes import streams_router
+from penstock.api.streams.task_views import StreamsState
 from penstock.services.admin.cached_overview import CachedOverview
 from penstock.services.admin.overview_sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
 from penstock.shared.clients.admin import GroupListing, PartitionLag

@@ -18,8 +18,9 @@ from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
-from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
+from penstock.api.streams.routes import streams_router
 from penstock.api.streams.stores import stores_router
+from penstock.api.streams.task_views import LiveWindows, StreamsState
 from penstock.services.aggregator.application_view import RESPONSE_BYTES_MAX, ApplicationView, instance_tokens
 from penstock.services.aggregator.continuations import live_pages, page_with_continuation, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.streams.routes import CompactionState
+from penstock.api.streams.task_views import CompactionState
 from penstock.services.aggregator.compaction_lag import CompactionLag, CompactionLagWatch, uncovered_records
 from penstock.services.aggregator.compaction_supervisor import (
     BEHIND_INTERVALS,

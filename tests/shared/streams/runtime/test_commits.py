@@ -34,9 +34,9 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
-from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.task_commits import TaskCommits
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.state_directory import StateDirectory

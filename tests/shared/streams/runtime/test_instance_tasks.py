@@ -23,7 +23,6 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.owned_task import OwnedTask, RunningTask, WorkerTasks
 from penstock.shared.streams.runtime.stream_task_factory import CLEAN_INTERVAL_MS, StreamTaskFactory
 from penstock.shared.streams.runtime.stream_worker import (
     _advance_idle_tasks,
@@ -32,6 +31,7 @@ from penstock.shared.streams.runtime.stream_worker import (
 )
 from penstock.shared.streams.runtime.task_commits import TaskCommits
 from penstock.shared.streams.runtime.turn_time import PROCESSING_MS_MAX, TurnTime
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask, RunningTask, WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.task.metrics import RestoreMetrics

@@ -13,9 +13,9 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.changelog_partition import LogReplaced
-from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.rejection_log import LOG_INTERVAL_MS, RejectionLog
 from penstock.shared.streams.runtime.task_commits import TaskCommits
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.task.metrics import StreamTaskMetrics, Totals

@@ -17,7 +17,6 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, ChangelogPosition, LogReplaced
-from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.partition_restore import RESTORE_RECORDS_MAX, PartitionRestore
 from penstock.shared.streams.runtime.restore_progress import LOG_INTERVAL_MS, RestoreProgress
 from penstock.shared.streams.runtime.source_positions import (
@@ -33,6 +32,7 @@ from penstock.shared.streams.runtime.source_positions import (
     start_position_of,
     unread_repartition_topics,
 )
+from penstock.shared.streams.runtime.worker_tasks import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
 from penstock.shared.streams.state.state_directory import StateDirectory

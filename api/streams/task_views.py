@@ -1,0 +1,199 @@
+"""The views of tasks that the routes of streams need, and the state that they return.
+
+The service that runs the tasks implements `StreamsView` for its own tasks. An application with several instances also
+implements `InstancesView`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, Protocol
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from penstock.api.http import field_types as of
+from penstock.api.streams.key_params import ContinuationOf
+
+
+class TaskState(TypedDict, total=False):
+    """One task. A field that is missing or None is unknown."""
+
+    partition: of.Partition
+    state: Annotated[str, Field(examples=["running"])]
+    """`restoring` or `running`."""
+    stream_time_ms: of.TimeMs | None
+    """The highest event time of a record that the task processed, in ms since the epoch, without dead letters."""
+    operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
+    """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
+    state_rows: of.Count | None
+    """The rows of the task's stores, such as live windows and rows of tables."""
+    closed_windows: of.Count | None
+    late_records: of.Count | None
+    dead_letters: of.Count | None
+    restore_ms: of.Count | None
+    """The duration of the last restore."""
+    remaining_records: of.Count | None
+    """During a restore: changelog records that are still to be read."""
+    records_per_second: of.Count | None
+    """During a restore: changelog records read per second."""
+    eta_ms: of.Count | None
+    """During a restore: the remaining time at that rate."""
+    instance: of.Instance
+    """The instance that runs the task, in answers about several instances."""
+
+
+class CompactionState(TypedDict, total=False):
+    """One compaction."""
+
+    started_at_ms: of.TimeMs
+    seconds: of.Seconds | None
+    status: Annotated[str, Field(examples=["done"])]
+    """running; done; failed; lost: another job committed first; stopped: partition 0 moved to another instance."""
+    rows: of.Count | None
+    """Rows that the compaction wrote: live windows merged and deleted, closed ones appended."""
+    progress: of.Text
+    """The last progress that the compaction reported."""
+    detail: of.Text
+
+
+class StreamsState(TypedDict, total=False):
+    """The state of one topology."""
+
+    application_id: of.Application
+    tasks: list[TaskState]
+    compactions: list[CompactionState]
+    """Newest first, a bounded number of them."""
+    missing: list[MissingPartition]
+    """Partitions that the response lacks; absent if an instance reports only itself."""
+
+
+class MissingPartition(TypedDict):
+    """A partition that no instance reported, and the reason."""
+
+    partition: of.Partition
+    reason: Annotated[str, Field(examples=["no instance has it"])]
+
+
+class WindowRow(TypedDict):
+    """One live window or session of a store; `states` are the states of its aggregations, as JSON values."""
+
+    store: of.Store
+    partition: of.Partition
+    key: of.RecordKey
+    start_ms: of.TimeMs
+    end_ms: of.TimeMs
+    states: Annotated[list[Any], Field(examples=[[3]])]
+
+
+class LiveWindows(TypedDict):
+    """Live windows, latest end first.
+
+    `continuation` is None on the last page. `unseen` is the number of rows of large stores that were not read.
+    """
+
+    windows: list[WindowRow]
+    continuation: ContinuationOf | None
+    unseen: of.Count
+
+
+class WindowsResponse(LiveWindows):
+    """A response with live windows. `is_cut` is true if more windows follow."""
+
+    is_cut: bool
+    missing: NotRequired[list[MissingPartition]]
+
+
+class TopologyResponse(TypedDict):
+    """The topology of the application."""
+
+    application_id: of.Application
+    topology: Annotated[Any, Field(examples=[{"nodes": []}])]
+    processing_guarantee: Annotated[str | None, Field(examples=["exactly_once"])]
+
+
+class TasksResponse(TypedDict):
+    """The tasks of the application."""
+
+    tasks: list[TaskState]
+    missing: NotRequired[list[MissingPartition]]
+
+
+class StoreRow(TypedDict):
+    """A store's live rows, in each partition and in total."""
+
+    store: of.Store
+    rows: Annotated[dict[str, int], Field(examples=[{"0": 3}])]
+    total: of.Count
+
+
+class StoresResponse(TypedDict):
+    """The state stores of the application."""
+
+    stores: list[StoreRow]
+    missing: NotRequired[list[MissingPartition]]
+
+
+class CompactionsResponse(TypedDict):
+    """The last compactions, newest first, and the last one that succeeded."""
+
+    compactions: list[CompactionState]
+    last: CompactionState | None
+
+
+class CompactionStarted(TypedDict):
+    """A compaction was started."""
+
+    started: Literal[True]
+
+
+class StreamsView(Protocol):
+    """The view of a service's own tasks that the routes need. No method waits for the network."""
+
+    async def describe(self) -> StreamsState:
+        """Return the state of this instance, for the route `/v1/streams`."""
+        ...
+
+    def stores(self) -> list[dict[str, Any]]:
+        """Return each store with its live rows in each partition of this instance."""
+        ...
+
+    def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
+        """Return live windows, only those that match `key` unless it is empty.
+
+        Raises WrongContinuation for an invalid continuation.
+        """
+        ...
+
+    def compact(self) -> str:
+        """Request a compaction. Returns "" if it will start, else the reason why it does not."""
+        ...
+
+
+class InstancesView(Protocol):
+    """The view of all instances that the routes need. It queries them over the network.
+
+    A returned object has `missing`: the partitions that it lacks, with the reasons.
+    """
+
+    async def describe(self) -> StreamsState:
+        """Return the state of all instances that answer, for the route `/v1/streams`."""
+        ...
+
+    async def stores(self) -> dict[str, Any]:
+        """Return the stores of all instances with their live rows, for the route `/v1/streams/stores`."""
+        ...
+
+    async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
+        """Return live windows of all instances, for the route `/v1/streams/windows`.
+
+        Raises WrongContinuation for an invalid continuation.
+        """
+        ...
+
+    async def compact(self) -> str:
+        """Request a compaction from the instance that runs compactions, for the route `POST /v1/compactions`.
+
+        Returns "" if it will start, else the reason why it does not. Raises Problem (503) if that instance is unknown
+        or returns no usable response.
+        """
+        ...
