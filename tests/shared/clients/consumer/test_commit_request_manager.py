@@ -63,6 +63,7 @@ class Coordinator:
         self.late: list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]] = []
         self.overlaid: set[TopicPartition] = set()  # where a late commit has landed on top of a newer one
         self.fates: Callable[[], str] = lambda: "ok"
+        self.fetch_codes: Callable[[], int] = lambda: 0
         self.forgotten = 0
         self.gate: asyncio.Event | None = None
 
@@ -84,7 +85,7 @@ class Coordinator:
                 )
                 for tp, o in rows
             ]
-            return SimpleNamespace(error_code=0, topics=topics)
+            return SimpleNamespace(error_code=self.fetch_codes(), topics=topics)
         _, generation, _, _, topics = request._fields
         offsets = {TopicPartition(t, p): OffsetAndMetadata(o, m) for t, rows in topics for p, o, _, m in rows}
         self.sent.append(offsets)
@@ -493,7 +494,7 @@ def test_a_late_commit_is_covered_by_a_timer() -> None:
         coordinator.late = [(1, {A: at(5)})]
         coordinator.apply_late()
         found = []
-        for seconds in (LATE_MS / 1000 - 1, 2):
+        for seconds in (LATE_MS / 1000 - 1 / 1000, 2 / 1000):
             await virtual_time.let_pass(seconds)
             found.append((len(coordinator.sent), dict(coordinator.committed)))
         await member.commits.close()
@@ -665,11 +666,23 @@ async def test_the_callback_of_a_commit_of_lost_partitions_is_called_at_once() -
         {A: at(6), B: at(7)}, lambda o, e: member.outcomes.append((o[B].offset, type(e).__name__))
     )
     await turns()
-    member.commits.retain([A])
+    member.commits.retain([A, TopicPartition("t", 2)])
     assert member.outcomes == [(7, "CommitFailed")]
     coordinator.gate.set()
     await turns()
     assert member.outcomes == [(7, "CommitFailed"), (5, "NoneType")]
+
+
+async def test_committed_offsets_are_fetched() -> None:
+    """An offset of 0 is a commit, -1 is none. A retriable error of the group is retried, another one is raised."""
+    member = Member(coordinator := Coordinator())
+    coordinator.committed = {A: at(0), B: at(-1)}
+    codes = [LOADING, 0, NOT_AUTHORIZED]
+    coordinator.fetch_codes = lambda: codes.pop(0)
+    assert await member.commits.fetch([A, B], 5_000) == {A: at(0)}
+    with pytest.raises(AuthorizationFailed):
+        await member.commits.fetch([A, B], 5_000)
+    assert codes == []
 
 
 async def test_an_error_of_the_old_generation_is_ignored() -> None:
