@@ -196,7 +196,7 @@ class TaskSchedules:
             self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
-            due = restored if is_stream_time else _limit_due_time(restored, now_ms, ms, start_ms or 0)
+            due = restored if is_stream_time else _limit_due_time(restored, now_ms, ms, start_ms)
         elif start_ms is not None:
             # As KIP-1146 (anchored punctuation), for both types.
             due = start_ms
@@ -216,17 +216,20 @@ class TaskSchedules:
         return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
 
 
-def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
+def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int | None) -> int:
     """Return a restored wall-clock due time, moved back on its grid until it is at most one interval from now.
 
     If `start_ms` is later than one interval from now, it is the limit instead.
 
-    >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
+    >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=None)
     70
     """
     # The due time may be later than the limit, because it was computed by another instance's clock, or by this one's
     # before a correction.
-    ahead_ms = due_ms - max(now_ms + interval_ms, start_ms)
+    limit_ms = now_ms + interval_ms
+    if start_ms is not None:
+        limit_ms = max(limit_ms, start_ms)
+    ahead_ms = due_ms - limit_ms
     return due_ms - max(0, -(-ahead_ms // interval_ms)) * interval_ms
 
 

@@ -38,7 +38,7 @@ def table_stores(uri: str, options: Mapping[str, str]) -> list[str]:
         return []
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
-    return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+    return sorted(info.base_name for info in found if not info.is_file)
 
 
 def commit_history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
@@ -94,6 +94,6 @@ def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
     found: dict[int, list[dict[str, Any]]] = {}
     columns = ", ".join(f'"{name}"' for name in names)
     rows = delta_tables.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
-    for row in sorted(rows, key=lambda row: (row["partition"], -row["changelog_offset"])):
+    for row in sorted(rows, key=lambda row: row["changelog_offset"], reverse=True):
         found.setdefault(row["partition"], []).append(row)
     return found
