@@ -385,8 +385,8 @@ class CommitRequestManager:
             since_ms = self._rejected_since.setdefault(tp, now_ms)
             if self._is_passing_error(error) and now_ms - since_ms < REJECTED_RETRY_MS:
                 again = error
-                continue
-            self._give_up(commit.of([tp]), error)
+            else:
+                self._give_up(commit.of([tp]), error)
         return again
 
     def _handle_failed_commit(self, commit: Commit, error: PenstockError) -> None:
