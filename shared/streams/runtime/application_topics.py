@@ -83,12 +83,14 @@ async def prepare_topics(
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)
         replication = settings.replication_factor
         partitions = await _common_partitions(admin, external)
-        outputs = new_output_topics(topology, partitions, replication, await _rejected_bytes_max(admin, external))
-        # Those that the application also reads come first, because a source topic limits the size of dead letters.
-        await admin.create_topics([topic for topic in outputs if topic.name in (*sources, *tables)], exist_ok=True)
-        await _common_partitions(admin, sources)
-        rejected_bytes_max = await _rejected_bytes_max(admin, sources)
+        rejected_bytes_max = await _rejected_bytes_max(admin, external)
         outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
+        # Those that the application also reads come first, because a source topic limits the size of dead letters.
+        if also_read := [topic for topic in outputs if topic.name in (*sources, *tables)]:
+            await admin.create_topics(also_read, exist_ok=True)
+            await _common_partitions(admin, sources)
+            rejected_bytes_max = await _rejected_bytes_max(admin, sources)
+            outputs = new_output_topics(topology, partitions, replication, rejected_bytes_max)
         larger = {"max.message.bytes": str(rejected_bytes_max)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
         changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
