@@ -290,12 +290,11 @@ class Connection:
         Raises AuthenticationFailed if the node rejects the credentials.
         """
         with translating_errors(f"node {node}", self.client_id):
-            client = self._open_client
-            if await client.ready(node):
+            if await self._open_client.ready(node):
                 return True
-            connection_error: PenstockError = client.connection_error(node, f"node {node}")
-            if isinstance(connection_error, AuthenticationFailed):
-                raise connection_error
+            error = self.connection_error(node, f"node {node}")
+            if isinstance(error, AuthenticationFailed):
+                raise error
             return False
 
     def connection_error(self, node: int, where: str) -> PenstockError:

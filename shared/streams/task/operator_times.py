@@ -38,13 +38,9 @@ class OperatorTimes:
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
         self._fed = {sink.topic: _sources_and_operators_above(topology, processors, sink.name) for sink in internal}
         passed = {name for name, p in processors.items() if isinstance(p, TimedProcessor)}
+        external = {source.name for source in topology.sources() if not source.is_internal}
         self._has_direct_source = {
-            sink.topic
-            for sink in internal
-            if any(
-                isinstance(node := topology.nodes[name], SourceNode) and not node.is_internal
-                for name in topology.above([sink.name], without=passed)
-            )
+            sink.topic for sink in internal if external & topology.above([sink.name], without=passed)
         }
         self._watermarks: dict[str, dict[int, Watermark]] = {}
 
