@@ -149,7 +149,7 @@ def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, Spa
         return name, F.when(F.count(state_column(name)) == F.count(F.lit(1)), merged)
 
     def values_in_merge_order(name: str) -> SparkColumn:
-        """The column's values in the order in which rows are merged, with the state's count of values."""
+        """Return a state column's values, each with its count, in the order in which merge on read takes the rows."""
         one = F.struct("merge_order", state_column(name).alias("value"), state_column("n").alias("n"))
         return F.array_sort(F.collect_list(one))
 

@@ -31,7 +31,7 @@ Assigned = tuple[int, int | None, int | None]
 class OpenSessions:
     """The open sessions of one key: those that end at the close time or later.
 
-    Adding n records takes n log n steps.
+    Adding n records takes n log n steps if few sessions are open at a time.
     """
 
     def __init__(self, gap_ms: int) -> None:

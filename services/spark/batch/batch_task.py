@@ -398,7 +398,7 @@ class PartitionBatch:
 
 
 def _task_consumer_settings(group: str) -> ConsumerSettings:
-    """Return the settings of the consumer of a batch's task. It reads an assigned partition and never joins the group.
+    """Return the settings of the consumer of one batch task. It reads an assigned partition and never joins the group.
 
     The settings have the group's id, with which the consumer looks up the group's offsets.
     """

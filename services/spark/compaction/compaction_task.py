@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.compaction.delta_writer import DataFile, Files, write_files
+from penstock.services.spark.compaction.delta_writer import DataFile, DeltaFiles, write_files
 from penstock.services.spark.errors import TaskFailure
 from penstock.services.spark.table_columns import (
     CLOSED,
@@ -124,7 +124,7 @@ class CompactionTaskOptions(NamedTuple):
         if not batches:
             return []
         kind = table.partition("/")[0]
-        files = Files(f"{self.folder}/{table}", self.storage_options, INDEXED[kind])
+        files = DeltaFiles(f"{self.folder}/{table}", self.storage_options, INDEXED[kind])
         return list(write_files(files, kind, batches, partition))
 
 

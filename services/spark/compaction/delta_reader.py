@@ -42,9 +42,9 @@ def table_stores(uri: str, options: Mapping[str, str]) -> list[str]:
 
 
 def commit_history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
-    """Read a table's newest commits, newest first, with the metadata that a compaction gave them.
+    """Read at most `limit` commits of a table, newest first.
 
-    Each has a version, a timestamp, an operation and that metadata.
+    Each has a version, a timestamp and an operation. A commit of a compaction has the compaction's metadata too.
     """
     try:
         found = table.history(limit)

@@ -54,8 +54,8 @@ class DataFile(NamedTuple):
     stats: str
 
 
-class Files:
-    """Writes and reads Parquet files below one table's folder."""
+class DeltaFiles:
+    """Writes and reads the Parquet files of one Delta table."""
 
     def __init__(self, uri: str, options: Options, indexed: Sequence[str]) -> None:
         if "://" not in uri:
@@ -85,7 +85,7 @@ class Files:
         return DataFile(path, size, partition, len(table), stats_of(table, self._indexed))
 
     def read(self, path: str) -> pa.Table:
-        """Return a file's rows. Raises LakeUnavailable if it is gone or cannot be read."""
+        """Return the rows of a file of the table. Raises LakeUnavailable if the file is gone or cannot be read."""
         try:
             with self._files.open_input_file(path) as source:
                 return pq.read_table(source)
@@ -94,7 +94,7 @@ class Files:
 
 
 def write_files(
-    files: Files, kind: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
+    files: DeltaFiles, kind: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
 ) -> Iterator[DataFile]:
     """Write rows of a `state`, `closed` or `late` table (`kind`), and yield each file that was written.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, Files
+from penstock.services.spark.compaction.delta_writer import FILE_ROWS, DataFile, DeltaFiles
 from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.window_columns import newest_of_each_window
 
@@ -34,12 +34,12 @@ def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterat
 
     def rewrite_partitions(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
-            yield msgspec.msgpack.encode(list(_write_rewritten_files(Files(folder, options, INDEXED[STATE]), one)))
+            yield msgspec.msgpack.encode(list(_write_rewritten_files(DeltaFiles(folder, options, INDEXED[STATE]), one)))
 
     return rewrite_partitions
 
 
-def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile]:
+def _write_rewritten_files(files: DeltaFiles, one: RewriteInput) -> Iterator[DataFile]:
     # A pass holds its rows in memory. More passes read the same files more often, but bound the memory.
     passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
     total = 0

@@ -25,7 +25,7 @@ from pyspark.errors.exceptions.base import PySparkException
 
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.delta_reader import commit_history, progress_rows, table_positions
-from penstock.services.spark.compaction.delta_writer import TIMES, CompactionConflict, DataFile, Files
+from penstock.services.spark.compaction.delta_writer import TIMES, CompactionConflict, DataFile, DeltaFiles
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import DAY_MS, INDEXED
@@ -200,7 +200,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
     """
     time_column = TIMES[kind]
     schema = pa.schema(table.schema().to_arrow())
-    files = Files(table.table_uri, options or {}, INDEXED[kind])
+    files = DeltaFiles(table.table_uri, options or {}, INDEXED[kind])
     now_ms = int(time.time() * 1000)
     added = list[DataFile]()
     removed = list[RemoveAction]()

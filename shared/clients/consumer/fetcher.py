@@ -124,8 +124,8 @@ class FetcherPartition:
     def go_to(self, position: int | None, reset: ResetPolicy | None, epoch: int = NO_EPOCH) -> None:
         """Set the position that the fetcher reads from, with the leader epoch of the batch before it.
 
-        If `position` is None, it is looked up: by the policy `reset`, or as the group's committed offset if `reset` is
-        None.
+        If `position` is None, the fetcher looks it up by the policy `reset`. If `reset` is None too, it takes the
+        group's committed offset. Without a committed offset, the consumer's own policy decides.
         """
         self.position = position
         self.reset = reset

@@ -89,8 +89,8 @@ class RebalanceListenerInvoker:
     def raise_pending(self) -> None:
         """Raise the oldest error of a listener that was not raised yet.
 
-        Unless `commit_strategy` is `none`, also raise CommitFailed for records whose partition was lost before they
-        were committed.
+        If there is none, raise CommitFailed for records whose partition was lost before they were committed. With the
+        `commit_strategy` `none` it is not raised.
         """
         if self._errors:
             raise self._errors.popleft()

@@ -126,7 +126,7 @@ class _FetchedBatch:
 
 @cache
 def compile_decoding() -> None:
-    """Prepare `CompletedFetch` to decode: compile its kernel, or load it from the cache, once per process."""
+    """Compile the kernel of `CompletedFetch`, or load it from the cache. Later calls in the process do nothing."""
     if IS_COMPILED:
         from penstock.shared.clients.protocol import decoding_kernel
 

@@ -34,7 +34,7 @@ def table_versions(uri: str, applications: list[str], options: Mapping[str, str]
 def set_table_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
     """Set the versions of applications from which their next `append_once` continues; None removes a version.
 
-    Does nothing if there is no table. Raises RetriableError.
+    Does nothing if there is no table. Raises RetriableError if the storage fails or another commit came first.
     """
     table = _open_table(uri, options)
     if table is not None:

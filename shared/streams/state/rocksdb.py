@@ -339,8 +339,9 @@ def _put_row(
 ) -> int:
     """Put one row into a batch of RocksDB and update its index entry, or delete both if `row` is None.
 
-    `old` is the stored row, or None. `due` is the end up to which the index was searched (None: no index). Return the
-    change in the number of rows.
+    `old` is the stored row, or None. `due` is None if the store has no index. Otherwise the index was searched up to
+    `due`, and entries before `due` are not found any more. So an old entry is replaced if it is before `due` or after
+    the row's new end; any other stays. Return the change in the number of rows.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
@@ -349,8 +350,7 @@ def _put_row(
         if listed is not None:
             batch.delete(_due_key(store, listed, start, key))
         return 0 if old is None else -1
-    # An old entry at or before the row's end is found in time, and `take_due` moves it. So it may stay, unless it is
-    # before `due`, where the index is not searched any more.
+    # An old entry at or before the row's end is found in time, and `take_due` moves it.
     stays = listed is not None and due is not None and due <= listed <= row.end
     if due is not None and not stays:
         if listed is not None:

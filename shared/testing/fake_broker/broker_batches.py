@@ -90,7 +90,7 @@ class InvalidBatch(ValueError):
 
 
 def parse(data: bytes | None) -> BrokerBatch:
-    """The single batch in a produce request for a partition. Raises InvalidBatch if it cannot be appended."""
+    """Parse the bytes of a produce request for one partition. Raises InvalidBatch if they are not one valid batch."""
     if not data or len(data) < HEADER.size:
         raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "no record batch")
     (_, length, _, magic, crc, attributes, last_delta, first_at, max_at, producer_id, epoch, sequence, count) = (

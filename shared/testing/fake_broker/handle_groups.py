@@ -17,7 +17,7 @@ OFFSET_METADATA_TOO_LARGE = 12
 
 
 def find_coordinator(state: ClusterState, request: Request) -> Response:
-    """The node that coordinates a group or a transactional id."""
+    """Handle FindCoordinator: return the node that coordinates a group or a transactional id."""
     node = state.nodes.get(state.coordinator(request.body.key))
     if node is None:
         return Message(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -33,7 +33,7 @@ def _group_error(state: ClusterState, request: Request) -> ErrorCode:
 
 
 def join_group(state: ClusterState, request: Request) -> Response:
-    """Join a group; see `BrokerGroup.join` for the time of the response."""
+    """Handle JoinGroup: join a group; see `BrokerGroup.join` for the time of the response."""
     body = request.body
     code = _group_error(state, request)
     low, high = (int(state.configs[f"group.{end}.session.timeout.ms"]) for end in ("min", "max"))
@@ -48,7 +48,7 @@ def join_group(state: ClusterState, request: Request) -> Response:
 
 
 def sync_group(state: ClusterState, request: Request) -> Response:
-    """Receive the leader's assignment, and return the member's part."""
+    """Handle SyncGroup: receive the leader's assignment, and return the member's part."""
     code = _group_error(state, request)
     group = state.groups.known.get(request.body.group_id)
     if code is ErrorCode.NONE and group is None:
@@ -59,7 +59,7 @@ def sync_group(state: ClusterState, request: Request) -> Response:
 
 
 def heartbeat(state: ClusterState, request: Request) -> Response:
-    """Record that a member is alive."""
+    """Handle Heartbeat: record that a member is alive."""
     code = _group_error(state, request)
     group = state.groups.known.get(request.body.group_id)
     if code is ErrorCode.NONE:
@@ -68,7 +68,7 @@ def heartbeat(state: ClusterState, request: Request) -> Response:
 
 
 def leave_group(state: ClusterState, request: Request) -> Response:
-    """Leave a group."""
+    """Handle LeaveGroup: leave a group."""
     body = request.body
     code = _group_error(state, request)
     if code is not ErrorCode.NONE:
@@ -100,7 +100,7 @@ def commit_one(
 
 
 def offset_commit(state: ClusterState, request: Request) -> Response:
-    """Commit offsets, as a member or for a group without members."""
+    """Handle OffsetCommit: commit offsets, as a member or for a group without members."""
     body = request.body
     code = _group_error(state, request)
     group = state.groups.known.get(body.group_id)
@@ -116,7 +116,7 @@ def offset_commit(state: ClusterState, request: Request) -> Response:
 
 
 def offset_fetch(state: ClusterState, request: Request) -> Response:
-    """The committed offsets of a group.
+    """Handle OffsetFetch: return the committed offsets of a group.
 
     With `require_stable`, a partition with an offset in an open transaction gets an error.
     """
@@ -162,7 +162,7 @@ def _no_committed_offset(partition: int, code: ErrorCode) -> Message:
 
 
 def list_groups(state: ClusterState, request: Request) -> Response:
-    """The groups that this node coordinates."""
+    """Handle ListGroups: return the groups that this node coordinates."""
     wanted = set(request.body.states_filter)
     rows = [
         Message(group_id=group.group_id, protocol_type=group.protocol_type, group_state=str(group.state))
@@ -173,7 +173,7 @@ def list_groups(state: ClusterState, request: Request) -> Response:
 
 
 def describe_groups(state: ClusterState, request: Request) -> Response:
-    """State and members of groups. A group that does not exist is Dead."""
+    """Handle DescribeGroups: return state and members of groups. A group that does not exist is Dead."""
     return Message(groups=[_describe_group(state, request, group_id) for group_id in request.body.groups])
 
 
@@ -204,7 +204,7 @@ def _describe_group(state: ClusterState, request: Request, group_id: str) -> Mes
 
 
 def delete_groups(state: ClusterState, request: Request) -> Response:
-    """Delete groups that have no members, with their offsets."""
+    """Handle DeleteGroups: delete groups that have no members, with their offsets."""
 
     def delete_group(group_id: str) -> ErrorCode:
         code = state.coordinator_error(request.node, group_id)

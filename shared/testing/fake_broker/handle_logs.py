@@ -52,7 +52,7 @@ def _node_endpoints(state: ClusterState, topics: list[Message]) -> list[Message]
 
 
 def produce(state: ClusterState, request: Request) -> Response:
-    """Append the batch of each partition, and return positions and errors.
+    """Handle Produce: append the batch of each partition, and return positions and errors.
 
     With acks=0 there is no response; an error closes the connection.
     """
@@ -133,7 +133,10 @@ def _check_transaction(state: ClusterState, partition: Partition, batch: BrokerB
 
 
 def fetch(state: ClusterState, request: Request) -> Response:
-    """The available records: after `min_bytes`, an error of a partition, or `max_wait_ms`, whichever comes first."""
+    """Handle Fetch: return the available records.
+
+    The response waits for `min_bytes`, an error of a partition, or `max_wait_ms`, whichever comes first.
+    """
     body = request.body
     if body.max_wait_ms <= 0 or _has_min_bytes(state, request):
         return _fetch_response(state, request)
@@ -238,7 +241,10 @@ def epoch_error(known: int, current: int) -> ErrorCode:
 
 
 def list_offsets(state: ClusterState, request: Request) -> Response:
-    """The first offset, the end offset under the isolation level, or the first record at or after a time."""
+    """Handle ListOffsets: return an offset of each partition.
+
+    It is the start offset, the end offset under the isolation level, or the first offset at or after a timestamp.
+    """
     committed = request.body.isolation_level == READ_COMMITTED
 
     def find_offset(tp: TopicPartition, row: Message) -> Message:
@@ -265,7 +271,7 @@ def list_offsets(state: ClusterState, request: Request) -> Response:
 
 
 def delete_records(state: ClusterState, request: Request) -> Response:
-    """Move the start offsets of logs forward; -1 stands for the high watermark."""
+    """Handle DeleteRecords: move the start offsets of logs forward; -1 stands for the high watermark."""
 
     def delete_records_of_partition(tp: TopicPartition, row: Message) -> Message:
         partition = state.led(request.node, tp)

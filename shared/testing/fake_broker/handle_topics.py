@@ -23,7 +23,7 @@ ALLOW_AUTO_CREATE_SINCE = 4
 
 
 def metadata(state: ClusterState, request: Request) -> Response:
-    """The running nodes, and the requested topics (all topics if the request names none)."""
+    """Handle Metadata: return the running nodes, and the requested topics (all topics if the request names none)."""
     requested = request.body.topics
     if requested is None or (not requested and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
         topics = [_describe_topic(topic) for topic in state.topics.values()]
@@ -85,7 +85,7 @@ ErrorAndMessage = tuple[ErrorCode, str]
 
 
 def create_topics(state: ClusterState, request: Request) -> Response:
-    """Create each valid topic."""
+    """Handle CreateTopics: create each valid topic."""
     if request.node != state.controller:
         rows = [Message(name=row.name, error_code=ErrorCode.NOT_CONTROLLER) for row in request.body.topics]
         return Message(topics=rows)
@@ -139,7 +139,7 @@ def _error_of_new_topic(state: ClusterState, row: Message) -> ErrorAndMessage | 
 
 
 def delete_topics(state: ClusterState, request: Request) -> Response:
-    """Delete each existing topic."""
+    """Handle DeleteTopics: delete each existing topic."""
 
     def delete_topic(name: str) -> ErrorCode:
         if request.node != state.controller:
@@ -153,7 +153,7 @@ def delete_topics(state: ClusterState, request: Request) -> Response:
 
 
 def create_partitions(state: ClusterState, request: Request) -> Response:
-    """Add partitions to topics."""
+    """Handle CreatePartitions: add partitions to topics."""
 
     def create_partitions_of_topic(row: Message) -> ErrorAndMessage:
         topic = state.topics.get(row.name)
@@ -178,7 +178,10 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 
 
 def describe_configs(state: ClusterState, request: Request) -> Response:
-    """Return the requested configs of topics (all by default), with the values in force. For a broker, return none."""
+    """Handle DescribeConfigs: return the requested configs of topics with the values in force.
+
+    Without requested names it returns all configs of a topic. For a broker it returns none.
+    """
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
 
@@ -212,7 +215,7 @@ def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> M
 
 
 def incremental_alter_configs(state: ClusterState, request: Request) -> Response:
-    """Set and unset configs of topics."""
+    """Handle IncrementalAlterConfigs: set and unset configs of topics."""
 
     def alter_topic_configs(row: Message) -> ErrorAndMessage:
         topic = state.topics.get(row.resource_name)

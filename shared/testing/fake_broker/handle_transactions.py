@@ -32,7 +32,7 @@ def _error_code_of_version(request: Request, code: ErrorCode) -> ErrorCode:
 
 
 def init_producer_id(state: ClusterState, request: Request) -> Response:
-    """A new producer id, or the next epoch of a transactional id."""
+    """Handle InitProducerId: return a new producer id, or the next epoch of a transactional id."""
     body = request.body
     if body.transactional_id is None:
         return Message(error_code=ErrorCode.NONE, producer_id=state.transactions.new_producer_id(), producer_epoch=0)
@@ -58,7 +58,7 @@ def _transaction_of_request(state: ClusterState, request: Request) -> BrokerTran
 
 
 def add_partitions_to_txn(state: ClusterState, request: Request) -> Response:
-    """Add partitions to the transaction: all of them or none."""
+    """Handle AddPartitionsToTxn: add all partitions of the request to the transaction, or none of them."""
     known = _transaction_of_request(state, request)
     requested = [TopicPartition(topic.name, number) for topic, number in request.rows()]
     unknown = {tp for tp in requested if state.partition(tp) is None}
@@ -90,7 +90,7 @@ def _error_codes_by_partition(request: Request, code_of: Callable[[TopicPartitio
 
 
 def add_offsets_to_txn(state: ClusterState, request: Request) -> Response:
-    """Add a group's offsets to the transaction."""
+    """Handle AddOffsetsToTxn: add a group's offsets to the transaction."""
     known = _transaction_of_request(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
@@ -99,7 +99,7 @@ def add_offsets_to_txn(state: ClusterState, request: Request) -> Response:
 
 
 def end_txn(state: ClusterState, request: Request) -> Response:
-    """Commit or abort the transaction."""
+    """Handle EndTxn: commit or abort the transaction."""
     known = _transaction_of_request(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
@@ -107,7 +107,7 @@ def end_txn(state: ClusterState, request: Request) -> Response:
 
 
 def txn_offset_commit(state: ClusterState, request: Request) -> Response:
-    """Commit offsets with the transaction. A member of an older generation gets an error."""
+    """Handle TxnOffsetCommit: commit offsets with the transaction. A member of an older generation gets an error."""
     body = request.body
     code = state.coordinator_error(request.node, body.group_id)
     known = state.transactions.check(body.transactional_id, body.producer_id, body.producer_epoch)

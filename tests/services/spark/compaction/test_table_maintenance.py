@@ -145,7 +145,7 @@ def append(uri: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) -> None:
     }
     rows = pa.table([columns.get(f.name, pa.nulls(len(hours), f.type)) for f in schema], schema=schema)
     delta_writer.ensure_table(opened(uri), uri, {}, schema, ["window_start"], is_partitioned=False)
-    file = delta_writer.Files(uri, {}, ["window_start"]).write(rows.to_batches())
+    file = delta_writer.DeltaFiles(uri, {}, ["window_start"]).write(rows.to_batches())
     delta_writer.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **POSITIONS})
 
 
@@ -262,7 +262,7 @@ def test_vacuum_removes_old_files_that_no_commit_names(tmp_path: Path) -> None:
     uri = str(tmp_path / "closed")
     append(uri, 1)
     (rows,) = (pq.read_table(path).to_batches() for path in DeltaTable(uri).file_uris())
-    files = delta_writer.Files(uri, {}, ["window_start"])
+    files = delta_writer.DeltaFiles(uri, {}, ["window_start"])
     failed, running = (Path(uri) / files.write(rows).path for _ in range(2))
     aged(failed, 2)
     aged(running, 0.5)
