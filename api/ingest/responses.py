@@ -74,7 +74,7 @@ class Stopped(TypedDict, total=False):
 
 
 class AllStored(Stopped):
-    """All events are stored. `offsets` is present with `?offsets=true`."""
+    """All events are stored. `offsets` is present if the request that stored them had `?offsets=true`."""
 
     stored: of.Count
     last_offsets: Annotated[dict[str, int], Field(examples=[{"0": 17}])]

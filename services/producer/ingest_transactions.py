@@ -211,7 +211,7 @@ class KeyedTransactions:
     async def store(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
     ) -> tuple[StoredResponse, bool]:
-        """See `Transactor.send_keyed`. Raises ProducerFenced if the ownership was lost meanwhile."""
+        """See `Transactor.send_keyed`. Raises ProducerFenced if another service has acquired the partition of keys."""
         async with self._lock:
             producer = self._producer or await self._acquire_ownership()
             now_ms = SYSTEM_CLOCK.now_ms()

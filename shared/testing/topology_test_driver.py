@@ -81,17 +81,18 @@ class TopologyTestDriver:
     - `commit_each`: whether to commit after each `pipe`, `pipe_columns` and `advance_wall_clock`.
     - `deduplicate_updates`: if False, every update of a result is forwarded, as in Kafka Streams with caching off. If
       True, a commit forwards the last update of each result.
-    - `errors`: if "raise", a record that cannot be processed raises ProcessingFailed, which names the node and the
-      record. Its `__cause__` is the original error. The driver cannot be used afterwards. If `ErrorHandlers(...)`,
-      these handlers decide what happens to the record. It may become a dead letter.
+    - `errors`: if "raise", a record that cannot be processed raises ProcessingFailed. The message names the node and
+      the record, or the global table. Its `__cause__` is the original error. Do not use the driver afterwards. If it is
+      `ErrorHandlers(...)`, these handlers decide what happens to the record. It may become a dead letter.
     - `max_future_ms`: a record that is further ahead of the wall clock cannot be processed. The default is a day, as in
       production, or no limit if `now_ms` is None. None means no limit.
     - `idle_timeout_ms`: as the application's setting `streams.idle_timeout_ms`. None turns it off.
     - `columns_min`: if `pipe_columns` gets at least this many records and the topology allows it, the records are
       processed as columns.
     - `max_request_size`: the limit of results and states, as the application's setting of that name.
-    - `state`: if it is given, the stores are on disk. `crash` closes them as they are. `restore` opens them again and
-      reads the changelog from their position. Call `close` at the end of the test.
+    - `state`: if it is given, the stores are on disk. They keep their rows at a `crash`, and `restore` reads only the
+      changelog after their position. Call `close` at the end of the test. If it is None, the stores are in memory, and
+      `restore` reads the whole changelog.
     """
 
     def __init__(

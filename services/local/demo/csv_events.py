@@ -171,10 +171,10 @@ class CsvEvents:
             raise BadRow(f"column {self._time!r}: {e}", text) from None
 
     def _first_event_time(self, rows: list[CsvRow]) -> int:
-        """Return the event time of the first row that has one.
+        """Return the event time of the first row that can be an event.
 
-        Raises ConfigError, with the first row's reason, if no row has an event time. Also raises ConfigError if another
-        epoch format or ISO 8601 fits the first valid time better, and if there are no rows.
+        Raises ConfigError if there are no rows or none can be an event; the message has the first row's reason. Also
+        raises ConfigError if another epoch format or ISO 8601 fits the time of that row better.
         """
         first: BadRow | None = None
         for row in rows:

@@ -47,7 +47,8 @@ def find_files(
 ) -> ApplicationFiles | None:
     """Count an application's files in a lake. Returns None if it has no local folder, or no object in an object store.
 
-    Raises ConfigError or LakeNotRemoved.
+    Raises ConfigError if the location is invalid, the local folder is a symbolic link, or the object store cannot be
+    opened. Raises LakeNotRemoved if the objects cannot be listed.
     """
     root = table_uri(lake, application)
     folder = local_folder(root)
@@ -63,7 +64,7 @@ def find_files(
 def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
     """Remove an application's local folder, or, in an object store, all its objects that exist at the call.
 
-    Raises ConfigError or LakeNotRemoved.
+    Raises ConfigError as `find_files` does. Raises LakeNotRemoved if the objects cannot be listed, or if files remain.
     """
     root = table_uri(lake, application)
     folder = local_folder(root)
