@@ -39,6 +39,9 @@ FULL_AFTER = 0.4
 
 If the load is too small for that, as on a busy machine, the buffer is made smaller in every window with that load.
 """
+BUFFER_BYTES_MIN = 2 * PARTITIONS * ProducerSettings().batch_size
+"""Half of this buffer has a batch of each partition. In a smaller one the failing partition could leave the others no
+memory at all."""
 AT_A_TIME = 50
 LOOK_EVERY_SECONDS = 0.05
 
@@ -191,7 +194,7 @@ async def measure(seconds: float, rounds: int) -> dict[str, float]:
         for name, (senders, fault) in FREE.items():
             best[name] = max(best[name], await window(seconds, senders, fault=fault))
     rate = OFFERED_SHARE * best["free_without_fault"].per_second / (PARTITIONS - 1)
-    buffer = min(BUFFER_BYTES, int(2 * rate * len(VALUE) * seconds * FULL_AFTER))
+    buffer = min(BUFFER_BYTES, max(BUFFER_BYTES_MIN, int(2 * rate * len(VALUE) * seconds * FULL_AFTER)))
     for _ in range(rounds):
         for name, (senders, fault) in WINDOWS.items():
             got = await window(seconds, senders, fault=fault, rate=rate, buffer_bytes=buffer)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.services.spark.compaction import delta_writer
-from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
+from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, DeltaFiles
 from penstock.shared.common.lake import delta_tables
 from tests.integration.s3_server import MOTO, s3_server
 
@@ -28,7 +28,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 def written(options: dict[str, str], offset: int) -> DataFile:
     row = pa.RecordBatch.from_pylist([{"partition": 0, "changelog_offset": offset}], SCHEMA)
-    return Files(URI, options, ["changelog_offset"]).write([row])
+    return DeltaFiles(URI, options, ["changelog_offset"]).write([row])
 
 
 def test_the_second_of_two_commits_is_rejected(options: dict[str, str]) -> None:

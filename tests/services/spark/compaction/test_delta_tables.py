@@ -24,7 +24,7 @@ from penstock.services.spark.compaction.delta_reader import (
     table_positions,
     table_stores,
 )
-from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files, write_files
+from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, DeltaFiles, write_files
 from penstock.services.spark.table_columns import CLOSED, LATE, STATE, state_schema
 from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
 from penstock.shared.common.lake import delta_tables
@@ -38,7 +38,7 @@ def made(uri: str, schema: pa.Schema = SCHEMA, table: DeltaTable | None = None) 
 
 def file_of(uri: str, *at: int, partition: int = 1) -> DataFile:
     rows = [{"partition": partition, "at": one, "s": {"n": one}} for one in at]
-    return Files(uri, {}, ["at"]).write([pa.RecordBatch.from_pylist(rows, SCHEMA)], partition)
+    return DeltaFiles(uri, {}, ["at"]).write([pa.RecordBatch.from_pylist(rows, SCHEMA)], partition)
 
 
 def newest(uri: str) -> DeltaTable:
@@ -151,13 +151,13 @@ def test_widening_keeps_the_positions(tmp_path: Path) -> None:
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     """A missing file and a folder that cannot be written are LakeUnavailable."""
     with pytest.raises(LakeUnavailable, match=r"gone\.parquet cannot be read"):
-        Files(str(tmp_path), {}, []).read("gone.parquet")
+        DeltaFiles(str(tmp_path), {}, []).read("gone.parquet")
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "partition=1").touch()
     rows: Any = pa.RecordBatch.from_pylist([{"a": 1, "partition": 1}])
     with pytest.raises(LakeUnavailable, match="cannot be written"):
-        Files(str(broken), {}, []).write([rows], 1)
+        DeltaFiles(str(broken), {}, []).write([rows], 1)
 
 
 def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -178,17 +178,17 @@ def test_a_files_rows_are_ordered_by_time(tmp_path: Path) -> None:
     """Readers can skip files of `closed` and `late`. The rows of `state` keep their order."""
     for kind, column in ((CLOSED, "window_start"), (LATE, "event_time"), (STATE, "start_ms")):
         batch = pa.RecordBatch.from_pylist([{column: at} for at in (9, 3, 6)])
-        (one,) = write_files(Files(str(tmp_path / kind), {}, []), kind, [batch])
+        (one,) = write_files(DeltaFiles(str(tmp_path / kind), {}, []), kind, [batch])
         times = pq.read_table(tmp_path / kind / one.path).column(column).to_pylist()
         assert times == ([9, 3, 6] if kind == STATE else [3, 6, 9])
-    assert list(write_files(Files(str(tmp_path / "none"), {}, []), LATE, [])) == []
+    assert list(write_files(DeltaFiles(str(tmp_path / "none"), {}, []), LATE, [])) == []
 
 
 def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Further rows are in further files with other names, in the same partition."""
     monkeypatch.setattr(delta_writer, "FILE_ROWS", 2)
     batch = pa.RecordBatch.from_pylist([{"start_ms": at, "partition": 3} for at in range(5)])
-    files = list(write_files(Files(str(tmp_path), {}, []), STATE, [batch], 3))
+    files = list(write_files(DeltaFiles(str(tmp_path), {}, []), STATE, [batch], 3))
     assert [(file.rows, file.partition) for file in files] == [(2, 3), (2, 3), (1, 3)]
     assert len({file.path for file in files}) == 3
 
@@ -203,7 +203,7 @@ def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
     size = batches[0].nbytes
     for most, rows in ((1, [2] * 5), (2 * size, [4, 4, 2]), (100 * size, [10])):
         monkeypatch.setattr(delta_writer, "SORT_BYTES", most)
-        files = list(write_files(Files(str(tmp_path), {}, []), CLOSED, batches))
+        files = list(write_files(DeltaFiles(str(tmp_path), {}, []), CLOSED, batches))
         assert [file.rows for file in files] == rows
         starts = [pq.read_table(tmp_path / file.path)["window_start"] for file in files]
         assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
