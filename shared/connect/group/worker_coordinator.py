@@ -156,7 +156,8 @@ class WorkerCoordinator:
     async def _stop_lost_work(self) -> None:
         held = self.member.held
         await self._rebalances.on_revoked(held, lost=True)
-        self.member.on_given_up(held)
+        self.member.on_given_up(held, lost=True)
+        self._on_rejoin()
 
     def _lost_work_stopped(self, losing: asyncio.Task[None]) -> None:
         if not losing.cancelled() and (error := losing.exception()) is not None:

@@ -181,10 +181,16 @@ class WorkerMember(Member):
 
     # --- outcomes ---
 
-    def on_given_up(self, work: ConnectorsAndTasks) -> None:
-        """Report that the work is stopped."""
+    def on_given_up(self, work: ConnectorsAndTasks, *, lost: bool = False) -> None:
+        """Report that the work is stopped.
+
+        If `lost`, the worker then joins again, to get the work back if a late heartbeat response shows that the group
+        still has the worker as a member.
+        """
         self.held = self.held - work
         self._missed = self._missed and bool(self.held)
+        if lost:
+            self.rejoin("lost work was stopped")
 
     def on_completed(self, assignment: ExtendedAssignment) -> None:
         """Report that the herder has the assignment."""

@@ -163,6 +163,22 @@ def test_after_a_long_silence_everything_is_lost() -> None:
     assert isinstance(worker.next_step(SESSION_MS), Join)
 
 
+def test_work_stopped_as_lost_is_taken_back_after_a_late_response() -> None:
+    """If the response to a heartbeat arrives after the work was stopped as lost, the worker joins without that work.
+
+    Otherwise it would stay a member that runs nothing until the next rebalance.
+    """
+    worker = settled()
+    sent_as = worker.on_heartbeat_sent(3_000)
+    assert worker.has_lost_work(SESSION_MS)
+    worker.on_given_up(ALL, lost=True)
+    worker.on_heartbeat(sent_as, 0, SESSION_MS + 1)
+    assert worker.needs_to_join
+    step = worker.next_step(SESSION_MS + 1)
+    assert isinstance(step, Join)
+    assert decode_state(step.protocols[0][1]).held == NOTHING
+
+
 def test_a_short_silence_changes_nothing() -> None:
     """A heartbeat without a response is sent again after the retry backoff."""
     worker = settled()
