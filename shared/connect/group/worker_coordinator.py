@@ -36,9 +36,10 @@ class WorkerRebalanceListener(Protocol):
         """Take all work that this worker is to run, in `assignment.work`."""
 
     async def read_configs(self, offset: int, timeout_ms: int) -> tuple[ConnectorsAndTasks, int]:
-        """Read the configs up to `offset` within `timeout_ms`. Called when this worker leads the rebalance.
+        """Read the configs up to `offset`. Called when this worker leads the rebalance.
 
-        Returns all configured work, and the offset up to which the configs were read.
+        Returns all configured work, and the offset up to which the configs were read. After `timeout_ms` that offset
+        may be lower than `offset`.
         """
 
 
@@ -74,8 +75,8 @@ class WorkerCoordinator:
         return f"<WorkerCoordinator {self.member}>"
 
     async def ensure_active(self) -> None:
-        """Return when the worker is an active member of the group. Raises an error that a retry cannot fix, such as
-        AuthorizationFailed."""
+        """Return when the worker is an active member of the group. Retriable errors are retried. Any other error, such
+        as AuthorizationFailed, is raised."""
         if not self._beside:
             self._beside = [
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),

@@ -157,7 +157,7 @@ class WorkerMember(Member):
         """Return whether other workers may have the held work (case 3 of the module).
 
         Always returns False while the worker sends no heartbeats: in the states UNJOINED, JOINING and SYNCING. In
-        UNJOINED, `next_step` makes this check before the worker joins.
+        UNJOINED, `next_step` calls `is_given_up` itself before the worker joins.
         """
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
@@ -269,7 +269,8 @@ class WorkerMember(Member):
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
         """Handle the response to a heartbeat, as every member does.
 
-        If the worker had to join again and the group no longer knows it, the worker has missed the rebalance.
+        If the response is UNKNOWN_MEMBER_ID, and the worker had to join again before this response, it has missed the
+        rebalance: `is_given_up` then returns True.
         """
         rejoin_requested = self._rejoin
         generation = self.generation
@@ -278,7 +279,8 @@ class WorkerMember(Member):
             self._missed = True
 
     def on_session_over(self) -> None:
-        """Request to join again. The held work is stopped before that."""
+        """Request to join again, after a session timeout without an answered heartbeat. The held work is stopped before
+        the worker joins."""
         self.rejoin("no heartbeat was answered for a session timeout")
 
     def leave(self) -> str:
