@@ -669,8 +669,11 @@ class DistributedHerder(BaseHerder):
     async def put_task_configs(
         self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
     ) -> None:
-        """Store the task configs of a connector that another worker runs. Raises BadRequest if the signature is missing
-        or malformed, and Forbidden if it is wrong."""
+        """Store the task configs of a connector that another worker runs.
+
+        Under the protocol `sessioned`, raises BadRequest if the signature is missing or malformed, and Forbidden if it
+        is wrong. The other protocols have no signatures.
+        """
         self._verify_request_signature(body, headers)
         await self._run_as_leader(lambda: self._put_tasks(name, configs))
 
