@@ -156,7 +156,7 @@ class IsolatedConnector:
                 yield id, part.state, {**part.metrics, **beyond}
 
     def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> ConnectorProcess:
-        """Add a part. Returns the process that must start it."""
+        """Add a part. Returns the connector's process, to which the caller must send the part's command."""
         self._target = target
         self._listener = listener
         process = self._running_process()
