@@ -146,7 +146,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         """Called when the producer did not take the record. The record is sent again later, unless the task ends."""
 
     async def _record_dispatched(self, record: SourceRecord) -> None:
-        """Called after the producer took the record. Does nothing by default.
+        """Called after the producer took the record, or rejected it with an error that is tolerated. Does nothing by
+        default.
 
         Any error fails the task, even a retriable one: a retry would send the record again.
         """
@@ -236,7 +237,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._changed.clear()
 
     async def _poll_source_task(self) -> list[SourceRecord]:
-        """Return the next batch. It is empty if there are no records or the task is to end."""
+        """Return the next batch. It is empty if there are no records, `poll` raised RetriableError, or the task is to
+        end."""
         started_ms = self._clock.monotonic_ms()
         poll = asyncio.ensure_future(self._call_task(self.task.poll))
         changed: asyncio.Future[Any] | None = None

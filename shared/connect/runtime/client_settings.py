@@ -37,8 +37,10 @@ JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
 
 
 def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
-    """Return the connection settings, and the names of the properties that are no connection settings. Names in
-    WITHOUT_COUNTERPART are left out. Raises ConfigError, which names the setting, if one is invalid."""
+    """Return the connection settings, and the names of all other properties except those in WITHOUT_COUNTERPART.
+
+    Raises ConfigError, which names the setting, if one is invalid.
+    """
     fields = {}
     if jaas := props.get("sasl.jaas.config"):
         given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}

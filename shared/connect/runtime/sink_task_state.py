@@ -115,7 +115,7 @@ class SinkTaskState:
         """Return the offsets to commit out of `provided`, the result of `pre_commit`.
 
         Three kinds are left out: offsets of partitions that are not assigned, offsets beyond the delivered records, and
-        offsets that equal the last committed one.
+        offsets that equal the last one which this task has committed.
         """
         found = {}
         for tp, offset in provided.items():
@@ -170,7 +170,8 @@ class SinkTaskState:
     def poll_timeout_ms(self, now_ms: int) -> int:
         """Return the poll timeout in ms: until the next commit is due, or the current one times out.
 
-        It is at most the timeout that the task has set, or else `REDELIVERY_MS` while a batch waits for its redelivery.
+        If the task has set a timeout, the result is at most that. If it has set none and a batch waits for redelivery,
+        the result is at most `REDELIVERY_MS`.
         """
         response_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
         timeout_ms = response_in_ms if self.committing else self.next_commit_in_ms(now_ms)
@@ -241,7 +242,8 @@ class SinkTaskState:
         return self._assignments
 
     def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
-        """Add partitions at these positions. Returns the partitions to pause."""
+        """Add partitions at these positions. Returns the partitions to pause: all assigned ones while a batch waits for
+        redelivery, else those that the task has paused."""
         self._assignments += 1
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments

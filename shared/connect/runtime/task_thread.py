@@ -53,7 +53,8 @@ class TaskThread:
         """Call a method and return its result. If `like` is given, that method decides where `method` runs.
 
         A `def` method runs in the thread. If the caller is cancelled, a call that has begun continues. An `async def`
-        method runs on the event loop when the calls in the thread have returned.
+        method runs on the event loop when the calls in the thread have returned. A default method, which does nothing,
+        runs on the event loop at once.
         """
         self._loop = asyncio.get_running_loop()
         result: Any

@@ -99,8 +99,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             await self._log_commit_error("commit_record", self.thread.call(self.task.commit_record, record, metadata))
 
     async def commit_offsets(self) -> bool:
-        """Store the offsets up to which all records are in Kafka. Returns False if that failed; the next call tries
-        again."""
+        """Store the offsets up to which all records are in Kafka. Returns False if they were not stored; the next call
+        tries again."""
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
             # The task is about to fail. Its last commit stores the offsets before the failed record.
