@@ -48,8 +48,9 @@ class FolderLock:
     async def acquire(self) -> None:
         """Take the lock. Raises ConfigError if the folder cannot be used.
 
-        If the lock is held, raises FolderInUse if the process that the lock file names is running. Otherwise this waits
-        up to ORPHAN_WAIT_MS for the lock's release, and raises FolderInUse if it is still held.
+        Raises FolderInUse if the lock is held and the process that the lock file names is running. If that process is
+        not running, or the file names none, waits up to ORPHAN_WAIT_MS for the release. Raises FolderInUse if the lock
+        is still held then.
         """
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:

@@ -49,8 +49,9 @@ def sample_event(
 ) -> str:
     """Return a sample event as JSON, with values at the JSON pointers `key` and, unless it is None, `time`.
 
-    These are text unless `value_type` needs numbers; a time is then in `time_unit`. If `value_type` is dict, the event
-    also has `fields`. If no sample of `value_type` can be made, the event has only key and time.
+    If `value_type` is dict, the event also has each member of `fields`. A value at a pointer is text, unless
+    `value_type` or `fields` has a number there; a time is then a number in `time_unit`. If no sample of `value_type`
+    can be made, the event has only key and time.
     """
     event: dict[str, Any] = {}
     samples = (fields,) if value_type is dict and fields else (_sample_of_type(inspect.type_info(value_type)), None)

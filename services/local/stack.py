@@ -131,8 +131,8 @@ class Service:
         """Wait until the status of `/health` is 200. Until then, `report` is called every HEALTH_REPORT_MS with the
         reason.
 
-        Raises ChildDied with the last output if the process ends, and ServiceStuck if the reason does not change for
-        `still_ms`.
+        Raises ChildDied with the last output if the process ends. Raises ServiceStuck if the reason, apart from its
+        digits, does not change for `still_ms`.
         """
         clock = asyncio.get_running_loop().time
         reason = "no response yet"

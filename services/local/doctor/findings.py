@@ -53,16 +53,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """The facts about one topic. `older` and `gone` are about the records at the beginnings of its partitions."""
+    """The facts about one topic."""
 
     name: str
     partitions: int
     configs: Mapping[str, str | None]
     """The values in force, defaults included."""
     older: Mapping[str, int] = field(default_factory=dict)
-    """By config (`retention.ms`, `segment.ms`), the number of records that are older than the config."""
+    """By config (`retention.ms`, `segment.ms`), the number of offsets at the beginnings of the partitions, before the
+    first record that is younger than the config.
+    """
     gone: int = 0
-    """The number of offsets whose records are deleted."""
+    """The number of offsets before the earliest ones of the partitions: their records are deleted."""
     leaderless: tuple[int, ...] = ()
     """Partitions without a leader."""
     named: bool = False
@@ -85,8 +87,8 @@ class TopicFacts:
 def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
     """Return the findings on configs of a topic that do not suit event times; none if it seems to have no event times.
 
-    Such configs replace event times, delete or reject records because of them, or start many segments. The caller does
-    not pass changelogs and dead-letter topics.
+    Such configs replace event times, delete or reject records, or start many segments. The caller does not pass
+    changelogs and dead-letter topics.
     """
     found: list[Finding] = []
     if not topic.holds_event_times:
