@@ -102,7 +102,10 @@ def _describe_left_out_keys(keys: DataFrame, keyed: DataFrame) -> list[str]:
 
 
 def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Return the members of tumbling and hopping windows. Windows start at 0 or later; the end bound is exclusive."""
+    """Return the pairs of records and tumbling or hopping windows (see `Members`).
+
+    Windows start at 0 or later. Their end is exclusive.
+    """
     size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms or store.size_ms))
     spans = keyed.withColumn("span", F.window(F.timestamp_millis("timestamp_ms"), size, advance))
     spans = spans.withColumns({"start_ms": F.unix_millis("span.start"), "end_ms": F.unix_millis("span.end")})
@@ -113,10 +116,11 @@ def fixed_members(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def sliding_members(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Return the members of sliding windows. Both bounds of a window are inclusive.
+    """Return the pairs of records and sliding windows (see `Members`). Both bounds of a window are inclusive.
 
-    A key with a record below the close time on arrival has no rows in `pairs` and is in `left_out`. `verdicts` has, for
-    every key, the records that are certainly late or certainly not late.
+    If the timestamp of any record of a key was below the close time when the record arrived, the key is in `left_out`
+    and has no rows in `pairs`. `verdicts` has, for every key, the records that are certainly late or certainly not
+    late.
     """
     reach = store.size_ms
     time = F.col("timestamp_ms")

@@ -382,8 +382,10 @@ def _rows_as_json(
 ) -> FileRows:
     """Return rows whose value is the JSON of their fields.
 
-    Spark reads a missing field of a JSON file as null. Without `keep_nulls`, nulls are left out of the JSON. If a
-    column's type differs between `found` and `columns`, the JSON has the type of `found`.
+    Spark reads a missing field of a JSON file as null. Without `keep_nulls`, nulls are left out of the JSON.
+
+    `columns` has the types that `rows` were read with, and `found` those that Spark infers, if they differ. The JSON
+    has the types of `found`, or of `columns` without `found`.
     """
     fields = [
         F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)

@@ -160,7 +160,10 @@ class CompactionJob:
     # --- plan ---
 
     def plan(self) -> CompactionPlan:
-        """Return the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
+        """Open the tables and return the plan with the ranges to read.
+
+        Raises ChangelogHole if the changelog does not continue where the tables end.
+        """
         settings = self.settings
         # `state` is opened first, because a compaction commits it last. If another job commits meanwhile, the other
         # tables are then as new or newer, and no rows seem to be missing in them.

@@ -239,7 +239,8 @@ class PartitionCompaction:
     def rows(self, options: CompactionTaskOptions) -> dict[str, list[pa.RecordBatch]]:
         """Return the new rows by table; empty if there is nothing to write.
 
-        Raises CorruptRecord, which names the entry, if an entry cannot be decoded.
+        Raises CorruptRecord, which names the entry, if an entry cannot be decoded, or if a closed window is not within
+        the years 1970 to 9999.
         """
         found = defaultdict[str, list[pa.RecordBatch]](list)
         if self.commit is None or not self._has_rows_to_write(self.commit):

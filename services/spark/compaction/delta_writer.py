@@ -213,9 +213,9 @@ def commit(
 ) -> int:
     """Add files to a table and remove others, in one new version. Returns that version.
 
-    If files are removed, the added files must replace them: a streaming reader does not read the rows again. `table`
-    stays at its version, so it can commit once. Raises CompactionConflict if the next version exists already, or
-    LakeUnavailable.
+    If files are removed, the added files must have no new rows: their `dataChange` is then false, so streaming readers
+    skip them. `table` stays at its version, so it can commit once. Raises CompactionConflict if the next version exists
+    already, or LakeUnavailable.
     """
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = list(removed)
