@@ -59,9 +59,9 @@ VacuumEvery = Annotated[
 
 
 def require_utc(conf: dict[str, str]) -> dict[str, str]:
-    """Return the Spark settings of a compaction or another job.
+    """Return the Spark settings `conf` of a job unchanged.
 
-    Raises ValueError if they set the session's time zone to a zone other than UTC.
+    Raises ValueError if `conf` sets the session's time zone to a zone other than UTC.
     """
     if conf.get(_TIME_ZONE, "UTC") not in _UTC:
         raise ValueError(

@@ -229,7 +229,10 @@ class ApplicationView:
     async def _query_instance(
         self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET"
     ) -> dict[str, Any]:
-        """Return one instance's response for itself. Raises InstanceQueryFailed if it has no usable one."""
+        """Send a request with `local=true` to one instance, and return its response, which covers that instance alone.
+
+        Raises InstanceQueryFailed if there is no usable response.
+        """
         params = encode_query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}

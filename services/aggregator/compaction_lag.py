@@ -46,7 +46,9 @@ class CompactionLag(NamedTuple):
 
 
 class CompactionLagWatch:
-    """Measures the lag while this instance is the one that compacts (`is_owned`). Keeps the last measurement.
+    """Measures the lag while this instance is the one that compacts (`is_owned`).
+
+    `last` is the last measurement; None if it failed or another instance compacts.
 
     Calls `request` if the bytes that no snapshot covers reach the limit in the settings. Until there is a newer
     snapshot, it calls `request` again only when the bytes have grown by the limit.

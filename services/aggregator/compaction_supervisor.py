@@ -93,10 +93,11 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """Return the environment of the compaction job: this process's, with PENSTOCK_ variables of its own.
+    """Return the environment of the compaction job: that of this process, but with other PENSTOCK_ variables.
 
-    They have the settings of Kafka and the log, the lake's options and Spark's `conf`, which may hold secrets. The job
-    reads no settings file; `command` passes the other settings.
+    The job's PENSTOCK_ variables have the settings of Kafka and the log, the lake's options and Spark's `conf`, which
+    may hold secrets. The lake's AWS_ options are variables too. The job reads no settings file; `command` passes the
+    other settings.
     """
     connection = {}
     for name in type(settings.kafka).model_fields:

@@ -49,8 +49,8 @@ def live_windows(
     """Return at most `limit` open windows whose keys match, latest end first, after the position `after`. If `store` is
     None, all stores are searched.
 
-    Searches at most ROWS_LOOKED_AT_MAX rows of a store in each partition. `unseen` counts the rows that were not
-    searched, including those found by an exact key (`KeyFilter.exact`).
+    Scans at most ROWS_LOOKED_AT_MAX rows of a store in each partition, and also looks up the keys of `KeyFilter.exact`.
+    `unseen` counts the rows that were not scanned, even if a look-up returned them.
     """
     found: dict[LivePosition, StateStoreRow] = {}
     unseen = 0

@@ -108,8 +108,8 @@ def repartition_topics_to_delete(
     """Return the repartition topics that a reset of `application` deletes, and those that it leaves, with the other
     application that may own them.
 
-    A topic is deleted if the group has committed offsets for it (`committed`), or if its name fits no other application
-    with a changelog topic in `known`.
+    `known` are the names of all topics of the cluster, `committed` those for which the group has committed offsets. A
+    topic is deleted if it is in `committed`, or if its name fits no other application that has a changelog topic.
 
     >>> topics = ["shop-changelog", "shop-by-user-repartition", "shop-eu-changelog", "shop-eu-by-user-repartition"]
     >>> repartition_topics_to_delete(topics, "shop", ())

@@ -111,9 +111,9 @@ async def plan_restore(
     """Return the committed offsets that are ahead of the changelog. Partitions of topics in `start_over` that have no
     position in the changelog are read from the beginning.
 
-    Raises GroupNotEmpty if members are not instances of the application, GroupNotFound if there are no offsets, and
-    ConfigError if there is none of a topic in `start_over`. Raises ChangelogHole, CorruptRecord or LakeUnavailable if
-    the changelog cannot be read.
+    Instances of the application may run. Raises GroupNotEmpty if the group has other members, GroupNotFound if it has
+    no committed offsets, and ConfigError if it has none for a topic in `start_over`. Raises ChangelogHole,
+    CorruptRecord or LakeUnavailable if the changelog cannot be read.
     """
     application = settings.application_id
     group = await admin.describe_group(application)

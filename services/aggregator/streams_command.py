@@ -87,9 +87,11 @@ def restore_offsets_command(
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """List the group's offsets that are ahead of the changelog. With --execute, set them back to its positions.
+    """List the group's offsets that are ahead of the changelog. With --execute, set them back to the changelog's
+    positions.
 
-    Where it has no position, the offset stays unless --start-over names the topic. Safe at any time.
+    If the changelog has no position for a partition, its offset stays unless --start-over names the topic. The command
+    is safe at any time, also with --execute while instances run.
     """
     settings = _load_settings("restore-offsets", config, bootstrap_servers, application_id)
     plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
