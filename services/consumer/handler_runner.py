@@ -150,7 +150,8 @@ class HandlerRunner:
         """Connect to Kafka, and create the missing dead-letter topics if `create_dead_letter_topics` is set.
 
         Returns the largest `max.message.bytes` that a dead-letter topic needs, or 0 if `create_dead_letter_topics` is
-        not set. Raises RetriableError if no broker answers or a source topic is missing.
+        not set. Raises RetriableError if no broker answers. With `create_dead_letter_topics`, also raises it if a
+        source topic is missing.
         """
         try:
             async with Admin(self._settings.kafka) as admin:
