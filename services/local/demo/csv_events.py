@@ -330,7 +330,7 @@ class NoTime(ValueError):
 def time_parser(time_format: str | None, latest_ms: int) -> TimeParser:
     """Return the parser of a CSV file's event times, from text to ms since the epoch.
 
-    `time_format` is `epoch`, `epoch_ms`, `epoch_us` or a strptime format; None is ISO 8601. A time without zone is UTC.
+    `time_format` is one of EPOCH_FORMATS or a strptime format; None is ISO 8601. A time without zone is UTC.
     The parser raises NoTime for other text, and for times before 1970 or after `latest_ms`.
 
     >>> parse = time_parser("%d.%m.%Y %H:%M", 2_000_000_000_000)
@@ -377,9 +377,10 @@ def formats_that_fit(text: str, latest_ms: int) -> list[str]:
 
 
 def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | None:
-    """Return a hint if an epoch format parses the text as a time before 1980, and another format as a later one.
+    """If `time_format` is an epoch format and parses the text as a time before 1980, return a hint to a better format.
 
-    The other format is an epoch format or ISO 8601, and its time is in this century.
+    A better format is another epoch format, or ISO 8601, that parses the text as a time of this century. Returns None
+    if there is none, and for any other `time_format`.
 
     >>> better_unit("1714557600", "epoch_ms", 2_000_000_000_000)
     "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it"

@@ -142,7 +142,7 @@ def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
 def windows_and_late_records(spark: Any, folder: str, store: str) -> Any:
     """Return the closed and open windows and the late records of the demo's aggregator or batch, for the comparison.
 
-    Their states and their coordinates in the changelog are left out.
+    The state and the changelog coordinates of windows and of late records are left out.
     """
     from penstock.services.spark.lake_tables import LakeTables
 

@@ -141,7 +141,7 @@ def read_rows(lines: Iterable[str]) -> Iterator[FlightRow]:
 
 
 def in_order_of_departure(rows: Iterable[FlightRow], limit: int | None = None) -> list[bytes]:
-    """Return the events of the first `limit` flights (default: all) as lines, in the order of actual departure.
+    """Sort the flights by actual departure, and return the events of the first `limit` (default: all) as lines.
 
     Flights of the same minute keep the order of `rows`.
     """

@@ -19,9 +19,9 @@ SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
 
 
 def aggregator_spec(plan: PipelinePlan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
-    """Return the demo's aggregator, under exactly_once.
+    """Return the spec of the demo's aggregator, which runs under exactly_once.
 
-    If `compacts`, it starts a compaction every five seconds of wall-clock time.
+    If `compacts`, the aggregator requests a compaction every five seconds of wall-clock time.
     """
     return ServiceSpec(
         "aggregator",
