@@ -84,7 +84,7 @@ class DeadLetterLog:
 
     `async with` raises UnknownTopicOrPartition if the topic does not exist. Each call of `batches`, `entries` and
     `replay` reads from the beginning. Use one at a time: they share a consumer. If the commit metadata of the topic's
-    `replay_group` is damaged, the dead letters after the committed offset count as not replayed.
+    `replay_group` is damaged, the dead letters from the committed offset on count as not replayed.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
@@ -172,7 +172,8 @@ class DeadLetterLog:
 
         Dead letters that were cut are never sent. Those that were replayed before are sent again only if
         `include_replayed` is True. In its source topic a record goes to its original partition if that exists.
-        Otherwise the record's key decides. After a record that could not be sent, no further batch is read.
+        In every other case the producer's partitioner chooses. After a record that could not be sent, no further batch
+        is read.
 
         Raises IllegalState if too many records of a partition are left out: LEFT_OUT_MAX, or more than a commit's
         metadata can hold. Raises DataError if the metadata of the last replay's commit is damaged and
@@ -236,8 +237,11 @@ class DeadLetterLog:
     def _choose_dead_letters(
         self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: ReplayResult
     ) -> list[tuple[Execution, Work, DeadLetter]]:
-        """Return the next dead letters to send, at most `room`. Other records stay unfinished, so that a later replay
-        finds them, unless an earlier replay has sent them."""
+        """Return the next dead letters to send, at most `room`.
+
+        Of the other records, those that an earlier replay sent are settled as finished. All others stay unfinished, so
+        that a later replay finds them.
+        """
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
         while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
             (work,) = execution.works

@@ -118,8 +118,8 @@ class GroupRequests:
         """Send LeaveGroup. Errors are only logged: without the request the group removes the member after its session
         timeout.
 
-        Without a member id the call waits for the response to the first JoinGroup, if that is in flight, and uses the
-        id in it.
+        Without a member id the call waits for the response to the first JoinGroup, and uses the id in it. Nothing is
+        sent if no first JoinGroup is in flight, or if no id arrives within FIRST_RESPONSE_MS.
         """
         if not (member_id := member_id or await self._first_member_id()):
             return

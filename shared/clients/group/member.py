@@ -170,7 +170,7 @@ class Member(ABC):
     def is_joined(self, response: JoinResponse, now_ms: int) -> bool:
         """Apply the coordinator's response to JoinGroup. Returns whether the member has joined.
 
-        If not, it must send JoinGroup again, or is out of the group.
+        If not, the member must send JoinGroup again, or the response's error was passed to `fail`.
         """
         # The first join only requests a member id (KIP-394). This is no failure, so the second follows without backoff.
         if response.code == MEMBER_ID_REQUIRED:

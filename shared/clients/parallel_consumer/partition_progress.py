@@ -84,7 +84,7 @@ class PartitionProgress:
     def rewind(self) -> None:
         """Forget the progress, because delivery continues from a lower offset (a truncated log, or a seek).
 
-        While a record of a lane is running, no other record of the lane is started.
+        A lane with a running record is kept: until that record is settled, no other record of the lane is started.
         """
         lanes = {k: lane for k, lane in self.lanes.items() if lane.running}
         running = self.running
