@@ -100,7 +100,8 @@ class BatchCompletion:
         shown (`SequenceLedger`).
 
         Partitions with a batch in flight, or whose next batch must keep its number, are left out. Call it before
-        batches are drained: it may begin a new epoch. After the last epoch the ledger is not `ready`.
+        batches are drained: it may begin a new epoch. After EPOCH_MAX the ledger is not `ready` until it has a new
+        producer id.
         """
         ledger = self.ledger
         for tp in ledger.troubled():

@@ -278,8 +278,8 @@ class ColumnSlice:
     ) -> bool:
         """Choose a partition for each record by its key. Returns whether some records have no key.
 
-        `without_key` gets the sizes of all records without a key, and divides these records into runs. Of each run it
-        returns the partition's index in `queues`, and the run's end as an index into the sizes.
+        If some have none, `without_key` is called with the sizes of all of them, and divides them into runs. For each
+        run its result has the partition's index in `queues`, and the run's end as an index into the sizes.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)
@@ -307,8 +307,8 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     """Return a slice of at most SLICE_RECORDS records from `first` on. It ends earlier at about SLICE_BYTES of a column
     that is a list.
 
-    Returns None if a record must be sent alone: it is not bytes, has an invalid timestamp or header, or may exceed
-    `size_max` bytes. Raises ValueError if a packed column refers to bytes outside its buffer. `timestamp` is for
+    Returns None if any of these records must be sent alone: it is not bytes, has an invalid timestamp or header, or may
+    exceed `size_max` bytes. Raises ValueError if a packed column refers to bytes outside its buffer. `timestamp` is for
     columns without timestamps.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
@@ -362,9 +362,10 @@ def _slice_timestamps(
 
 
 def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
-    """Return the headers of these records. A list ends after the first record with which they exceed SLICE_BYTES.
+    """Return the headers of these records. If the column is not packed, the result ends after the first record with
+    which the headers exceed SLICE_BYTES.
 
-    Returns None if some of these headers are invalid.
+    Returns None if a record's headers are invalid, missing or an iterator.
     """
     if columns.headers is None:
         return NO_HEADERS

@@ -197,10 +197,10 @@ class ProducerMetrics:
         size.set_function(partial(_producer_metric, me, "batch_size_avg"))
 
     def close(self) -> None:
-        """Remove this client's metrics from the registry, unless another producer has its client id. May be called
+        """Remove this client's gauges from the registry, unless another producer has its client id. May be called
         again.
 
-        The counters by topic stay.
+        Counters and histograms stay: they have no client id.
         """
         if not self._own:
             return

@@ -171,7 +171,7 @@ class Producer:
     async def start(self) -> None:
         """Connect to the cluster.
 
-        Raises BrokerNotAvailable with the address after `request_timeout_ms`. Raises AuthenticationFailed at once.
+        Raises BrokerNotAvailable with the addresses after `request_timeout_ms`. Raises AuthenticationFailed at once.
         """
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
@@ -412,7 +412,8 @@ class Producer:
     async def init_transactions(self) -> None:
         """Take over the transactional id: fence older producers that use it, and abort their open transaction.
 
-        Raises KafkaTimeout after `max_block_ms` (the call may be repeated), ProducerFenced.
+        Raises KafkaTimeout after `max_block_ms` (the call may be repeated). Raises ProducerFenced if a newer producer
+        takes over the id meanwhile.
         """
         self._check_usable()
         txn = self._require_transaction()

@@ -191,8 +191,9 @@ class RecordAccumulator:
     ) -> Drained:
         """Take due batches, one of each partition, and group them into one request for each node.
 
-        `usable` returns whether a node takes another request, `reachable` whether it can be reached, `may_send` whether
-        a partition may send. A request has at most `max_request_size` bytes. If `hurry` is True, no batch lingers.
+        `may_send` returns whether a partition may send, `usable` whether a node takes another request now. If not, the
+        batch stays queued. `reachable` returns whether a node is connected. It decides only whether the queue notes the
+        node as `unreachable`. A request has at most `max_request_size` bytes. If `hurry` is True, no batch lingers.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
