@@ -91,7 +91,7 @@ def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> 
 
 
 def decode_assignment(data: bytes | None) -> Assignment:
-    """Decode an assignment. Empty bytes are an empty assignment. Raises SerializationError if the bytes are invalid."""
+    """Decode an assignment; it is empty for None or no bytes. Raises SerializationError if the bytes are invalid."""
     if not data:
         return Assignment(())
     read = PrimitiveReader(data, "assignment")
