@@ -14,7 +14,7 @@ ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary
 
 
 def binary_array(strings: PackedBytes) -> pa.Array:
-    """An Arrow array of the strings, which must not contain nulls. Their bytes are copied.
+    """Return an Arrow array of type `binary` of the byte strings, none of which may be null. Their bytes are copied.
 
     >>> binary_array(PackedBytes.of([b"ann", b""])).to_pylist()
     [b'ann', b'']

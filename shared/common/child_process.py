@@ -32,7 +32,10 @@ _GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 
 
 class ChildDied(FatalError):
-    """A child process ended unexpectedly. The message has its status and, if known, its last output."""
+    """A child process ended unexpectedly, or is not running.
+
+    After an end the message has the exit status and, if known, the last output.
+    """
 
 
 class ChildProcess:
@@ -75,13 +78,14 @@ class ChildProcess:
     ) -> Self:
         """Start `command`. The child's output goes to one of three destinations:
 
-        1. If `log_file` is given, the output is appended to that file.
-        2. If only `on_line` is given, the output is piped. `on_line` is called with each line of standard error.
+        1. If `log_file` is given, all output is appended to that file, and `on_line` gets none of it.
+        2. If only `on_line` is given, it is called with each line of standard error. The attributes `output` and
+           `error_output` keep the end of standard output and standard error.
         3. If both are None, the child shares this process's output.
 
-        After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM, and SIGKILL after
-        `orphan_limit_ms`. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or the log
-        cannot be written.
+        After this process has ended, the child's guard (`child_guard`) sends the child SIGTERM, and its group SIGKILL
+        after `orphan_limit_ms`. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or
+        the log cannot be written.
         """
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name
@@ -132,7 +136,10 @@ class ChildProcess:
         return self._returncode
 
     async def terminate(self, timeout_ms: int) -> int:
-        """Send SIGTERM, and SIGKILL to the group after `timeout_ms`. Returns `returncode`. Safe to call twice."""
+        """Send the child SIGTERM. If it has not ended after `timeout_ms`, send its whole group SIGKILL.
+
+        Returns `returncode`. Safe to call twice.
+        """
         self.send_signal(signal.SIGTERM)
         self.send_signal(signal.SIGCONT)  # a paused child would not see the SIGTERM
         try:

@@ -46,10 +46,10 @@ def missing(who: str, module: str, *extras: str) -> str:
 
 @contextmanager
 def needs(who: str, *extras: str) -> Iterator[None]:
-    """Raise MissingExtra if a package of an extra is not installed. `extras` are all the extras that `who` needs.
+    """Raise MissingExtra if an import in the block fails because a package of an extra is not installed.
 
-    An import error for any other module is raised unchanged, since the user's own code may be imported within the
-    context.
+    `extras` are all the extras that `who` needs. An import error for any other module is raised unchanged, since the
+    user's own code may be imported in the block.
     """
     try:
         yield

@@ -25,7 +25,8 @@ from penstock.shared.common.varints import put_varint, zigzag
 def interleave_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
     """Interleave one row: write piece, text, piece, text, … and the last piece. Returns the position after it.
 
-    With `is_sized`, the length of each text is written before the text, as a varint. The length of a null is -1.
+    With `is_sized`, the length of each text is written before the text, as a varint. The length of a null is -1, and
+    its text is empty.
     """
     columns = len(starts)
     piece = 0
