@@ -44,7 +44,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
     def to_error(self, prefix: str = "") -> PenstockError:
         """Return the task's error.
 
-        Its class is the most derived one of the original error's classes that the module `errors` contains.
+        Of the original error's classes that `penstock.shared.common.errors` defines, the most derived one is used.
         """
         kinds = (getattr(errors, name, None) for name in self.names)
         kind: type[PenstockError] = next(kind for kind in kinds if kind is not None)

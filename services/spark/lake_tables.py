@@ -39,7 +39,10 @@ class LakeTables:
     """An application's tables in the lake, as DataFrames of one version of `state`."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        """`folder` is the application's folder as Spark names it. Raises ConfigError if it has no table `state`."""
+        """`folder` is the application's folder, as `hadoop_uri` returns it.
+
+        Raises ConfigError if it has no table `state`, SchemaMismatch if that table is not Penstock's.
+        """
         self._spark = spark
         self._folder = folder
         state = read_lake_table(spark, f"{folder}/state")
@@ -71,7 +74,10 @@ class LakeTables:
         raise ConfigError(f"store: there is no {name!r} in {self._folder}, which has the windowed stores {names}")
 
     def windowed_store(self, name: str) -> StoreSchema:
-        """Return the windowed store of that name. Raises ConfigError if there is none."""
+        """Return the windowed store of that name.
+
+        Raises ConfigError if no store has that name, or if the store has no windows.
+        """
         store = self.store(name)
         if store.kind not in WINDOWED:
             raise ConfigError(f"store: {name!r} in {self._folder} has no windows ({store.kind})")
@@ -98,7 +104,7 @@ class LakeTables:
     def live(self, store: StoreSchema) -> DataFrame:
         """Return the store's live windows: the key, window_start, window_end, the results, state, partition.
 
-        Closed sliding windows that `state` still has are left out.
+        The table `state` may still have rows of sliding windows that have closed. These rows are left out.
         """
         key = F.col("key").cast("string").alias("key") if store.key == "string" else F.col("key").alias("key_bytes")
         if store.name in self._state.columns:

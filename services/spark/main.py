@@ -79,7 +79,7 @@ def compact_main(arguments: list[str]) -> int:
 
 
 def batch_main(arguments: list[str]) -> int:
-    """Run `penstock batch`: one batch, or, if `every` is set, batches at that interval until SIGTERM.
+    """Run `penstock batch`: one batch, or, if `every` is set, batches at that interval until SIGTERM or a failed batch.
 
     Returns the exit status.
     """

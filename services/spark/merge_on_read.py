@@ -70,7 +70,7 @@ def unmergeable_reason(store: StoreSchema) -> str | None:
 
 
 def _drop_expired_windows(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
-    """Return the merged windows of which retention has certainly deleted no row.
+    """Return the merged windows without those of which retention may have deleted a row.
 
     A window whose closed row was deleted would otherwise consist of its late records alone.
     """

@@ -46,8 +46,8 @@ def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 
     Columns: `key` (or `key_bytes`), `event_time`, `missed` (the starts of the windows that the record missed), a column
     of results for each aggregation, `source_offset`, `state`, `partition`, `changelog_offset`, `topic_id`. Results and
-    `state` are null if an aggregation rejected the record, or if its state was too large. Raises the errors of
-    `closed`.
+    `state` are null if an aggregation rejected the record, or if the record's state was too large for the changelog.
+    Raises the errors of `closed`.
     """
     found = _open_lake_tables(spark, lake, application)
     return found.late(found.windowed_store(store))
@@ -67,8 +67,8 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
 def corrected(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
     """Read a store's windows as if no record had been late: closed and live windows with the late records merged in.
 
-    Sessions within the gap of each other are joined. Windows that retention deleted, wholly or possibly in part, are
-    left out. The columns are those of `live`.
+    Sessions within the gap of each other are joined. Late records whose `state` is null are not merged. Windows that
+    retention deleted, wholly or possibly in part, are left out. The columns are those of `live`.
 
     Raises ConfigError for sliding windows, and for aggregations other than Count, Sum, Min, Max, Mean, CountDistinct
     and CollectSet. Raises the errors of `closed`.

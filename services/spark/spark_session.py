@@ -157,7 +157,7 @@ def session_setting(spark: SparkSession, name: str, value: str) -> Iterator[None
 
 @contextmanager
 def jobs_cancelled_on(stop: Event, spark: SparkSession) -> Iterator[None]:
-    """Within the context, cancel the session's jobs once `stop` is set. A thread does so while the caller waits."""
+    """Within the context, cancel the session's running and later jobs as soon as `stop` is set, from another thread."""
     is_over = Event()
 
     def cancel_jobs_when_stopped() -> None:
@@ -230,7 +230,7 @@ def configuration(
 def with_attempts(master: str) -> str:
     """Return the master URL, with a number of attempts for a local master that has none.
 
-    By default a local master does not retry a failed task, as a cluster does.
+    By default a cluster retries a failed task, and a local master does not.
 
     >>> with_attempts("local[*]"), with_attempts("local[2,1]"), with_attempts("spark://host:7077")
     ('local[*,4]', 'local[2,1]', 'spark://host:7077')

@@ -115,7 +115,7 @@ def lake_state_column(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
 def lake_result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
     """Return the result columns of a store's Delta table, by aggregation.
 
-    A result is null if the state is null or lacks the aggregation.
+    A result is null if the state is null, lacks the aggregation, or has no value for it.
     """
     found = {}
     for aggregation in store.shown_aggregations():
