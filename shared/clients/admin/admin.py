@@ -590,11 +590,12 @@ class Admin:
     ) -> dict[TopicPartition, OffsetChange]:
         """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        If `partitions` is None, those in `to` are moved, or else all with a committed offset. An offset outside the log
-        becomes the log's first or end offset. If `dry_run` is True, nothing is changed.
+        If `partitions` is None and `to` is a mapping, its partitions are moved. If `to` is no mapping, all partitions
+        with a committed offset are moved. An offset outside the log becomes the log's first or end offset. If `dry_run`
+        is True, nothing is changed.
 
         Raises GroupNotEmpty with the members, but not in a dry run. Raises GroupNotFound if there is no partition to
-        move, ValueError or TypeError for an invalid `to`.
+        move. Raises ValueError or TypeError if `to` is invalid, or is a mapping without one of `partitions`.
         """
         partitions = None if partitions is None else list(partitions)
         offsets = _check_reset(to, partitions)

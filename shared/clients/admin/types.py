@@ -49,8 +49,9 @@ class NewTopic:
 
 
 def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1, **configs: str) -> NewTopic:
-    """Return a new topic for records with event times. It keeps any timestamp and no record expires, whatever the
-    broker's defaults are.
+    """Return a new topic for records with event times.
+
+    It accepts and keeps any timestamp, and no record is deleted because of its age, whatever the broker's defaults are.
 
     In the names of configs, underscores stand for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
     """
