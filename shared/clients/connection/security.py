@@ -153,8 +153,10 @@ logging.getLogger("aiokafka.conn").addFilter(HideSecrets())
 
 
 class OfOthers(logging.Filter):
-    """Drops aiokafka's log lines about objects of these classes: Penstock's clients, which write their own. Those about
-    a user's own aiokafka clients are kept."""
+    """Drops aiokafka's log lines about objects of the classes `clients`.
+
+    These are Penstock's clients, which write their own lines. Lines about a user's own aiokafka clients are kept.
+    """
 
     def __init__(self, *clients: type) -> None:
         super().__init__()

@@ -298,7 +298,8 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
         """Return the connection to a node, and connect if needed. Returns None if that fails; see `connection_error`.
 
         After a failure there is no attempt during the backoff. It is `reconnect_backoff_ms` after the first failure,
-        doubles with each further one up to `reconnect_backoff_max_ms`, and is shortened by RECONNECT_JITTER.
+        and doubles with each further one up to `reconnect_backoff_max_ms`. Each backoff is shortened by the fixed
+        share RECONNECT_JITTER.
         """
         conn_id = (node_id, group)
         known = self._conns.get(conn_id)
