@@ -396,9 +396,12 @@ class Consumer(Generic[K, V]):
                     await self._fetches.wait_for_data(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
 
     def wakeup(self) -> None:
-        """End the current wait for records (`poll` or `async for`) with Wakeup. If there is none, end the next one.
+        """Raise Wakeup in the call that waits for records (`poll` or `async for`).
 
-        The call that ends has taken no records, so the following call continues as usual. From another thread, use
+        If no call waits, the next `poll` raises it, even if records are available. An `async for` then raises it after
+        the records that its last poll returned.
+
+        The call that raises it has taken no records, so the following call continues as usual. From another thread, use
         `loop.call_soon_threadsafe(consumer.wakeup)`.
         """
         self._is_woken = True
@@ -443,7 +446,7 @@ class Consumer(Generic[K, V]):
         return record
 
     def _begin_iterating(self, task: asyncio.Task[object] | None) -> None:
-        """Register the task that iterates. Raises IllegalState unless the previous task has ended."""
+        """Register the task that iterates. Raises IllegalState if another one is registered and has not ended."""
         if self._iterating is not None and not self._iterating.done():
             raise IllegalState("another task iterates over this consumer: the record it works on would count as done")
         self._iterating = task
@@ -618,8 +621,9 @@ class Consumer(Generic[K, V]):
         return None if position is None else self._lag_of(tp, position)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether the position is the last known high watermark. Under `read_committed` an open transaction keeps it
-        from the end.
+        """Whether the position is the last known high watermark.
+
+        Under `read_committed`, polls do not move the position past the first record of an open transaction.
         """
         position = self.known_position(tp)
         return position is not None and position == self._fetcher.high_watermark(tp)

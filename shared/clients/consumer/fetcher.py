@@ -138,7 +138,7 @@ class FetcherPartition:
         self.drop_fetched()
 
     def reset_position(self, policy: ResetPolicy, reason: str) -> None:
-        """Drop a position that the log does not contain. The fetcher then looks up another one by the policy."""
+        """Drop a position that the log does not contain. The fetcher then looks up another one by `policy`."""
         replaced = self.position
         self.go_to(None, policy)
         self.replaced = replaced
@@ -394,8 +394,8 @@ class Fetcher:
         """Handle a log that was truncated to `end_offset`, below the fetch offset (KIP-320, KIP-595).
 
         If no handed-out record is gone, drops only the buffer. Otherwise `take` raises LogTruncation if the reset
-        policy is `none`. Under another policy fetching continues at `end_offset`, or by the policy if `high_watermark`
-        is below the position.
+        policy is `none`. Under another policy, the partition's position decides. If it is at most `high_watermark`,
+        fetching continues at `end_offset`. If it is above, the policy finds the new position.
         """
         position = state.position
         assert position is not None

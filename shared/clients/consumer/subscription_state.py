@@ -143,9 +143,9 @@ class Move:
     """A change of a position without a record handed out: past offsets without records, to an offset that a reset
     policy found, or to where a truncated log diverges.
 
-    `reason` is why the fetcher reset the position; it is empty for other moves and after a seek by the user. `replaced`
-    is the position that was no longer valid, or None. If the move `drifts`, the same lookup may find a higher offset
-    later.
+    `reason` is why the fetcher reset the position. It is empty for all other moves, also those of `seek_to_beginning`
+    and `seek_to_end`. `replaced` is the position that was no longer valid, or None. If the move `drifts`, the same
+    lookup may find a higher offset later.
     """
 
     position: int
@@ -169,7 +169,7 @@ class ConsumedPositions:
 
     In an `async for` each record is returned separately. The rest of its batch is `unread`, and the position lies
     before these unread records. A position that the reset policy found, or that moved past offsets without records,
-    counts as processed. If the current poll returned records of the partition, it counts as returned.
+    counts as processed. But if the current poll returned records of its partition, such a position counts as returned.
 
     A partition may be lost to another member before records that were handed out are committed. Its position is then
     `forfeited`. Under `commit_strategy` `none` a revocation does the same; under the other strategies it commits first.
@@ -285,8 +285,9 @@ class ConsumedPositions:
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that an error has reported these offsets as not committed, so that no second error reports them.
 
-        If a partition is no longer owned, only its forfeited position is dropped. If it is assigned again, its records
-        are handed out again, and their loss must be reported.
+        Forfeited positions up to these offsets are dropped. For an owned partition with records handed out, the offset
+        is stored, and `forfeit` skips positions up to it. For a partition that is no longer owned it is not stored: if
+        the partition is assigned again, its records are handed out again, and their loss must be reported.
         """
         # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
         # again.
@@ -388,7 +389,7 @@ class UnreadRecords:
         return f"<UnreadRecords {self._rests}>"
 
     def add(self, polled: Mapping[TopicPartition, PolledRecords]) -> None:
-        """Put records that `take` returned back before their partition's other unread records, or add new ones.
+        """Add new records. Records that `UnreadRecords.take` returned are put back before their partition's others.
 
         New records of a partition are taken from the fetcher only while it has no unread records.
         """
