@@ -68,10 +68,13 @@ def interleaved_texts(columns: Sequence[PackedBytes]) -> tuple[NDArray[np.uint8]
 
 
 def interleaved(pieces: Sequence[bytes], columns: Sequence[PackedBytes]) -> PackedBytes:
-    """For each row: the first piece, the first column's text, …, the last piece (one piece more than columns)."""
+    """For each row: the first piece, the first column's text, …, the last piece (one piece more than columns).
+
+    A null is like an empty text.
+    """
     data, starts, lengths = interleaved_texts(columns)
     count = starts.shape[1]
-    out = np.empty(int(lengths.sum()) + count * sum(map(len, pieces)), np.uint8)
+    out = np.empty(int(np.maximum(lengths, 0).sum()) + count * sum(map(len, pieces)), np.uint8)
     out_starts = np.empty(count, np.int64)
     out_lengths = np.empty(count, np.int64)
     _interleave_rows(*interleaved_pieces(pieces), data, starts, lengths, out, out_starts, out_lengths)

@@ -36,7 +36,7 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
-EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_s": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
+EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
 POSSIBLE = "epoch, epoch_ms, epoch_us or a strptime format such as '%d.%m.%Y %H:%M'"
 GUESSED_FROM_MS = 946_684_800_000  # 2000: an earlier time indicates that a guessed format is wrong
 UNLIKELY_BEFORE_MS = 315_532_800_000  # 1980: an epoch read in too small a unit ends before this
