@@ -38,9 +38,9 @@ NO_TIMESTAMP = -1
 
 
 def header_pairs(headers: AnyHeaders) -> Headers:
-    """Convert the accepted forms of a record's headers, pairs or a dict, to the pairs of `Headers`.
+    """Convert a record's headers to pairs if they are a dict.
 
-    Any other value is returned unchanged. The check of the record rejects it later.
+    Pairs are returned unchanged, and so is an invalid value, which the check of the record rejects later.
 
     >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
     ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))

@@ -31,7 +31,7 @@ Deserializer = Callable[[str, bytes | None], T]
 
 
 def bytes_serializer(topic: str, value: Any) -> bytes | None:
-    """The bytes of bytes, bytearray or memoryview. Any other type except None is an error."""
+    """The bytes of bytes, bytearray or memoryview; None for None. Raises SerializationError for any other type."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):

@@ -100,8 +100,11 @@ class Section(BaseModel):
 
 
 class KafkaSettings(Section):
-    """How to reach Kafka. Most names are those of Kafka's Java clients, with underscores for dots; those of credentials
-    and PEM files are not."""
+    """How to reach Kafka.
+
+    The names are those of Kafka's Java clients, with underscores for dots. Exceptions are `sasl_username`,
+    `sasl_password`, `sasl_oauth_token_provider`, and the PEM files `ssl_cafile`, `ssl_certfile` and `ssl_keyfile`.
+    """
 
     model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all its values
 

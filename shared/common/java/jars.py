@@ -131,7 +131,8 @@ def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> st
 async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> Path:
     """Download the jars that are not in the cache, and return the folder that holds all of them.
 
-    The first download takes from seconds to minutes. A cancellation ends it. Raises JarsUnavailable.
+    The first download takes from seconds to minutes. Raises JarsUnavailable.
+    The next call continues a cancelled download.
     """
     environ = os.environ if environ is None else environ
     root = cache_root(environ)
@@ -241,7 +242,10 @@ async def _fetch_jar(
 
 
 async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartialJar) -> None:
-    """Download the bytes that the part file lacks, and append them to it. Raises _AttemptFailed, _WrongContent."""
+    """Download the bytes that the part file lacks, or the whole jar if the repository does not support ranges.
+
+    Raises _AttemptFailed if another request may succeed, otherwise _WrongContent.
+    """
     import httpx
 
     headers = {"range": f"bytes={part.size}-"} if part.size else {}

@@ -34,7 +34,7 @@ def table_versions(uri: str, applications: list[str], options: Mapping[str, str]
 def set_table_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
     """Set the versions of applications from which their next `append_once` continues; None removes a version.
 
-    Does nothing if there is no table. Raises RetriableError if the storage fails or another commit came first.
+    Does nothing if there is no table. Raises RetriableError if the storage fails or a concurrent commit conflicts.
     """
     table = _open_table(uri, options)
     if table is not None:
@@ -66,7 +66,7 @@ def append_once(
 
     `versions` has, by application, the version that the table must have (None: no version) and the new version. New
     columns are added to the table. Raises WriterFenced if the table has another version, DataError if a column does not
-    fit its type, RetriableError if the storage fails or another commit came first.
+    fit its type, RetriableError if the storage fails or a concurrent commit conflicts.
     """
     known = table_versions(uri, list(versions), options)
     for application, (before, _) in versions.items():

@@ -76,7 +76,10 @@ def remove_files(lake: str, application: str, storage_options: Mapping[str, str]
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with its content; nothing if there is no folder. Raises ConfigError or LakeNotRemoved."""
+    """Remove a folder with its content. Does nothing if there is no folder.
+
+    Raises ConfigError if it is a symbolic link, LakeNotRemoved if a part of it remains.
+    """
     require_no_link(folder)
     try:
         shutil.rmtree(folder)

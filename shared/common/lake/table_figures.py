@@ -14,12 +14,15 @@ from penstock.shared.common.lake.window_queries import newest_rows_query
 
 
 def describe_tables(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the figures of an application's lake tables: `live_rows`, `closed_rows` and `closed_versions` by store,
-    `state_version`, and `compacted_at_ms`.
+    """Return the figures of an application's lake tables. Raises LakeUnavailable or NotASnapshot.
 
-    A live row is the newest row in `state` of its window, if its `live` is true. Closed sliding windows have one for a
-    while. A table's version is -1 if the table does not exist. `compacted_at_ms` is the time when the newest compaction
-    ended, or None. Raises LakeUnavailable or NotASnapshot.
+    - `live_rows`: the number of live rows of all stores. A live row is the newest row in `state` of its window, if its
+      `live` is true. A closed sliding window has a live row for a while.
+    - `closed_rows` and `closed_versions`: by store, the number of rows of `closed/<store>`, and its Delta version.
+    - `state_version`: the Delta version of `state`. The version of a missing table is -1.
+    - `compacted_at_ms`: the time when the newest compaction ended; None without a compaction.
+
+    If `state` is missing, `closed_rows` and `closed_versions` are empty.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     fields: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}

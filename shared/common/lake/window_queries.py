@@ -56,7 +56,9 @@ def find_live_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[dict[str, Any]]:
-    """Find live windows of the keys that overlap `reach` (ms, both inclusive) in a snapshot, a version of `state`.
+    """Find the live windows in a snapshot (`version` of `state`) that have a key in `keys` and overlap `reach`.
+
+    Both ends of `reach` are in ms and inclusive.
 
     Windows that end before their partition's time in `open_from_ms` are left out. The first `rows_max` windows after
     the position `after` are returned, in the order of their `WindowPosition`: start, end, partition, key. Each has
@@ -99,10 +101,10 @@ def find_closed_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPosition | None = None,
 ) -> list[ClosedWindow]:
-    """Find closed windows of keys between two bounds (inclusive, text or bytes) that overlap `reach` (ms, inclusive).
+    """Find the closed windows that have a key between two bounds and overlap `reach` (ms). All ends are inclusive.
 
     The first `rows_max` windows after the position `after` are returned, in the order of their `WindowPosition`: start,
-    end, partition, key. None means no limit. Raises LakeUnavailable.
+    end, partition, key. None as a bound, as `rows_max` or as `after` means no limit. Raises LakeUnavailable.
     """
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
