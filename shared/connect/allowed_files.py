@@ -201,9 +201,9 @@ def are_allowed_files(name: str, value: Any) -> None:
 
 
 def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
-    """Open a folder below an allowed one and return its descriptor. With `make`, missing folders are created.
+    """Open the folder at the path `below` in an allowed `folder`, and return its descriptor.
 
-    Raises OSError if this folder, or one between the two, is a link.
+    With `make`, missing folders are created. Raises OSError if a folder of `below` is a link.
     """
     if make:
         folder.mkdir(parents=True, exist_ok=True)

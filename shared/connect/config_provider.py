@@ -89,14 +89,14 @@ class _PathConfigProvider(ConfigProvider):
 
 
 class FileConfigProvider(_PathConfigProvider):
-    """The properties of a file. The path names the file."""
+    """The properties of the file that the path names. The key is a property's name."""
 
     def get(self, path: str, key: str) -> str | None:
         return parse_properties(self._read_allowed_file(Path(path))).get(key) if path else None
 
 
 class DirectoryConfigProvider(_PathConfigProvider):
-    """The files of a folder. The key is a file's name, and the value is its content."""
+    """The files of the folder that the path names. The key is a file's name, and the value is its content."""
 
     def get(self, path: str, key: str) -> str | None:
         if not path or not key or Path(key).name != key:

@@ -108,7 +108,7 @@ class DeltaSinkTask(SinkTask):
         await reporter.report(record, error)
 
     async def flush(self, offsets: Offsets) -> None:
-        """Append the buffered records of these partitions. After a temporary error they are read again.
+        """Append the buffered records of these partitions. After a temporary error the worker delivers them again.
 
         Records that the table has already are skipped. Records of other partitions stay in the buffer, since their
         offsets are not committed now.

@@ -178,7 +178,10 @@ class FilesSinkTask(SinkTask):
         return None
 
     async def _reject(self, record: SinkRecord, error: DataError, rejected: set[int]) -> None:
-        """Report an invalid record, and add its offset to those rejected. Raises ConnectError without a reporter."""
+        """Report an invalid record, and add its offset to `rejected`.
+
+        Raises ConnectError if there is no reporter, or if the error is not tolerated.
+        """
         reporter = self.context.errant_record_reporter
         if reporter is None:
             raise ConnectError(f"a record cannot be in a file: {error}") from error

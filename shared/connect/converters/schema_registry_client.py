@@ -29,7 +29,7 @@ REFERENCES_MAX = 1_000
 
 @dataclass(frozen=True)
 class RegistryAccess:
-    """The registry's addresses and credentials. `user` is user:password, or empty without credentials."""
+    """The registry's addresses and credentials. `user` is user:password for Basic authentication, or empty."""
 
     urls: tuple[str, ...]
     user: str = field(default="", repr=False)

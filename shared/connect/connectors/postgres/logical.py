@@ -206,9 +206,10 @@ class SlotReader:
         return f"<SlotReader of {dict(self._partition)}, {self._progress!r}>"
 
     def records(self, data: bytes) -> list[SourceRecord]:
-        """Return the records for one message of the slot: mostly one for a change, and none for any other message.
+        """Return the records for one message of the slot: none unless it is a new change of a captured table.
 
-        Rows of updates that lack large values are added to `self.incomplete`.
+        A change makes one record, or two if an update changes the key. Rows of updates that lack large values are added
+        to `self.incomplete`.
         """
         message = decode_pgoutput(data)
         if isinstance(message, Begin):
@@ -333,7 +334,10 @@ class LogicalReader:
         return {"protocol": "1", "slot": slot}
 
     async def read(self, connection: Any) -> list[SourceRecord]:
-        """Return the next records of the slot. Sets `is_idle`: whether a read of the slot ended without a record."""
+        """Return the next records. Several calls may return the records of one read of the slot.
+
+        Sets `is_idle` to True if this call ended a read of the slot without any record, otherwise to False.
+        """
         if connection is not self._connection:
             self._reading = None
             await self._prepare_replication(connection)
@@ -404,7 +408,10 @@ class LogicalReader:
         self._set_slot_target(self._progress.settled())
 
     async def _complete_large_values(self, connection: Any, row: IncompleteRow) -> None:
-        """Read the current large values that an update did not contain. If the row no longer exists, they stay null."""
+        """Read the current large values that an update did not contain.
+
+        They stay null if the update has no key, or if the row no longer exists.
+        """
         if not row.key:  # without a key, no row can be identified
             return
         oids = [oid for oid, _ in row.key.values()]

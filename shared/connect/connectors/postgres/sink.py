@@ -252,7 +252,7 @@ class PostgresSinkTask(SinkTask):
         columns.
 
         Without `keep` each transaction is rolled back. Records are skipped if an earlier transaction of the batch has
-        written them, or a delivery before a temporary error.
+        written them. They are also skipped if they were written before a temporary error and are delivered again.
         """
         if self._done:
             records = [record for record in records if not self._is_written_record(record)]

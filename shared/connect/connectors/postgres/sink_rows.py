@@ -180,7 +180,9 @@ class RowBuilder:
         return {name: given[name] for name in names}
 
     def _column_types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
-        """Return each column's type and whether the column is NOT NULL, from its schema, or else from its value.
+        """Return each column's type, and whether the column is NOT NULL, from the schema of the record's field.
+
+        Without a schema, the type comes from the field's value, and NOT NULL is false.
 
         With pk.mode=record_key, primary key columns come from the record's key. With pk.mode=kafka, their types are
         fixed. All other columns come from the record's value.

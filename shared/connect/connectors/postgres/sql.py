@@ -83,7 +83,7 @@ def upsert_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
 
 
 def update_from(table: SqlTable, source: str, names: tuple[str, ...]) -> str:
-    """Return the statement that updates the rows which another table has too.
+    """Return the statement that updates the rows whose keys are in another table to the values in that table.
 
     Raises DataError if the key has all columns, since there is then nothing to update.
     """
