@@ -30,15 +30,15 @@ REPLAY_MAX = 100_000
 class DeadLetters(Protocol):
     """The operations that the routes call.
 
-    Methods with a `topic` raise InvalidRequest if its name is not that of a dead-letter or late topic, and
-    UnknownTopicOrPartition if the topic does not exist.
+    Methods with a `topic` raise InvalidTopic for a name that Kafka does not allow, InvalidRequest for a name that is
+    not that of a dead-letter or late topic, and UnknownTopicOrPartition for a topic that does not exist.
     """
 
     async def topics(self) -> list[dict[str, Any]]:
-        """Return each dead-letter and late topic: topic, kind, source and the number of `records`.
+        """Return a `DeadLetterTopic` for each dead-letter and late topic.
 
-        Markers of transactions are not counted. If `exact` is false, counting has not finished and `records` is an
-        upper bound.
+        Markers of transactions are not counted. If `exact` is false, some records are not counted yet, and `records` is
+        an upper bound. The next call counts more of them.
         """
         ...
 
