@@ -271,7 +271,7 @@ class IngestLatency:
     def observe(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
         """Add a sample of the services. Returns the overview's `p50_ms` and `p99_ms`.
 
-        Both are None without a request in the last LATENCY_WINDOW_MS.
+        Both are None for the first sample, and without a request in the last LATENCY_WINDOW_MS.
         """
         totals: dict[float, float] = {}  # cumulative counts by upper bound, in seconds
         for service in services:

@@ -211,7 +211,8 @@ class Guard:
     def _admit_request(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
         """Return the client of a request, and a Problem if the request is rejected.
 
-        The client is ANONYMOUS if the request needs no credentials, or is rejected before they are known.
+        The client is ANONYMOUS if the request needs no credentials, if its credentials are missing or unknown, or if it
+        is rejected before they are checked.
         """
         # 1. The Host header is `localhost` or a loopback address, if `local_hosts_only` is set.
         if self._local_hosts_only and not is_loopback(_host_name(headers.get("host", ""))):
