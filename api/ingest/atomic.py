@@ -92,9 +92,9 @@ def fingerprint_headers(
 def idempotency_key(
     text: str, topic: str, body: bytes, headers: Sequence[tuple[str, str]], *, atomic: bool, principal: str
 ) -> IdempotencyKey:
-    """Return the key of a request; `text` is the header's value, `headers` are those of `fingerprint_headers`.
+    """Return the key of a request; `text` is the value of its Idempotency-Key header.
 
-    Raises Problem (400) if the value is empty or too long.
+    `headers` is the result of `fingerprint_headers`. Raises Problem (400) if the key is empty or too long.
     """
     name = text.strip()
     if len(name) > 1 and name[0] == name[-1] == '"':

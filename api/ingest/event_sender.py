@@ -146,7 +146,7 @@ class EventSender:
         return is_within_limit
 
     def _cut_to_max_errors(self, parsed: Parsed) -> bool:
-        """Cut the batch before the first error beyond the limit. Returns True if it is within the limit."""
+        """Cut the batch before its first error beyond `max_errors`. Returns True if nothing is cut."""
         room = self._max_errors - len(self.result.errors)
         if len(parsed.errors) <= room:
             return True

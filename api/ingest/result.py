@@ -128,7 +128,7 @@ class IngestResult:
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
         """Record that reading stopped before `position`. Only the first call counts.
 
-        `status` is the response's status if no event has been stored or has failed.
+        `status` is the response's status if no event was stored and none failed.
         """
         if self.stopped_at is None:
             self.stopped_at = position
