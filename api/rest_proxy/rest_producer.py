@@ -37,7 +37,7 @@ class SentRecords(NamedTuple):
     """The records of one call of `RestProducer.send`. Some may have failed, and some may not be acknowledged yet.
 
     `outcomes` has one entry for each record, in order. The entries at `indexes` are None: `deliveries` returns
-    these outcomes. `deadline` is a time of the event loop's clock.
+    these outcomes. `RestProducer.settle` waits for them until `deadline`, a time of the event loop's clock.
     """
 
     outcomes: list[Outcome | None]
@@ -98,8 +98,8 @@ class RestProducer:
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
         """Return the record, with a missing key or time filled in from its value by the topic's JSON pointers.
 
-        The value is not read if it is null, or if nothing is missing and the topic has no JSON Schema. Raises
-        EventRejected if the value that is read is invalid, or has a time after `latest_ms`.
+        The value is read only if the topic has a JSON Schema, or a pointer to the missing key or time. A null value is
+        never read. Raises EventRejected if the value that is read is invalid, or has a time after `latest_ms`.
         """
         own = self.settings.for_topic(record.topic)
         present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}

@@ -173,7 +173,10 @@ class RecordStreamSplitter:
         return objects
 
     def _split(self, chunk: bytes, objects: list[bytes]) -> None:
-        """Append the objects that this chunk completes. Raises NotAnObject at the first data that is not an object."""
+        """Append the objects that this chunk completes.
+
+        Raises NotAnObject at the first data that is not an object, or at an object longer than `max_bytes`.
+        """
         self._rest += chunk
         start = 0
         while True:
@@ -201,7 +204,7 @@ class RecordStreamSplitter:
             raise NotAnObject(f"an object longer than {self._max_bytes} bytes")
 
     def close(self) -> None:
-        """End the stream of records. Raises `error`, or NotAnObject if the stream ends within an object."""
+        """End the stream of records. Raises `self.error` if set, or NotAnObject if the last object is incomplete."""
         if self.error is not None:
             raise self.error
         if self._depth:
