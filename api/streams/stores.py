@@ -59,10 +59,11 @@ class StoresView(Protocol):
         ...
 
     async def find_windows(self, store: str, *, status: Status, **query: Unpack[StoreQueryParams]) -> FoundWindows:
-        """Return the windows of the queried keys, open and closed, of all instances.
+        """Return the windows of the queried keys with this `status`, of all instances.
 
         Raises ConfigError if the store has no windows, WrongContinuation for an invalid continuation. Raises Problem if
-        the service is busy. Without a lake, raises it also if closed windows are requested or a partition is missing.
+        too many such queries run. Without a lake, raises Problem also if `status` is not `open`, or if a partition is
+        missing.
         """
         ...
 
