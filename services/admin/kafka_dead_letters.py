@@ -175,7 +175,7 @@ class KafkaDeadLetters:
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """Read a topic's newest records (see `DeadLetters.read_newest`). Raises KafkaTimeout after READ_TIMEOUT_MS.
 
-        Searches the newest offsets only: about SCANNED_MAX of all partitions together, or `limit` of each partition if
+        Searches only the newest offsets of each partition: at most `2 * limit`, or an equal share of SCANNED_MAX if
         that is more. So fewer than `limit` records may be found.
         """
         self._check_dead_letter_topic(topic)
@@ -227,10 +227,11 @@ class KafkaDeadLetters:
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
-        """Replay dead letters (see `DeadLetters.replay`). Only one replay runs at a time.
+        """Replay dead letters (see `DeadLetters.replay`). A replay waits until the previous one, of any topic, ends.
 
         Raises InvalidRequest if `topic` is not a dead-letter or late topic, if `to` is `topic` or an internal topic, or
-        if `stage` or `exception` is given for a late topic. Raises UnknownTopicOrPartition if `to` does not exist.
+        if `stage` or `exception` is given for a late topic. Raises UnknownTopicOrPartition if `topic` or `to` does not
+        exist, and InvalidTopic if Kafka does not allow its name. Raises also what `DeadLetterLog.replay` raises.
         """
         self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)
