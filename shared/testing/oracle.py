@@ -194,7 +194,10 @@ def _encode_result(record: Record) -> tuple[bytes, None]:
 
 
 class _Schedules(Processor):
-    """Schedules and cancels punctuations as the case's records specify. `calls` collects (id, timestamp)."""
+    """Schedules and cancels punctuations as the case's records specify.
+
+    Each punctuation appends its (id, timestamp) to `calls`.
+    """
 
     def __init__(self, calls: list[tuple[int, int]]) -> None:
         self._calls = calls

@@ -77,7 +77,7 @@ class _PipedRecord(NamedTuple):
 class TopologyTestDriver:
     """Drives the task of one partition.
 
-    - `now_ms`: the time of the wall clock until it is advanced. If it is None, the clock stands at 0.
+    - `now_ms`: the time at which the wall clock starts. If it is None, the clock starts at 0.
     - `commit_each`: whether to commit after each `pipe`, `pipe_columns` and `advance_wall_clock`.
     - `deduplicate_updates`: if False, every update of a result is forwarded, as in Kafka Streams with caching off. If
       True, a commit forwards the last update of each result.
@@ -192,7 +192,10 @@ class TopologyTestDriver:
             self._append_to_source_log(own)
 
     def read(self, topic: str) -> list[ProducerRecord]:
-        """Remove and return the records written to a topic. Raises ConfigError for a topic that is not written to."""
+        """Remove and return the records written to a topic; an empty list if there are none.
+
+        Raises ConfigError for a topic that the topology never writes to.
+        """
         known = dict.fromkeys(self.topology.output_topics())
         known |= dict.fromkeys(t for s in self.topology.sources() for t in (s.dead_letters, s.late))
         if topic not in self.outputs and topic not in known:
