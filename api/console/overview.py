@@ -5,7 +5,7 @@ the increase of a counter per second, over the last seconds. If a counter falls,
 counter began at zero again:
 
 >>> rate = CounterRate(window_ms=5_000)
->>> rate.add(0, 100), rate.add(1_000, 600), rate.add(2_000, 200)
+>>> rate.add(0, {"a": 100}), rate.add(1_000, {"a": 600}), rate.add(2_000, {"a": 200})
 (None, 500.0, 350.0)
 
 The time until a group has caught up is estimated from the rate at which its lag fell over the last seconds:
@@ -22,7 +22,7 @@ The time until a group has caught up is estimated from the rate at which its lag
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
@@ -176,24 +176,26 @@ class OverviewProvider(Protocol):
 
 
 class CounterRate:
-    """The increase per second of a counter in the overview, over a sliding window."""
+    """The increase per second of a counter that several sources report, over a sliding window."""
 
     def __init__(self, window_ms: int = RATE_WINDOW_MS) -> None:
         self._window_ms = window_ms
         self._points: deque[tuple[int, float]] = deque()
-        self._last: float | None = None
+        self._last: Mapping[str, float] = {}
         self._total = 0.0
 
-    def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Add the counter's value, None if unknown, when an overview is built. Returns the rate for the overview.
+    def add(self, monotonic_ms: int, values: Mapping[str, float]) -> float | None:
+        """Add the counter's value of each source when an overview is built. Returns the rate for the overview.
 
-        The rate is None for an unknown value, and before the second known value.
+        A source that was not in the sample before only gives the value that its next increase is measured from. The
+        rate is None without a source, and in the first sample that has one.
         """
-        if value is None:
+        for source, value in values.items():
+            if (last := self._last.get(source)) is not None:
+                self._total += value - last if value >= last else value
+        self._last = values
+        if not values:
             return None
-        if self._last is not None:
-            self._total += value - self._last if value >= self._last else value
-        self._last = value
         self._points.append((monotonic_ms, self._total))
         while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - self._window_ms:
             self._points.popleft()
@@ -266,27 +268,38 @@ class IngestLatency:
     """Quantiles of the ingest latency in the overview, over the last seconds, from histograms that only grow."""
 
     def __init__(self) -> None:
-        self._points: deque[tuple[int, dict[float, float]]] = deque()
+        self._last: dict[str, dict[float, float]] = {}
+        self._increases: Counter[float] = Counter()
+        self._points: deque[tuple[int, Counter[float]]] = deque()
 
     def observe(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
         """Add a sample of the services. Returns the overview's `p50_ms` and `p99_ms`.
 
-        Both are None for the first sample, and without a request in the last LATENCY_WINDOW_MS.
+        Both are None for the first sample, and without a request in the last LATENCY_WINDOW_MS. As in `CounterRate`, a
+        service counts from its second sample in a row.
         """
-        totals: dict[float, float] = {}  # cumulative counts by upper bound, in seconds
-        for service in services:
-            for name, value in service.metrics.items():
-                if name.startswith(LATENCY_BUCKET):
-                    bound = float(name.removeprefix(LATENCY_BUCKET))
-                    totals[bound] = totals.get(bound, 0.0) + value
-        if self._points and any(value < self._points[-1][1].get(bound, 0.0) for bound, value in totals.items()):
-            self._points.clear()  # a service was restarted
-        self._points.append((monotonic_ms, totals))
+        histograms = {service.name: _latency_histogram(service) for service in services}
+        for name, counts in histograms.items():
+            if (last := self._last.get(name)) is not None:
+                # A service that was restarted began at zero again.
+                before = {} if any(count < last.get(bound, 0.0) for bound, count in counts.items()) else last
+                self._increases.update({bound: count - before.get(bound, 0.0) for bound, count in counts.items()})
+        self._last = {name: counts for name, counts in histograms.items() if counts}
+        self._points.append((monotonic_ms, self._increases.copy()))
         while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - LATENCY_WINDOW_MS:
             self._points.popleft()
-        before = self._points[0][1]
-        counts = {bound: value - before.get(bound, 0.0) for bound, value in totals.items()}
-        return {"p50_ms": latency_quantile_ms(counts, 0.5), "p99_ms": latency_quantile_ms(counts, 0.99)}
+        first = self._points[0][1]
+        recent = {bound: count - first[bound] for bound, count in self._increases.items()}
+        return {"p50_ms": latency_quantile_ms(recent, 0.5), "p99_ms": latency_quantile_ms(recent, 0.99)}
+
+
+def _latency_histogram(service: ServiceSample) -> dict[float, float]:
+    """Return a service's cumulative counts of requests by upper bound in seconds; empty if it did not report them."""
+    return {
+        float(name.removeprefix(LATENCY_BUCKET)): value
+        for name, value in service.metrics.items()
+        if name.startswith(LATENCY_BUCKET)
+    }
 
 
 def latency_quantile_ms(counts: Mapping[float, float], quantile: float) -> float | None:
@@ -329,12 +342,11 @@ class OverviewBuilder:
         self, services: Sequence[ServiceSample], kafka: KafkaSample, *, now_ms: int, monotonic_ms: int
     ) -> dict[str, Any]:
         """Return the overview as plain values."""
-        stored = _sum_of_metrics(services, lambda name: name == STORED)
+        stored = _values_of_metric(services, STORED)
         streams = _state_by_application(services)
         tasks = [task for stream in streams for task in _task_rows(stream)]
-        late_records = _sum_of_tasks(tasks, "late_records")
-        if late_records is None:
-            late_records = _sum_of_metrics(services, lambda name: name == LATE)
+        # Tasks report late records to the application's instances; without that, the services' metrics have them.
+        late = _values_of_tasks(streams, "late_records") or _values_of_metric(services, LATE)
         dead_letters = _sum_of_metrics(services, _is_dead_letter_metric)
         if dead_letters is None:
             dead_letters = _sum_of_tasks(tasks, "dead_letters")
@@ -348,7 +360,7 @@ class OverviewBuilder:
             "rebalances": list(self._groups.events),
             "ingest": {
                 **self._latency.observe(services, monotonic_ms),
-                "stored": stored,
+                "stored": _sum_of_values(stored),
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
                 "rejected": _sum_of_metrics(services, lambda name: name == REJECTED),
                 "rejected_requests": _sum_of_metrics(services, lambda name: name == REJECTED_REQUESTS),
@@ -357,8 +369,8 @@ class OverviewBuilder:
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
                 "state_rows": _sum_of_tasks(tasks, "state_rows"),
                 "closed_windows": _sum_of_tasks(tasks, "closed_windows"),
-                "late_records": late_records,
-                "late_per_second": self._late_rate.add(monotonic_ms, late_records),
+                "late_records": _sum_of_values(late),
+                "late_per_second": self._late_rate.add(monotonic_ms, late),
                 "restore_estimate_s": restore_estimate_s(tasks, services),
             },
             "dead_letters": dead_letters,
@@ -406,6 +418,26 @@ def _service_row(sample: ServiceSample) -> ServiceRow:
         "detail": sample.detail,
         "checks": dict(sample.checks),
     }
+
+
+def _values_of_metric(services: Sequence[ServiceSample], name: str) -> dict[str, float]:
+    """Return a metric's value by the name of the service, for `OverviewBuilder`."""
+    return {service.name: service.metrics[name] for service in services if name in service.metrics}
+
+
+def _values_of_tasks(streams: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
+    """Return a value of all tasks that report it, by application and partition, for `OverviewBuilder`."""
+    return {
+        f"{stream.get('application_id')}/{task.get('partition')}": task[key]
+        for stream in streams
+        for task in _task_rows(stream)
+        if task.get(key) is not None
+    }
+
+
+def _sum_of_values(values: Mapping[str, float]) -> int | None:
+    """Return the sum of the values of all sources, for `OverviewBuilder`; None if no source reports one."""
+    return int(sum(values.values())) if values else None
 
 
 def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> int | None:

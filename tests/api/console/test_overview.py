@@ -66,7 +66,7 @@ def test_a_rate_is_never_negative(steps: list[tuple[int, int | None]]) -> None:
     rate, now_ms = CounterRate(), 0
     for step, value in steps:
         now_ms += step
-        result = rate.add(now_ms, value)
+        result = rate.add(now_ms, {} if value is None else {"a": value})
         assert result is None or result >= 0
 
 
@@ -74,8 +74,27 @@ def test_a_rate_is_never_negative(steps: list[tuple[int, int | None]]) -> None:
 def test_a_steady_counter_has_its_own_rate(per_step: int, steps: int) -> None:
     """A counter that grows steadily has that rate over any number of samples."""
     rate = CounterRate()
-    results = [rate.add(i * 1_000, i * per_step) for i in range(steps + 1)]
+    results = [rate.add(i * 1_000, {"a": i * per_step}) for i in range(steps + 1)]
     assert results[-1] == per_step
+
+
+def test_an_unreachable_service_makes_no_rate() -> None:
+    """A service that is unreachable in one sample, and one that appears, add only their own later increases."""
+    rate = CounterRate()
+    samples = [{"a": 1e6, "b": 1e6}, {"a": 1e6}, {"a": 1e6, "b": 1e6}, {"a": 1e6 + 10, "b": 1e6 + 30, "c": 5e6}]
+    assert [rate.add(i * 1_000, values) for i, values in enumerate(samples)] == [None, 0, 0, 40 / 3]
+
+
+def test_late_records_of_a_task_that_moves_make_no_rate() -> None:
+    """The rate of late records is that of each task: one that is missing for a while adds no increase."""
+    builder = OverviewBuilder()
+    rates = []
+    for at, tasks in enumerate([{0: 100, 1: 900}, {0: 100}, {0: 100, 1: 900}, {0: 101, 1: 2}]):
+        rows = [{"partition": partition, "late_records": late} for partition, late in tasks.items()]
+        services = [ServiceSample("a", "", "ok", streams={"application_id": "x", "tasks": rows})]
+        overview = builder.build(services, KafkaSample(), now_ms=0, monotonic_ms=at * 1_000)
+        rates.append(overview["streams"]["late_per_second"])
+    assert rates == [None, 0, 0, 1]
 
 
 def test_an_applications_tasks_are_counted_once() -> None:
@@ -120,19 +139,29 @@ def test_rebalances_are_events_newest_first() -> None:
     assert watch.events[0]["what"] == "state PreparingRebalance to Stable, members 1 to 3"
 
 
-def sample(counts: dict[float, float]) -> list[ServiceSample]:
+def sample(counts: dict[float, float], name: str = "producer") -> list[ServiceSample]:
     metrics = {f"penstock_ingest_request_seconds_bucket|{bound}": n for bound, n in counts.items()}
-    return [ServiceSample("producer", "", "ok", metrics=metrics)]
+    return [ServiceSample(name, "", "ok", metrics=metrics)]
 
 
 def test_latency_is_that_of_the_last_seconds() -> None:
-    """Latency covers the last seconds, and a restarted service's counters are ignored."""
+    """Latency covers the last seconds. A restarted service's counters begin at zero."""
     latency = IngestLatency()
     latency.observe(sample({0.01: 100, 1.0: 100}), 0)
     assert latency.observe(sample({0.01: 100, 1.0: 200}), 1_000)["p50_ms"] == pytest.approx(505.0)
     latency.observe(sample({0.01: 100, 1.0: 200}), 30_000)
     assert latency.observe(sample({0.01: 110, 1.0: 210}), 31_000)["p99_ms"] == pytest.approx(9.9)
-    assert latency.observe(sample({0.01: 0, 1.0: 0}), 32_000) == {"p50_ms": None, "p99_ms": None}
+    assert latency.observe(sample({0.01: 0, 1.0: 1}), 32_000)["p50_ms"] == pytest.approx(5.5)
+    assert latency.observe(sample({0.01: 0, 1.0: 1}), 50_000) == {"p50_ms": None, "p99_ms": None}
+
+
+def test_latency_of_a_service_counts_from_its_second_sample() -> None:
+    """The requests before the first sample of a service are not recent, also if it was unreachable in between."""
+    latency = IngestLatency()
+    one, old = sample({0.01: 10, 1.0: 10}), sample({0.01: 0, 1.0: 9_000}, "old")
+    nothing = {"p50_ms": None, "p99_ms": None}
+    assert [latency.observe(each, at) for at, each in enumerate([[], one + old, one, one + old])] == [nothing] * 4
+    assert latency.observe(sample({0.01: 20, 1.0: 20}) + old, 4)["p99_ms"] == pytest.approx(9.9)
 
 
 def test_restore_estimates_use_the_last_restores_rate() -> None:
