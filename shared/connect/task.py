@@ -109,7 +109,8 @@ class ErrantRecordReporter(Protocol):
         """Log a record that cannot be written, and send it to the DLQ, as `errors.*` configures.
 
         The record's offset is committed only after the dead letter is stored. An error that is not tolerated fails the
-        task. The result may be ignored. If awaited, it waits for the dead letter, or raises ConnectError.
+        task. The result may be ignored. If awaited, it waits until the dead letter is stored. It raises ConnectError if
+        the error is not tolerated. If the dead letter cannot be stored, it raises the error that prevents this.
         """
         ...
 
@@ -139,7 +140,10 @@ class SinkTaskContext(Protocol):
         ...
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Deliver no records of these partitions until `resume`. The worker ends its own pauses itself."""
+        """Read no more records of these partitions until `resume`. `resume` does not end the worker's own pauses.
+
+        A batch that `put` has rejected with RetriableError is still delivered again.
+        """
         ...
 
     def resume(self, *partitions: TopicPartition) -> None: ...

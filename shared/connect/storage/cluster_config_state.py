@@ -153,7 +153,7 @@ class ConfigState:
             self._snapshot = replace(self._snapshot, offset=offset)
 
     def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
-        """Apply one record. Returns the change that it makes, or None."""
+        """Apply one record. Returns the ConfigChange to act on, or None if the record needs no action."""
         self._offset = offset
         self._snapshot = None
         match record:

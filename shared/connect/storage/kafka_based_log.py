@@ -81,7 +81,8 @@ class KafkaBasedLog:
         """Create the topic if it is missing, and read it to its end.
 
         Raises ConfigError if `cleanup.policy` is not just `compact`, or if the topic has several partitions although it
-        must have one. Also raises any error of the admin client or the consumer.
+        must have one. Raises KafkaTimeout if the end is not reached within `READ_TO_END_MS`: retriable errors of reads
+        are retried until then. Also raises all other errors of the consumer, and any error of the admin client.
         """
         await self._create_compacted_topic()
         self._consumer = Consumer(
@@ -134,7 +135,8 @@ class KafkaBasedLog:
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
         """Wait until `on_record` was called for all current records.
 
-        Raises KafkaTimeout if that takes too long, or the error after which the topic is no longer read.
+        Raises KafkaTimeout after `timeout_ms`, IllegalState if the log is stopped, and any error of the admin client.
+        If an error has ended the reading of the topic, raises that error.
         """
         deadline_s = _deadline_s(timeout_ms)
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
@@ -177,7 +179,8 @@ class KafkaBasedLog:
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _describe_topic(self) -> tuple[str | None, list[int]]:
-        """Return the topic's cleanup policy and partitions. Waits until the brokers know a new topic."""
+        """Return the topic's cleanup policy and partitions. Raises UnknownTopicOrPartition if the brokers do not know
+        a new topic within `TOPIC_KNOWN_MS`."""
         name = self._topic.name
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:

@@ -74,7 +74,8 @@ class DatePattern:
     def parse(self, text: str, now_ms: int) -> dt.datetime:
         """Return the time at the start of a text. Raises DataError if the text does not match the pattern.
 
-        With a year of two digits, the time is in the 100 years that begin 80 years before `now_ms`, as in Java.
+        If the pattern has `y` or `yy` and the text's year has two digits, the time is in the 100 years that begin 80
+        years before `now_ms`, as in Java.
         """
         match = self._regex.match(text)
         if match is None:
