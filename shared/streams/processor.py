@@ -107,9 +107,9 @@ class ProcessorContext(Protocol[KForward, VForward]):
         """Call the processor's `callback` every `interval` (timedelta or ms). `start` is the first due time.
 
         `start` is ms since the epoch, or an equivalent timedelta or datetime. If it is None, a STREAM_TIME schedule is
-        first due at 0, and a WALL_CLOCK_TIME schedule one interval from now. Later due times are multiples of the
-        interval after it. A schedule with a `name` keeps its due times across restarts while its type and interval stay
-        the same. Names are separate for each node.
+        first due at 0, and a WALL_CLOCK_TIME schedule one interval from now. Later due times are the first one plus
+        multiples of the interval. A schedule with a `name` keeps its due times across restarts while its type and
+        interval stay the same. Names are separate for each node.
 
         Raises ConfigError for an invalid argument, or if another live schedule of the node has the `name`. Raises
         IllegalState outside of a callback, and in `close`.
@@ -117,7 +117,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def store(self, name: str) -> Any:
-        """Return a state store that this processor is connected to. Raises ConfigError for any other."""
+        """Return a state store or global table that this processor is connected to. Raises ConfigError for any other
+        name."""
         ...
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
@@ -158,8 +159,9 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def reject_output(self, record: Record, error: Exception) -> None:
         """Drop one output of this node because of `error`, or make it a dead letter, as the error handlers decide.
 
-        `record` is the known part of the output. Raises `error` if the handler is `fail`, if no store has taken the
-        current source record, or if no handler may decide, as for a ConfigError.
+        `record` has what is known of the output, such as its key. Raises `error` if the handler is `fail`, or if no
+        handler may decide, as for a ConfigError. Also raises it if no store has taken the current source record: the
+        whole source record is then rejected.
         """
         ...
 

@@ -52,7 +52,7 @@ class ConnectorRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """The config of one task. It takes effect with the connector's next commit record, if none is missing."""
+    """The config of one task. It takes effect with the connector's next commit record if all task configs are there."""
 
     task: ConnectorTaskId
     config: Config

@@ -179,8 +179,8 @@ class KafkaBasedLog:
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _describe_topic(self) -> tuple[str | None, list[int]]:
-        """Return the topic's cleanup policy and partitions. Raises UnknownTopicOrPartition if the brokers do not know
-        a new topic within `TOPIC_KNOWN_MS`."""
+        """Return the topic's cleanup policy and partitions. Waits up to `TOPIC_KNOWN_MS` until the brokers
+        know a new topic, then raises UnknownTopicOrPartition."""
         name = self._topic.name
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:

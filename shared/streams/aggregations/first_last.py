@@ -67,9 +67,9 @@ class _FirstOrLast(OfField[TimedValue]):
         return self.merge(state, (timestamp_ms, self._field_value(value) if self.type is None else self.number(value)))
 
     def number(self, value: Any) -> float | int | None:
-        """Return the field's value, as a number of `type` if that is set.
+        """Return the field's value, as a number of `type` if that is set. None stays None.
 
-        Raises DataError if the value is not such a number.
+        Raises DataError if any other value is not such a number.
         """
         field_value = self._field_value(value)
         return field_value if field_value is None or self.type is None else self._require_number(field_value, self.type)

@@ -121,10 +121,10 @@ class Progress(msgspec.Struct, frozen=True):
     """Present if a batch read history from files."""
 
     def open_from_ms(self, store: StoreSchema) -> int:
-        """Return the time below which a live entry's end means that its window is closed.
+        """Return the time below which a live entry's end means that the entry's window is closed.
 
-        Only a store of sliding windows has such entries: later windows may begin with a closed window's state. For all
-        other stores, and before the first record, return NEVER.
+        Only a store of sliding windows keeps live entries of closed windows, because later windows may begin with their
+        states. For all other stores, and before the first record, return NEVER.
         """
         return self.close_times_ms.get(store.name, NEVER) if store.kind == "sliding" else NEVER
 

@@ -60,10 +60,10 @@ def _big_endian_number(data, at, size):
 
 @compiled
 def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
-    """Read the numbers of records up to the first invalid one; return its index, or the number of records.
+    """Read the numeric fields of each record into `numbers`, up to the first invalid record.
 
-    The numbers go to `numbers`. A foreign record gets the operation FOREIGN. Of progress and takeover records only the
-    envelope is read.
+    Return the index of the invalid record, or the number of records. A foreign record (`is_foreign_record`) gets the
+    operation FOREIGN. Of progress and takeover records only the envelope is read.
     """
     for i in range(len(offsets)):
         at = offsets[i]
@@ -125,7 +125,7 @@ def parse_envelopes(data, offsets, lengths, key_lengths, numbers):
 
 @compiled
 def apply_reader_rule(numbers, count, confirmed, commits, counters):
-    """Apply the reader's rule to the records from `counters[AT]` up to `count`; return why it stops.
+    """Apply the reader's rule (see `format`) to the records from `counters[AT]` up to `count`; return why it stops.
 
     The indexes of confirmed changes go to `confirmed`. For each confirmed commit, `commits` gets two numbers: the index
     of its progress record, and the number of all changes confirmed so far. It stops with BEGINS at a takeover record of

@@ -126,7 +126,8 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
     """Raise SchemaMismatch, naming the difference, if state written under the schemas `stored` cannot be read by `own`.
 
     The stores must agree in number, order, name, kind, key, source topic, gap, size and advance. Existing aggregations
-    must agree, and a store may get further ones (`incompatible_aggregations`). All else may change.
+    must keep their name, order, function, field and state columns. A store may get further aggregations, except a table
+    or a join. All else may change.
     """
     # The grace, the emission and the output topics are not compared: they only affect later records.
     if len(stored) != len(own):

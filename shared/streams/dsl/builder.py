@@ -452,15 +452,15 @@ class Stream(Generic[K, V]):
         """Replace each record's key by `selector(record)`; `key` is the type of the new keys, `string` or `bytes`.
 
         Before a grouping, or a join with a stream or a table, the stream passes through the repartition topic
-        `<application>-<name>-repartition`. Another change of keys, or a merge with a stream of another name, replaces
-        `name`. If `name` is None, `<name>` is the last node of the grouped or joined stream, whose default name depends
-        on its position in the topology.
+        `<application>-<name>-repartition`. A later change of keys replaces `name` by its own. A merge with a stream of
+        another name sets `name` to None. If `name` is None, `<name>` is the last node of the grouped or joined stream,
+        whose default name depends on its position in the topology.
 
         Streams derived from one `key_by` with a `name` cannot each have a repartition topic: the second one raises
         ConfigError, unless another `key_by` gives it another name.
 
-        A record whose new key is None is skipped and counted before that topic, unless the stream is the left side of a
-        left join.
+        A record whose new key is None is skipped and counted before the repartition topic, unless the stream is the
+        left side of a left join.
         """
         selector = plain("key_by: selector", selector)
 
@@ -814,8 +814,9 @@ class GroupedStream(Generic[K, V]):
         """Aggregate all records of each key into a table, kept in a store of this name.
 
         A row is a dict of `key` (base64 if keys are bytes) and the results by name. A worker forwards only a row's last
-        change of each commit, with the highest timestamp of the key's records. The default `name` is
-        `<topic>-aggregate`, where `<topic>` is where the records entered the topology.
+        change of each commit. The forwarded record has the highest timestamp of all records of the key so far, also
+        from earlier commits. The default `name` is `<topic>-aggregate`, where `<topic>` is where the records entered
+        the topology.
         """
         stream = self._stream
         name, bound = _bind_aggregations(stream, name, "aggregate", aggregations)

@@ -80,7 +80,7 @@ class JoinWindows:
         return (self.before_ms, self.after_ms) if side == LEFT else (self.after_ms, self.before_ms)
 
     def limit(self, side: int, close_time_ms: int) -> int:
-        """Return the timestamp below which a record of that side is late, and removed from the store.
+        """Return the timestamp below which a record of the side `side` is late, and removed from the store.
 
         `close_time_ms` is stream time minus the grace. A left record is kept until its window and the grace have
         passed, a right one while it can match a left record that is not late.

@@ -152,7 +152,7 @@ class RecordRejected(DataError):
 def _find_rejected_record(
     records: OutputBulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
-    """Return the record of a bulk that the broker rejected, with the error; None if no error is about a record.
+    """Return which record of a bulk was rejected, with its error; None if no error is about a single record.
 
     Of several records that are too large, return the largest. Of several with an invalid timestamp, return the one with
     the highest.

@@ -189,7 +189,7 @@ class InstanceRegistry:
     """Registers this instance's partitions in the topic, and reads the registrations of all instances.
 
     The worker does not depend on it. If Kafka cannot be reached, it tries again. After any other error, such as a
-    missing permission, it logs the error and learns nothing more about other instances.
+    missing permission, it logs the error and neither registers nor reads any more.
     """
 
     def __init__(

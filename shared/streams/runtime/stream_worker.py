@@ -134,7 +134,7 @@ class StreamWorker(RebalanceListener):
         await self._join_group()
 
     async def run_once(self, now_ms: int | None = None) -> None:
-        """Do one turn: poll, collect restored tasks, process, punctuate, and commit if that is due.
+        """Do one turn: poll, collect restored tasks, process, punctuate, and begin a commit if one is due.
 
         `now_ms` is this turn's wall-clock time in ms since the epoch, by default the clock's. The call may be cancelled
         at any moment: a commit in progress continues, and `shutdown` can still commit.
@@ -577,8 +577,9 @@ def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> N
 def _advance_idle_tasks(
     ready: Ready, consumer: Consumer, now_ms: int, tasks: int, blocking_ms_max: int, clock: Clock
 ) -> None:
-    """Advance the times of tasks that have read everything and are idle long enough; log those that block heartbeats
-    too long. `tasks` is the number of tasks.
+    """Advance the times of tasks that have read everything and are idle long enough, and send the watermarks that are
+    due. Log each task for which this takes longer than `blocking_ms_max`. `tasks` is the number of the application's
+    tasks.
     """
     for partition, running in ready.items():
         if running.idle is None:

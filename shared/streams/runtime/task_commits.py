@@ -135,7 +135,7 @@ class TaskCommits:
         tasks: Mapping[int, OwnedTask],
         timeout_ms: float,
     ) -> None:
-        """Wait at most `timeout_ms` for the last commit of `tasks` (by partition).
+        """Wait at most `timeout_ms` for `commit`, the last commit of `tasks` (by partition), which has begun already.
 
         Log the partitions that were not committed, with the errors.
         """
