@@ -23,10 +23,10 @@ in order, each as a uint32 length and that many bytes. The record's key is the w
 window or row is identified by (store, key, start): L replaces it, D removes it, F removes it and adds one immutable
 closed window.
 
-The reader's rule. An epoch is in force from its takeover record until a takeover record with a higher epoch. An entry
-counts if two conditions hold: its epoch is in force at its offset, and the next progress record of that epoch, still in
-force, has the same commit number. Within a commit all F and D come before all L, because a closed session and the
-key's next live session may have the same start.
+The reader's rule. A takeover record with a higher epoch than the one in force puts its epoch in force. Readers ignore
+any other takeover record. An entry counts if two conditions hold: its epoch is in force at its offset, and the next
+progress record of that epoch, still in force, has the same commit number. Within a commit all F and D come before all
+L, because a closed session and the key's next live session may have the same start.
 
 Late records. An X is a record that arrived after some or all of its windows were closed. It is written if the
 application has a lake, and changes no state.
