@@ -24,8 +24,6 @@ from penstock.shared.connect.runtime.states import TargetState
 
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
-BODY_BYTES_MAX = 10_000_000
-"""The longest body. A config must fit into one record of the config topic."""
 CREATE_FIELDS = ("name", "config", "initial_state")
 INITIAL_STATES = {
     "RUNNING": TargetState.STARTED,
@@ -47,8 +45,6 @@ async def json_body(request: Request) -> Any:
     media_type = content_type.partition(";")[0].strip().lower()
     if body.strip() and media_type not in ("", JSON_TYPE):
         raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {JSON_TYPE}, not {content_type[:60]}")
-    if len(body) > BODY_BYTES_MAX:
-        raise BadRequest(f"The body has {len(body)} bytes; the limit is {BODY_BYTES_MAX}")
     return _parse_json_body(body) if body.strip() else {}
 
 

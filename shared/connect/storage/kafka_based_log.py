@@ -21,7 +21,6 @@ from penstock.shared.common.errors import (
     ConfigError,
     IllegalState,
     KafkaTimeout,
-    PenstockError,
     RetriableError,
     UnknownTopicOrPartition,
 )
@@ -72,7 +71,7 @@ class KafkaBasedLog:
         self._partitions: list[TopicPartition] = []
         self._waiting = 0
         self._moved = asyncio.Condition()
-        self._broken: PenstockError | None = None
+        self._broken: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<KafkaBasedLog {self._topic.name}, {'following' if self._following else 'closed'}>"
@@ -96,7 +95,7 @@ class KafkaBasedLog:
         await self.read_to_end()
 
     async def stop(self) -> None:
-        """Stop following the topic."""
+        """Stop following the topic. Waiting calls of `read_to_end` and `read_past` raise IllegalState."""
         following = self._following
         self._following = None
         if following is not None:
@@ -106,6 +105,7 @@ class KafkaBasedLog:
         self._consumer = None
         if consumer is not None:
             await consumer.close(0)
+        await self._notify_waiting()
 
     @property
     def partitions(self) -> int:
@@ -202,12 +202,15 @@ class KafkaBasedLog:
             except RetriableError as e:
                 log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
-            except PenstockError as e:  # callers that wait, and later ones, get the error
-                log.error("a topic cannot be read any more", topic=self._topic.name, reason=str(e))
+            except Exception as e:  # callers that wait, and later ones, get the error
+                log.error("a topic cannot be read any more", topic=self._topic.name, reason=f"{type(e).__name__}: {e}")
                 self._broken = e
-                async with self._moved:
-                    self._moved.notify_all()
+                await self._notify_waiting()
                 return
+
+    async def _notify_waiting(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
 
     async def _poll_topic(self, consumer: Consumer) -> None:
         started_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -216,8 +219,7 @@ class KafkaBasedLog:
             for record in columns.records():
                 self._on_record(record)
         if polled or self._waiting:
-            async with self._moved:
-                self._moved.notify_all()
+            await self._notify_waiting()
         # A poll that did not wait must let other asyncio tasks run.
         if not polled and SYSTEM_CLOCK.monotonic_ms() == started_ms:
             await asyncio.sleep(0)

@@ -75,10 +75,10 @@ class GlobalTableRows:
                 raise DataError(f"{self.topic}: a record without a key cannot be a row")
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
-        except DataError as e:
+        except Exception as e:  # the deserializer may be the user's
             # The row keeps its last valid value, and the other rows stay current.
             self.invalid_records += 1
-            return e
+            return e if isinstance(e, DataError) else DataError(f"{self.topic}: {type(e).__name__}: {e}")
         if row is None:
             self._rows.pop(own, None)
         else:

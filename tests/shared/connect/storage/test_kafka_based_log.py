@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.shared.common.errors import KafkaTimeout
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import IllegalState, KafkaTimeout
+from penstock.shared.common.records import ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests import virtual_time
 
 TP = TopicPartition("t", 0)
@@ -46,3 +51,42 @@ def test_read_to_end_takes_no_longer_than_its_timeout() -> None:
         return asyncio.get_running_loop().time()
 
     assert virtual_time.run(scenario()) == pytest.approx(1.0)
+
+
+@asynccontextmanager
+async def followed(on_record: Callable[[ConsumerRecord], None]) -> AsyncIterator[KafkaBasedLog]:
+    """A log that follows a topic of a fake cluster."""
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            log = KafkaBasedLog(kafka, admin, producer, LogTopic("t", 1), on_record)
+            await log.start()
+            try:
+                yield log
+            finally:
+                await log.stop()
+
+
+async def test_an_error_of_the_callback_reaches_every_caller() -> None:
+    """An error of `on_record` ends the reading, and later calls raise it at once instead of waiting."""
+
+    def fail(record: ConsumerRecord) -> None:
+        raise ValueError("ill")
+
+    async with followed(fail) as log:
+        written = await log.send(b"a", b"1")
+        for _ in range(2):
+            with pytest.raises(ValueError, match="ill"):
+                await log.read_past([written])
+
+
+async def test_a_stop_ends_waiting_calls() -> None:
+    """A call that waits for records when the log is stopped raises IllegalState, and does not wait for its timeout."""
+    async with followed(lambda _record: None) as log:
+        written = await log.send(b"a", b"1")
+        waiting = asyncio.ensure_future(log.read_past([msgspec.structs.replace(written, offset=written.offset + 1)]))
+        await asyncio.sleep(0)
+        await log.stop()
+        with pytest.raises(IllegalState):
+            async with asyncio.timeout(10):
+                await waiting

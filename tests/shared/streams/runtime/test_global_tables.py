@@ -36,6 +36,16 @@ def test_invalid_records_are_skipped_and_counted() -> None:
     assert repr(table) == "GlobalTableRows('a', 1 rows, 3 invalid)"
 
 
+def test_any_error_of_a_deserializer_is_that_of_its_record() -> None:
+    """A deserializer that raises another error than DataError does not end the worker either."""
+    builder = StreamsBuilder()
+    builder.global_table("airports", lambda _topic, data: int(data), name="a")
+    table = GlobalTableRows(builder._topology.global_tables["a"])
+    error = table.apply(b"a", b"x")
+    assert str(error).startswith("airports: ValueError: invalid literal")
+    assert (table.invalid_records, len(table)) == (1, 0)
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_a_stream_looks_up_a_key_of_its_own(left: bool) -> None:
     """The key function returns the row's key. Without a key or a row, only a left join forwards the record."""
