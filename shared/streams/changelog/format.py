@@ -1,6 +1,6 @@
 """The binary format of the changelog, version 1.
 
-A changelog partition is a write-ahead log with one writer at a time. Every record's value is an envelope and a body.
+A changelog partition is a write-ahead log with one owner at a time. Every record's value is an envelope and a body.
 All numbers are big-endian:
 
     offset  size  envelope
