@@ -122,7 +122,8 @@ async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
     assert await alter("retention.ms", 1, None) == "NONE"
     while (await configs("max.message.bytes"))["max.message.bytes"] != ("1000", 1):
         continue
-    assert (await configs("retention.ms"))["retention.ms"][1] != 1
+    while (await configs("retention.ms"))["retention.ms"][1] == 1:  # a broker applies the changes one by one
+        continue
     assert await alter("max.message.bytes", 0, "many") == "INVALID_CONFIG"
     assert await alter("max.message.bytes", 0, "1", f"{name}-none") == "UNKNOWN_TOPIC_OR_PARTITION"
     assert "segment.bytes" in await configs()

@@ -34,7 +34,7 @@ def s3_server(folder: Path, bucket: str) -> Iterator[str]:
         while True:
             try:
                 request = urllib.request.Request(f"{url}/{bucket}", method="PUT")
-                urllib.request.urlopen(request, timeout=5).close()
+                urllib.request.urlopen(request, timeout=START_SECONDS).close()
                 break
             except urllib.error.URLError:
                 assert server.poll() is None, log.read_text()

@@ -336,8 +336,8 @@ async def test_sync_raises_in_poll(cluster: FakeCluster) -> None:
     """With the strategy `sync`, `poll` raises the error of its commit. The positions are kept."""
     async with opened(cluster, commit_strategy="sync", commit_timeout_ms=300) as consumer:
         consumer.assign([A])
-        fault = cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
         await read(consumer, 3)
+        fault = cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
         with pytest.raises(KafkaTimeout):
             await consumer.poll(20, 1)
         fault.remove()
