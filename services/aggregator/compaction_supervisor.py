@@ -183,8 +183,8 @@ class CompactionSupervisor:
         """Log at start-up if compaction is off, with the consequences."""
         if not self.enabled:
             log.warning(
-                f"compaction is off ({self.why_off()}): unless something else runs `penstock compact`, "
-                "the changelog grows without bound, and so does the time of a restore",
+                f"compaction is off ({self.why_off()}): unless another program runs `penstock compact "
+                "--delete-covered`, the changelog grows without bound, and so does the time of a restore",
                 changelog=self._settings.streams.changelog_topic,
             )
 

@@ -22,6 +22,7 @@ from rich.markup import escape
 
 from penstock.services import daemon
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
+from penstock.services.consumer.handlers import load_handler
 from penstock.services.local import ports
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.sample_event import sample_event, sample_event_fields, sample_event_type
@@ -67,6 +68,7 @@ class Up:
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
+        load_handler(settings.handler)  # a wrong one is reported before Kafka starts
         # Without data there are no topics yet, so a missing one is reported before Kafka starts.
         if not self._broker.has_data():
             require_topics(settings, topology, ())

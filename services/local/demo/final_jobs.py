@@ -125,18 +125,16 @@ def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
 
     The outputs are windows with their bounds, results and times of closing, and late records.
     """
-    from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
-
     live, batch = (
         windows_and_late_records(spark, f"{jobs.lake}/{application}", jobs.store)
         for application in (jobs.application, jobs.batch)
     )
     # Each lake is read once: a row of the batch counts 1, and an equal one of the live application -1.
-    sign = F.col("sign")
-    rows = batch.withColumn("sign", F.lit(1)).unionAll(live.withColumn("sign", F.lit(-1)))
-    of_equal = rows.groupBy(batch.columns).agg(F.count_if(sign > 0).alias("batch"), F.abs(F.sum(sign)).alias("rest"))
-    found = of_equal.agg(F.sum("batch"), F.sum("rest")).first()
-    return Comparison(found[0] or 0, found[1] or 0)
+    rows = batch.selectExpr("*", "1 AS of_batch", "1 AS sign").unionAll(live.selectExpr("*", "0", "-1"))
+    of_equal_rows = rows.groupBy(batch.columns).agg({"of_batch": "sum", "sign": "sum"})
+    counts = of_equal_rows.selectExpr("`sum(of_batch)` AS of_batch", "abs(`sum(sign)`) AS differences")
+    found = counts.agg({"of_batch": "sum", "differences": "sum"}).first()
+    return Comparison(found["sum(of_batch)"] or 0, found["sum(differences)"] or 0)
 
 
 def windows_and_late_records(spark: Any, folder: str, store: str) -> Any:

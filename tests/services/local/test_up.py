@@ -78,13 +78,14 @@ def test_a_port_in_use_is_an_error_before_kafka_is_started(
         ),
         (["--topology=up_topologies:biuld"], "topology: up_topologies:biuld: "),
         (["--topology=nowhere:build"], "No module named 'nowhere'"),
+        (["--handler=nowhere:handle"], "handler: nowhere:handle: "),
     ],
-    ids=["another topic", "another topology", "results that nobody writes", "no function", "no module"],
+    ids=["another topic", "another topology", "results that nobody writes", "no function", "no module", "no handler"],
 )
-def test_a_topology_that_cannot_run_is_an_error_before_kafka_is_started(
+def test_a_program_that_cannot_run_is_an_error_before_kafka_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    """A topology that cannot run ends with status 2 and one line with topology and topic, without a data folder."""
+    """A topology or handler that cannot run ends with status 2 and one line that names it, without a data folder."""
     assert main([*arguments, "--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert message in line
