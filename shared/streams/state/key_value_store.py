@@ -109,7 +109,10 @@ class KeyValueStore(Generic[K, V]):
             self._dirty.pop(key, None)
 
     def own_key(self, key: Any) -> Any:
-        """Return a text or its bytes as the store's type of key. Raises DataError for a key of another type."""
+        """Return a text or its UTF-8 bytes as the store's type of key; other bytes are returned unchanged.
+
+        Raises DataError for a key that is neither text nor bytes.
+        """
         if not isinstance(key, str | bytes):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
         return key_in_store_type(key, self._text_keys)

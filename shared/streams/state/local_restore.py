@@ -47,8 +47,8 @@ def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...])
 def require_local_state_in_force(found: Checkpoint, offset: int, value: bytes | None) -> None:
     """Raise Overtaken if this changelog record is the takeover record of an owner after that of the checkpoint `found`.
 
-    The record, at `offset`, is below the checkpoint's covered offset. A foreign record is ignored. Raises CorruptEntry
-    if the `value` of an entry cannot be decoded.
+    The record, at `offset`, is below the checkpoint's covered offset. A record that lacks the mark of changelog entries
+    (`is_foreign_record`) is ignored. Raises CorruptEntry if the `value` of an entry cannot be decoded.
     """
     if is_foreign_record(value):
         return

@@ -388,7 +388,10 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         return self._cache.get(key)
 
     def put(self, key: Any, value: Any) -> None:
-        """Set a row; the value None deletes it. Raises what `KeyValueStore.put` raises."""
+        """Set a row; the value None deletes it.
+
+        Raises what `KeyValueStore.put` raises, and StateStoreFailed if the key's row cannot be read from the disk.
+        """
         key = self._cache.own_key(key)
         self._fetch_key_rows(key)
         self._cache.put(key, value)

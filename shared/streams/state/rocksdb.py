@@ -340,8 +340,9 @@ def _put_row(
     """Put one row into a batch of RocksDB and update its index entry, or delete both if `row` is None.
 
     `old` is the stored row, or None. `due` is None if the store has no index. Otherwise the index was searched up to
-    `due`, and entries before `due` are not found any more. So an old entry is replaced if it is before `due` or after
-    the row's new end; any other stays. Return the change in the number of rows.
+    `due`, and entries before `due` are not found any more. An old entry before `due` or after the row's new end is
+    replaced. Any other stays: `take_due` finds it in time, and moves it to the row's end. Return the change in the
+    number of rows.
     """
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]

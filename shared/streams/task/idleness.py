@@ -37,11 +37,11 @@ class Idleness:
         return is_due
 
     def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
-        """Return the ms by which time advances now: those since the last record or advance, or 0.
+        """Return the ms by which time advances now: the ms since the last record or advance, or 0.
 
-        The result is 0 if those are fewer than `idle_timeout_ms`. `positions` are the next offsets by topic. `at_end`
-        means that no records follow there, not even of an open transaction. Otherwise return 0 and begin to count
-        again.
+        The result is 0 if these ms are fewer than `idle_timeout_ms`. `positions` are the next offsets by topic.
+        `at_end` means that no record follows these positions, not even one of an open transaction. If `at_end` is False
+        or a position has changed, the result is 0 and the count of ms starts again.
         """
         if not at_end:
             self._since_ms = None

@@ -27,8 +27,8 @@ log = get_logger(__name__)
 class TaskInputs:
     """Holds a task's fetched records, and passes them to the task in runs: records that it processes at once.
 
-    See `partition_group` for `max_task_idle_ms`, and `is_full` for `buffered_records_max`. `process` with `time` logs a
-    run that takes longer than `blocking_ms_max`.
+    See `partition_group` for `max_task_idle_ms`, and `is_full` for `buffered_records_max`. If `process` gets time
+    shares, it logs a run that takes longer than `blocking_ms_max`.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def late_record(
     application: str,
     changelog_id: str | None = None,
 ) -> ProducerRecord:
-    """Return the record for the late topic; header values are UTF-8 text, numbers in decimal.
+    """Return the record for the late topic. Values of added headers are UTF-8 text, numbers in decimal.
 
     The header `penstock.late.lateness_ms` is the close time minus the timestamp: 1 or more. `store` is the store whose
     windows had closed. `changelog_id` is the topic id of the changelog, None if there is none.
@@ -116,7 +116,8 @@ def forwarded_late_record(
 def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
     """Count the current source record as late for a node's windows, and send it to its source's late topic.
 
-    In a punctuation or a commit there is no current source record, and `forwarded` is sent instead.
+    In a punctuation or a commit there is no current source record. `forwarded` is counted and sent instead, for the
+    first source whose records can reach the node.
     """
     if task.record_metadata is not None:
         _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
