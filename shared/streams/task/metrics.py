@@ -14,8 +14,9 @@ from penstock.shared.common.metrics import counter, gauge
 class Totals:
     """Counts since the task was restored.
 
-    `rejected_at` describes the last late, dead-lettered and skipped record. It has the source record's coordinates
-    (topic-partition@offset), if there is a source record, and for an output the node, store or window.
+    `rejected_at` describes three records: the last late, the last dead-lettered and the last skipped one. It has the
+    source record's coordinates (topic-partition@offset), if there is a source record, and for an output the node, store
+    or window.
     """
 
     records: int = 0

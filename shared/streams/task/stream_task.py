@@ -236,8 +236,8 @@ class StreamTask:
         has the position of the next record.
 
         Raises ProcessingFailed, which names node, topic, partition and offset, for an error that the error handlers do
-        not handle. Raises ConfigError, FatalError, IllegalState and MemoryError unchanged, or as ProcessingFailed if a
-        store has taken the record or a punctuation raised them.
+        not handle. ConfigError, FatalError, IllegalState and MemoryError are raised unchanged. But after a store has
+        taken the record, or if a punctuation raised them, they are raised as ProcessingFailed.
         """
         self.now_ms = now_ms
         self.has_time = has_time

@@ -75,9 +75,9 @@ class VectorizedExecutor:
     def take(self, columns: Columns) -> None:
         """Process a batch, in parts if it must be cut. The first part is always processed.
 
-        Once the task's `has_time` returns False, no other part begins, and the caller keeps the rest for later
-        (`StreamTask.process`). Even then it processes a record that the kernel rejects, and all records up to the last
-        that has passed the operator chain.
+        Without an operator chain, no other part begins once the task's `has_time` returns False. With a chain, all
+        records up to the last that has passed the chain are processed. A record that the kernel rejects is processed
+        with the part that it ends. The caller keeps the rest for later (`StreamTask.process`).
         """
         self._take_batch(columns)
         if self._chain is not None:
