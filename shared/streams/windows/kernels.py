@@ -479,7 +479,7 @@ def _collect_due_rows(close_time, bucket_ms, retained_ms, links, flags, cells, r
 def _set_words(pending, n, links, arena, key_offsets, sizes):
     """Set BY_KEY of each pending row: a number in the order of the keys, as far as seven bytes distinguish them.
 
-    The seven bytes are those after the common prefix of all keys.
+    The seven bytes are those after the common prefix of the pending rows' keys.
     """
     first = links[pending[0, ROW], KEY]
     # Keys often begin alike, so the bytes after the common prefix distinguish more of them.

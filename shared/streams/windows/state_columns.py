@@ -300,7 +300,7 @@ class StateColumns:
         return made
 
     def from_changelog(self, columns: Sequence[Any]) -> list[Column]:
-        """Return the columns of windows from the `state_columns` of the changelog.
+        """Convert `state_columns` of the changelog back into the columns that `to_changelog` takes.
 
         Raises ValueError if a state cannot be decoded.
         """

@@ -55,7 +55,7 @@ class WindowColumns:
 def newest_of_each_window(codes: Any, starts: Int64Array) -> Int64Array:
     """Return the indexes, ascending, of the newest row of each window: the last row with a key's code and a start.
 
-    Rows must be in order. `codes` are small numbers from 0.
+    Rows must be ordered from old to new. `codes` are small numbers from 0.
 
     >>> newest_of_each_window(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
     [1, 2, 3]
