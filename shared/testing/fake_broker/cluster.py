@@ -153,7 +153,7 @@ class FakeCluster:
         self._state.move_leader(tp, node)
 
     def lose_records(self, tp: TopicPartition, end: int) -> None:
-        """Remove the batches with records from offset `end` on, as an unclean leader election does.
+        """Remove each batch whose last offset is `end` or later, as an unclean leader election does.
 
         The leader epoch increases. Raises KeyError if there is no such partition.
         """

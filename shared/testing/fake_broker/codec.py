@@ -111,7 +111,7 @@ def _default_of_field(kind: str, array: bool, nullable: bool, given: str | None)
 
 
 class MessageSchema:
-    """The table of one message. Readers and writers are made for a version when it is first used."""
+    """The fields of one message. The reader and writer of a version are made when that version is first used."""
 
     def __init__(self, text: str, flexible: int = FLEXIBLE_NEVER) -> None:
         self.fields = parse_fields(text)

@@ -243,7 +243,8 @@ def epoch_error(known: int, current: int) -> ErrorCode:
 def list_offsets(state: ClusterState, request: Request) -> Response:
     """Handle ListOffsets: return an offset of each partition.
 
-    It is the start offset, the end offset under the isolation level, or the first offset at or after a timestamp.
+    It is the start offset, the end offset under the isolation level, the first offset at or after a timestamp, or the
+    first offset with the highest timestamp.
     """
     committed = request.body.isolation_level == READ_COMMITTED
 

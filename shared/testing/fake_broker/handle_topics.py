@@ -180,7 +180,7 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 def describe_configs(state: ClusterState, request: Request) -> Response:
     """Handle DescribeConfigs: return the requested configs of topics with the values in force.
 
-    Without requested names it returns all configs of a topic. For a broker it returns none.
+    If the requested names are null, it returns all configs of a topic. For a broker it returns none.
     """
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])

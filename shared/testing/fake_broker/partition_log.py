@@ -162,7 +162,7 @@ class PartitionLog:
         return EpochEnd(earlier[-1].leader_epoch if earlier else epoch, end)
 
     def truncate(self, end: int) -> None:
-        """Remove the batches that hold records from an offset on.
+        """Remove each batch whose last offset is `end` or later.
 
         The state of producers and transactions is rebuilt from the remaining batches. So a removed batch can be
         appended again, and a transaction whose marker was removed is open again.
