@@ -11,7 +11,7 @@ from typing import Any
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.topology import Topology
 
-NAME_PATTERN = r"^[\w.]+:\w+$"
+NAME_PATTERN = r"^\w[\w.]*:\w+$"
 
 
 def load_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:

@@ -102,7 +102,7 @@ async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
     await created(wire, name, retention_ms="-1")
 
     async def configs(*keys: str) -> dict[str, tuple[str, int]]:
-        row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=list(keys) or None)
+        row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=list(keys))
         response = await wire.request(Api.DESCRIBE_CONFIGS, resources=[row])
         return {one.name: (one.value, one.config_source) for one in response.resources[0].configs}
 

@@ -270,8 +270,8 @@ class NodeContext:
         if not is_in_callback(self._task):
             raise IllegalState(
                 f"{self._node.name!r}: {call}() was called outside of a callback: a context may only be used in its "
-                "processor's init(), process(), commit(), close() and punctuators, in the thread that runs them. "
-                "An asyncio task or a callback that is created there runs too late"
+                "processor's init(), process(), commit() and punctuators, in the thread that runs them. No commit "
+                "follows close(), and an asyncio task or a callback of another library runs too late"
             )
 
     def store(self, name: str) -> StateStore | TableLookup:

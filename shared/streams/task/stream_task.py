@@ -91,7 +91,7 @@ RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
 
 
-@in_callback("initialize", "close", "process", "reject", "advance_time", "punctuate_wall_clock", "prepare_commit")
+@in_callback("initialize", "process", "reject", "advance_time", "punctuate_wall_clock", "prepare_commit")
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch of its changelog entries.
 

@@ -209,7 +209,7 @@ def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> M
             else [],
         )
         for name in TOPIC_CONFIGS
-        if row.configuration_keys is None or name in row.configuration_keys
+        if not row.configuration_keys or name in row.configuration_keys
     ]
     return found
 

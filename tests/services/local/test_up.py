@@ -78,7 +78,7 @@ def test_a_port_in_use_is_an_error_before_kafka_is_started(
         ),
         (["--topology=up_topologies:biuld"], "topology: up_topologies:biuld: "),
         (["--topology=nowhere:build"], "No module named 'nowhere'"),
-        (["--handler=nowhere:handle"], "handler: nowhere:handle: "),
+        (["--handler=nowhere:handle"], "handler: no module 'nowhere'"),
     ],
     ids=["another topic", "another topology", "results that nobody writes", "no function", "no module", "no handler"],
 )

@@ -655,14 +655,22 @@ def test_init_and_close_are_called_once() -> None:
     assert calls == ["init", "close"]
 
 
-def test_a_processor_cannot_schedule_when_it_is_closed() -> None:
-    """The punctuator would never be called."""
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda context: context.schedule(1, PunctuationType.STREAM_TIME, print),
+        lambda context: context.forward(Record("k", 1, 0)),
+    ],
+    ids=["schedule", "forward"],
+)
+def test_a_processor_cannot_act_when_it_is_closed(call: Callable[[ProcessorContext], object]) -> None:
+    """No commit follows `close`: a record would be lost, and a punctuator never called."""
 
     class Late(Processor):
-        """Schedules too late."""
+        """Acts too late."""
 
         def close(self) -> None:
-            self.context.schedule(1, PunctuationType.STREAM_TIME, print)
+            call(self.context)
 
     builder, stream = plain()
     stream.process(Late)
