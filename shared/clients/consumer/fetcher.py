@@ -255,7 +255,7 @@ class Fetcher:
         """Return the partitions to fetch, for each node without a request in flight.
 
         Also returns the nodes with a partition that has buffered enough, and the number of nodes that lead a partition.
-        Partitions that are paused, have an error or lack a position do not count.
+        All three results leave out partitions that are paused, have an error or lack a position.
         """
         idle: dict[int, list[TopicPartition]] = {}
         left_out: set[int] = set()
