@@ -439,7 +439,11 @@ class EventParser:
         return parsed
 
     def _default_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
-        """Return the time of events that lack one. Adds an error at `first` if it is invalid."""
+        """Return the default time in ms of events without a time, or None if there is none.
+
+        It is the CloudEvent's time, or else the request's. If it is invalid, adds an error at the position `first` and
+        returns None.
+        """
         text = self._time if event.time is None else event.time
         if text is None:
             return None

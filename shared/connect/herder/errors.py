@@ -18,7 +18,7 @@ class RebalanceNeeded(ConnectError):
 
 
 class StaleConfig(ConnectError):
-    """The config was changed during the request. The client may retry (409)."""
+    """A connector's config is no longer the one that the caller expected (409)."""
 
 
 class NotHere(ConnectError):

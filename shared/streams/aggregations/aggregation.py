@@ -19,10 +19,11 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
 import msgspec
 import msgspec.inspect
+from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.records import INT64_MAX, INT64_MIN
@@ -39,7 +40,7 @@ ColumnValue = int | float | bytes
 EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSketches and Spark ignore ""
 DISTINCT_LG_K = 11  # at most 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
 
-State = TypeVar("State")
+State = TypeVar("State", default=Any)
 Sketch = TypeVar("Sketch")
 
 
