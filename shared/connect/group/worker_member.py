@@ -55,7 +55,7 @@ class Stable:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpWork:
-    """Stop this work, then call `on_given_up`. If `lost`, the group may already have assigned the work to others."""
+    """A step: stop this work, then report it with the member's `on_given_up`. If `lost`, others may already have it."""
 
     work: ConnectorsAndTasks
     lost: bool

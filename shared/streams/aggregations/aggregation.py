@@ -298,8 +298,8 @@ class Mean(Sum):
 class CountDistinct(OfField["datasketches.hll_sketch"]):
     """The estimated number of different values of a field. The state is an HLL sketch of Apache DataSketches.
 
-    Spark's `hll_sketch_estimate` and `hll_union` read this state. A value that is not a string, a number or a boolean
-    is counted as its `str`.
+    Spark's `hll_sketch_estimate` and `hll_union` read this state. None is skipped. A value that is not a `str`, `int`,
+    `float` or `bool` is counted as its `str`.
     """
 
     function = "count_distinct"

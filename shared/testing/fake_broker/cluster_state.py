@@ -95,7 +95,7 @@ class ClusterState:
         configs: Mapping[str, str],
         assignments: Mapping[int, list[int]] | None = None,
     ) -> BrokerTopic:
-        """Create a topic, whose values the caller has checked.
+        """Create a topic. The caller has checked all values except `assignments`.
 
         Without `assignments`, the leaders of partition 0 of successive topics rotate over the nodes.
         """
