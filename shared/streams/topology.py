@@ -122,7 +122,10 @@ class Topology:
             self.children[parent].append(node.name)
 
     def add_store(self, store: StoreBuilder) -> None:
-        """Add a store. Raises ConfigError if the name is taken, or there are too many stores."""
+        """Add a store.
+
+        Raises ConfigError if a store or global table has the name, or if there are STORES_MAX stores already.
+        """
         if store.schema.name in self.stores or store.schema.name in self.global_tables:
             raise ConfigError(f"topology: the store {store.schema.name!r} is there already")
         # A changelog entry has one byte for the store's number.
@@ -147,7 +150,8 @@ class Topology:
     def of_application(self, application: str) -> Topology:
         """Return the topology that a task runs: its internal topics are named after the application.
 
-        Raises ConfigError if the name of an application's internal topic is too long.
+        A topology whose internal topics are named after an application already is returned unchanged. Raises
+        ConfigError if the name of an application's internal topic is too long.
         """
         internal = {name: f"{application}-{name}" for name in self.internal_topics()}
         if not internal or self.application is not None:

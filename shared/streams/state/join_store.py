@@ -24,7 +24,7 @@ HEAP_SPARE = 1_024
 
 
 class JoinRow:
-    """The records of one key and timestamp (ms).
+    """The records of one side of a join with one key and timestamp (ms).
 
     `persisted` means that the changelog has a live entry for this key and timestamp.
     """

@@ -74,7 +74,7 @@ class KeyValueStore(Generic[K, V]):
         """Set a row; the value None deletes it.
 
         Raises DataError for bytes that are no text in a store of text keys, RecordTooLarge for a row that is too large
-        for the changelog, and the encoder's error for a value that cannot be encoded.
+        for the changelog, and the encoder's error for a key or value that cannot be encoded.
         """
         own = self.own_key(key)
         if self._text_keys and isinstance(own, bytes):

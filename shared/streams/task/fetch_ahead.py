@@ -1,4 +1,4 @@
-"""Fetches keys ahead: those of a slice of records together, from the stores on disk that the records reach."""
+"""Fetches the rows of records' keys into memory: for a slice of records at once, from the stores on disk they reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS_AT_ONCE = 1_000
 
 
 class FetchAhead:
-    """Fetches the keys of many records together, from the stores on disk that the records reach.
+    """Fetches the rows of many records' keys into memory at once, from the stores on disk that the records reach.
 
     `stores` are all the task's stores by name. Stores of a user's processor are skipped, because they may have other
     keys than the records.

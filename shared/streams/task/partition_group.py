@@ -136,7 +136,7 @@ class PartitionGroup:
         return sum(map(len, self.queues.values()))
 
     def is_ready(self, now_ms: int, lags: Lags) -> bool:
-        """Return whether a record may be taken now: whether each empty partition has waited long enough.
+        """Return whether a record may be taken now: whether the wait for each empty partition is over.
 
         The lag of an empty partition must have been 0 for `max_task_idle_ms`, unless that is -1. If no partition has a
         record, return False.

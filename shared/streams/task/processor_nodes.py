@@ -84,7 +84,7 @@ class SinkNodeWriter:
     def encode(self, results: ResultBatch) -> OutputColumns | None:
         """Encode results for the sink's topic, all at once. Return None if they must be encoded one by one.
 
-        This is so if the encoder is the user's, or if the sink may reject a result.
+        This is so if the encoder is neither `encode_json` nor `encode_updates`, or if the sink may reject a result.
         """
         node = self._node
         if node.encode not in (encode_json, encode_updates):

@@ -86,13 +86,13 @@ class ObjectStates:
         self.rows += [None] * (count - len(self.rows))
 
     def take(self, values: Sequence[Any]) -> list[Any]:
-        """Return what records add to states; raises an error if one of them would be rejected."""
+        """Return what records add to states. Raises an error if a built-in aggregation would reject one of them."""
         return self._take(self.aggregation, values)
 
     def take_one(self, value: Any) -> list[Any]:
-        """As `take`, for one record. If the aggregation cannot add it, raise the cause.
+        """As `take`, for one record. If a built-in aggregation cannot add it, raise the cause.
 
-        The cause is a DataError for a wrong value of a field, or the error that the user's code raised.
+        The cause is a DataError for a wrong value of a field, or the error that the value's own class raised.
         """
         try:
             return self._take(self.aggregation, (value,))

@@ -110,8 +110,8 @@ class StateColumns:
     def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[RecordNumbers, list[list[Any]]]:
         """Return what records add to states: numbers for the kernels, and a list for each of `objects`.
 
-        Raises ValueRejected if an aggregation rejects a value, or if a number's type does not fit its column. `values`
-        may be None if no aggregation reads them.
+        Raises ValueRejected if a built-in aggregation rejects a value, or if a number's type does not fit its column.
+        `values` may be None if no aggregation reads them.
         """
         count = len(timestamps)
         numbers = self.no_values(count)

@@ -131,7 +131,7 @@ class WindowRule:
         """Return for each record the start of the first window that it missed, and the number of missed windows.
 
         For sessions the missed window is a session of this record alone. For sliding windows it is the window that ends
-        at the record's timestamp.
+        at the record's timestamp, or the one that begins at 0 if that window would begin below 0.
 
         >>> hopping = WindowRule("hopping", span_ms=10, advance_ms=5)
         >>> [found.tolist() for found in hopping.missed_windows(np.array([12, 12]), np.array([17, 30]))]

@@ -115,7 +115,7 @@ class WindowStore:
     def close_time_ms(self) -> int | None:
         """The close time: windows whose last moment is below it are closed. It never goes back.
 
-        None before the first record.
+        None before the first record with a key, and always for a store without windows.
         """
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NO_CLOSE_TIME else time_ms
