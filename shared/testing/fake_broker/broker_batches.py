@@ -36,7 +36,7 @@ NO_PRODUCER_ID = -1
 
 @dataclass(slots=True)
 class BrokerBatch:
-    """One batch of a log. `data` are its bytes, with its offset and epoch in the log."""
+    """One batch of a log. `data` are its bytes; `assign_offset` writes its offset and leader epoch into them."""
 
     data: bytes
     base_offset: int
@@ -127,7 +127,7 @@ def parse(data: bytes | None) -> BrokerBatch:
 
 
 def assign_offset(batch: BrokerBatch, offset: int, leader_epoch: int) -> BrokerBatch:
-    """The batch with the offset and epoch of its position in the log."""
+    """The batch with the offset and leader epoch of its position in the log."""
     head = PREFIX.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
     batch.data = head + batch.data[PREFIX.size :]
     batch.base_offset = offset

@@ -72,7 +72,7 @@ Hook = Callable[[Request], Action | Awaitable[Action | None] | None]
 
 
 class Control:
-    """An active hook: call `remove()`, or use it in `with`. `acted` counts its actions."""
+    """A hook that is active until `remove()`, or until the end of its `with` block. `acted` counts its actions."""
 
     def __init__(
         self, controls: list[Control], api: Api | None, hook: Hook | Action, times: int | None, node: int | None

@@ -13,7 +13,7 @@ from penstock.shared.testing.fake_broker.protocol import Api
 
 @dataclass
 class Request:
-    """A decoded request: its sender, its node, and its body, whose fields are attributes.
+    """A decoded request: its sender, the node that received it, and its body, whose fields are attributes.
 
     `body` has the fields of Kafka's message definition in snake_case, with one name for one concept: topics are in
     `body.topics`, each with a `name` and its `partitions`, and a partition's number is `partition`.
