@@ -123,7 +123,7 @@ class BufferedBody:
     def start(self, body: bytes, clock: Clock) -> BufferedBody:
         """Split the body into events, and return self.
 
-        Raises Problem: 400 for a malformed body, 413 for too many events.
+        Raises Problem: 400 for a malformed array, 413 for too many events. A single CloudEvent is checked later.
         """
         self._clock = clock
         try:

@@ -26,7 +26,7 @@ class ProgressWatch:
     """Detects a consumer that is stuck for longer than `stuck_after_ms`, in one of three ways:
 
     1. A partition has lag, and none of its records was finished.
-    2. Under exactly-once, finished records wait for their transaction, and no record was finished.
+    2. Under exactly-once, finished records wait for the commit of their transaction, and no other record was finished.
     3. A rebalance has not ended.
 
     >>> watch = ProgressWatch(stuck_after_ms=1_000)

@@ -24,7 +24,9 @@ class ProducerServiceSettings(GuardedSettings):
     ingest: IngestSettings = IngestSettings()
 
     @model_validator(mode="after")
-    def _sends_outside_of_transactions(self) -> Self:
+    def _can_report_events_as_stored(self) -> Self:
+        if self.producer.acks == 0:
+            raise ValueError("producer.acks: cannot be 0, since an event is stored only after Kafka's acknowledgement")
         if self.producer.transactional_id is not None:
             raise ValueError("producer.transactional_id: cannot be set, since ingest sends outside of transactions")
         return self

@@ -9,6 +9,7 @@ Begin(final_lsn=22217608, committed_us=848662155952317, xid=726)
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from penstock.shared.common.errors import DataError
 
 EPOCH_MS = 946_684_800_000
 """2000-01-01, the start of Postgres's timestamps, in ms since 1970."""
+_LSN = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 def lsn_of(text: str) -> int:
@@ -24,11 +26,9 @@ def lsn_of(text: str) -> int:
     >>> lsn_of("1/2A")
     4294967338
     """
-    high, _, low = text.partition("/")
-    try:
-        return (int(high, 16) << 32) + int(low, 16)
-    except ValueError:
-        raise DataError(f"{text!r} is not an LSN") from None
+    if (match := _LSN.fullmatch(text)) is None:
+        raise DataError(f"{text!r} is not an LSN")
+    return (int(match[1], 16) << 32) + int(match[2], 16)
 
 
 def lsn_text(lsn: int) -> str:

@@ -188,10 +188,15 @@ def test_an_invalid_offset_is_an_error(offset: dict[str, Any]) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_lsns_round_trip_as_text(lsn: int) -> None:
-    """An LSN is formatted and parsed as in Postgres, and invalid text is a DataError."""
+    """An LSN is formatted and parsed as in Postgres."""
     assert lsn_of(lsn_text(lsn)) == lsn
+
+
+@pytest.mark.parametrize("text", ["here", "-1/2", "0x1/2", "1/1FFFFFFFF", "1_0/2", " 1/2", "1/2/3", ""])
+def test_invalid_lsns(text: str) -> None:
+    """Text that Postgres would not write is a DataError, also if Python reads it as numbers."""
     with pytest.raises(DataError):
-        lsn_of("here")
+        lsn_of(text)
 
 
 def test_begin_and_commit() -> None:
