@@ -35,10 +35,10 @@ def test_a_transactional_producer_is_rejected() -> None:
 
 def test_a_producer_without_acknowledgements_is_rejected() -> None:
     """Under acks=0 the ingest would report events as stored that Kafka never got."""
-    without_idempotence = ("--producer.enable-idempotence", "false")
+    without_idempotence = "--no-producer.enable-idempotence"
     with pytest.raises(ConfigError, match=r"producer\.acks"):
-        load("--producer.acks", "0", *without_idempotence)
-    assert load("--producer.acks", "1", *without_idempotence).producer.acks == 1
+        load("--producer.acks=0", without_idempotence)
+    assert load("--producer.acks=1", without_idempotence).producer.acks == 1
 
 
 def test_topics_are_read_from_the_file(tmp_path: Path) -> None:
