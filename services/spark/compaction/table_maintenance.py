@@ -193,7 +193,7 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 
 
 def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = None) -> int:
-    """Merge the small files of a `closed` or `late` table. Returns their number.
+    """Merge the small files of a `closed` or `late` table. Returns how many files were merged into others.
 
     Files that are neighbours in time are merged, and the rows of each new file are sorted by time. So readers can still
     skip files and row groups by time. Raises CompactionConflict or LakeUnavailable.

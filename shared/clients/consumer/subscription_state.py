@@ -287,7 +287,8 @@ class ConsumedPositions:
 
         Forfeited positions up to these offsets are dropped. For an owned partition with records handed out, the offset
         is stored, and `forfeit` skips positions up to it. For a partition that is no longer owned it is not stored: if
-        the partition is assigned again, its records are handed out again, and their loss must be reported.
+        the partition is assigned again, its records are handed out again. If it is then lost before they are
+        committed, an error must report this again.
         """
         # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
         # again.
