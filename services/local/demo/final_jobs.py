@@ -100,7 +100,7 @@ def run(jobs: FinalJobs) -> AuditReport:
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _run_compaction(spark, compact)
         _print_job_report(BatchJob(spark, batch, _log_to_stderr).run())
-        _print_job_report(compare_with_batch(spark, jobs))
+        _print_job_report(compare_with_batch(spark, jobs.store, live=compact.tables, batch=batch.tables))
         return run_audit(spark, audit, _log_to_stderr)
 
 
@@ -120,18 +120,15 @@ def _run_compaction(spark: Any, settings: CompactSettings) -> None:
             _log_to_stderr(str(e))
 
 
-def compare_with_batch(spark: Any, jobs: FinalJobs) -> Comparison:
-    """Compare the outputs of the demo's aggregator and of its batch.
+def compare_with_batch(spark: Any, store: str, *, live: str, batch: str) -> Comparison:
+    """Compare the outputs of the demo's aggregator and of its batch. `live` and `batch` are their folders in the lake.
 
     The outputs are windows with their bounds, results and times of closing, and late records.
     """
-    live, batch = (
-        windows_and_late_records(spark, f"{jobs.lake}/{application}", jobs.store)
-        for application in (jobs.application, jobs.batch)
-    )
-    # Each lake is read once: a row of the batch counts 1, and an equal one of the live application -1.
-    rows = batch.selectExpr("*", "1 AS of_batch", "1 AS sign").unionAll(live.selectExpr("*", "0", "-1"))
-    of_equal_rows = rows.groupBy(batch.columns).agg({"of_batch": "sum", "sign": "sum"})
+    live_rows, batch_rows = (windows_and_late_records(spark, folder, store) for folder in (live, batch))
+    # Each folder is read once: a row of the batch counts 1, and an equal one of the live application -1.
+    rows = batch_rows.selectExpr("*", "1 AS of_batch", "1 AS sign").unionAll(live_rows.selectExpr("*", "0", "-1"))
+    of_equal_rows = rows.groupBy(batch_rows.columns).agg({"of_batch": "sum", "sign": "sum"})
     counts = of_equal_rows.selectExpr("`sum(of_batch)` AS of_batch", "abs(`sum(sign)`) AS differences")
     found = counts.agg({"of_batch": "sum", "differences": "sum"}).first()
     return Comparison(found["sum(of_batch)"] or 0, found["sum(differences)"] or 0)
