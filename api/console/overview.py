@@ -23,7 +23,7 @@ The time until a group has caught up is estimated from the rate at which its lag
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -175,6 +175,12 @@ class OverviewProvider(Protocol):
         ...
 
 
+def _drop_points_until(points: deque[tuple[int, Any]], ms: int) -> None:
+    """Drop the points of a sliding window up to a time, except the last of them: increases are measured from it."""
+    while len(points) > 2 and points[1][0] <= ms:
+        points.popleft()
+
+
 class CounterRate:
     """The increase per second of a counter that several sources report, over a sliding window."""
 
@@ -197,8 +203,7 @@ class CounterRate:
         if not values:
             return None
         self._points.append((monotonic_ms, self._total))
-        while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - self._window_ms:
-            self._points.popleft()
+        _drop_points_until(self._points, monotonic_ms - self._window_ms)
         first_ms, first = self._points[0]
         return (self._total - first) * 1_000 / (monotonic_ms - first_ms) if monotonic_ms > first_ms else None
 
@@ -258,8 +263,7 @@ class GroupWatch:
         """
         points = self._lags.setdefault(name, deque())
         points.append((monotonic_ms, lag))
-        while len(points) > 2 and points[1][0] <= monotonic_ms - LAG_WINDOW_MS:
-            points.popleft()
+        _drop_points_until(points, monotonic_ms - LAG_WINDOW_MS)
         first_ms, first = points[0]
         return None if monotonic_ms <= first_ms else (lag - first) * 1_000 / (monotonic_ms - first_ms)
 
@@ -286,8 +290,7 @@ class IngestLatency:
                 self._increases.update({bound: count - before.get(bound, 0.0) for bound, count in counts.items()})
         self._last = {name: counts for name, counts in histograms.items() if counts}
         self._points.append((monotonic_ms, self._increases.copy()))
-        while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - LATENCY_WINDOW_MS:
-            self._points.popleft()
+        _drop_points_until(self._points, monotonic_ms - LATENCY_WINDOW_MS)
         first = self._points[0][1]
         recent = {bound: count - first[bound] for bound, count in self._increases.items()}
         return {"p50_ms": latency_quantile_ms(recent, 0.5), "p99_ms": latency_quantile_ms(recent, 0.99)}
@@ -344,13 +347,14 @@ class OverviewBuilder:
         """Return the overview as plain values."""
         stored = _values_of_metric(services, STORED)
         streams = _state_by_application(services)
-        tasks = [task for stream in streams for task in _task_rows(stream)]
+        tasks_by_application = {application: _task_rows(state) for application, state in streams.items()}
+        tasks = [task for rows in tasks_by_application.values() for task in rows]
         # Tasks report late records to the application's instances; without that, the services' metrics have them.
-        late = _values_of_tasks(streams, "late_records") or _values_of_metric(services, LATE)
-        dead_letters = _sum_of_metrics(services, _is_dead_letter_metric)
+        late = _values_of_tasks(tasks_by_application, "late_records") or _values_of_metric(services, LATE)
+        dead_letters = _sum_of_dead_letter_metrics(services)
         if dead_letters is None:
             dead_letters = _sum_of_tasks(tasks, "dead_letters")
-        compactions = [dict(compaction) for stream in streams for compaction in stream.get("compactions", ())]
+        compactions = [dict(compaction) for state in streams.values() for compaction in state.get("compactions", ())]
         return {
             "now_ms": now_ms,
             "services": [_service_row(sample) for sample in services],
@@ -362,8 +366,8 @@ class OverviewBuilder:
                 **self._latency.observe(services, monotonic_ms),
                 "stored": _sum_of_values(stored),
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
-                "rejected": _sum_of_metrics(services, lambda name: name == REJECTED),
-                "rejected_requests": _sum_of_metrics(services, lambda name: name == REJECTED_REQUESTS),
+                "rejected": _sum_of_values(_values_of_metric(services, REJECTED)),
+                "rejected_requests": _sum_of_values(_values_of_metric(services, REJECTED_REQUESTS)),
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
@@ -378,8 +382,8 @@ class OverviewBuilder:
         }
 
 
-def _state_by_application(services: Sequence[ServiceSample]) -> list[Mapping[str, Any]]:
-    """Return one state for each application.
+def _state_by_application(services: Sequence[ServiceSample]) -> dict[str, Mapping[str, Any]]:
+    """Return one state for each application, by its id.
 
     Every instance reports the state of the whole application. The report with the fewest missing partitions is used.
     """
@@ -389,7 +393,7 @@ def _state_by_application(services: Sequence[ServiceSample]) -> list[Mapping[str
             name = str(sample.streams.get("application_id", sample.name))
             if name not in states or _missing_count(sample.streams) < _missing_count(states[name]):
                 states[name] = sample.streams
-    return list(states.values())
+    return states
 
 
 def _task_rows(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -425,12 +429,12 @@ def _values_of_metric(services: Sequence[ServiceSample], name: str) -> dict[str,
     return {service.name: service.metrics[name] for service in services if name in service.metrics}
 
 
-def _values_of_tasks(streams: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
+def _values_of_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, float]:
     """Return a value of all tasks that report it, by application and partition, for `OverviewBuilder`."""
     return {
-        f"{stream.get('application_id')}/{task.get('partition')}": task[key]
-        for stream in streams
-        for task in _task_rows(stream)
+        f"{application}/{task.get('partition')}": task[key]
+        for application, rows in tasks.items()
+        for task in rows
         if task.get(key) is not None
     }
 
@@ -440,9 +444,9 @@ def _sum_of_values(values: Mapping[str, float]) -> int | None:
     return int(sum(values.values())) if values else None
 
 
-def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> int | None:
-    """Return the sum of the selected counts of all services, for `OverviewBuilder`; None if there are none."""
-    values = [value for service in services for name, value in service.metrics.items() if selects(name)]
+def _sum_of_dead_letter_metrics(services: Sequence[ServiceSample]) -> int | None:
+    """Return the dead letters of all services, for `OverviewBuilder`; None if no service counts any."""
+    values = [value for service in services for name, value in service.metrics.items() if _is_dead_letter_metric(name)]
     return int(sum(values)) if values else None
 
 
