@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.testing.fake_broker import Api, Message
-from tests.contract.conftest import Wire, code_name, created
+from tests.contract.conftest import Wire, code_name, created, until
 
 TOPIC = 2
 
@@ -120,10 +120,12 @@ async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
     assert (config.synonyms[0].name, config.synonyms[0].value, config.synonyms[0].source) == ("retention.ms", "-1", 1)
     assert await alter("max.message.bytes", 0, "1000") == "NONE"
     assert await alter("retention.ms", 1, None) == "NONE"
-    while (await configs("max.message.bytes"))["max.message.bytes"] != ("1000", 1):
-        continue
-    while (await configs("retention.ms"))["retention.ms"][1] == 1:  # a broker applies the changes one by one
-        continue
+
+    async def are_changed() -> bool:  # a broker applies the changes one by one
+        found = await configs("max.message.bytes", "retention.ms")
+        return found["max.message.bytes"] == ("1000", 1) and found["retention.ms"][1] != 1
+
+    await until(are_changed)
     assert await alter("max.message.bytes", 0, "many") == "INVALID_CONFIG"
     assert await alter("max.message.bytes", 0, "1", f"{name}-none") == "UNKNOWN_TOPIC_OR_PARTITION"
     assert "segment.bytes" in await configs()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -44,9 +44,15 @@ from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.connect.harness import RecordingSink, StatusRecorder
-from tests.shared.connect.herder.test_standalone import CONVERTER, MultiTaskSource, NoOpWorkerTask, going, validating
+from tests.shared.connect.herder.test_standalone import (
+    CONVERTER,
+    MultiTaskSource,
+    NoOpWorkerTask,
+    going,
+    until,
+    validating,
+)
 
-LIMIT_S = 60
 NAMES = ("config", "offset", "status")
 
 X_TASK = ConnectorTaskId("x", 0)
@@ -62,18 +68,6 @@ REQUIRED = {
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
     "value.converter": "org.apache.kafka.connect.json.JsonConverter",
 }
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    """Run the herders until a condition holds."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            with contextlib.suppress(ConnectorNotFound):
-                if holds():
-                    return
-            turn = asyncio.Event()
-            asyncio.get_running_loop().call_later(0.005, turn.set)
-            await turn.wait()
 
 
 @contextlib.asynccontextmanager

@@ -32,7 +32,7 @@ from penstock.shared.connect.task import SourceTask
 from penstock.shared.testing.manual_clock import ManualClock
 
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
-TIMEOUT_S = 30
+LIMIT_S = 60
 
 
 class Idle(SourceTask):
@@ -129,14 +129,16 @@ async def running_herder() -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
         await herder.shutdown()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Return when it holds. Tasks start in threads, so no number of turns of the event loop is enough."""
-    async with asyncio.timeout(TIMEOUT_S):
+async def until(holds: Callable[[], object]) -> None:
+    """Run the herders until a condition holds. Tasks start in threads, so turns of the event loop are not counted."""
+    async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(ConnectorNotFound):
                 if holds():
                     return
-            await asyncio.sleep(0)
+            turn = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.005, turn.set)
+            await turn.wait()
 
 
 def states(herder: StandaloneHerder) -> list[str]:
