@@ -3,7 +3,8 @@
 A processor may pass its context to a thread, an asyncio task or a callback of another library. A record that is
 forwarded from there belongs to no source record and to no commit, so it would be lost or duplicated. Therefore the
 context checks `is_in_callback` before it acts. The decorator `in_callback` names the methods of a task that call user
-code. For code that was started during such a call and runs after it, `is_in_callback` is False.
+code, except `close`, after which no commit follows. For code that was started during such a call and runs after it,
+`is_in_callback` is False.
 
 >>> @in_callback("process")
 ... class Task:
