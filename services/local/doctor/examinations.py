@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock.services.local.broker_config import KAFKA_JARS
 from penstock.services.local.doctor.findings import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
-from penstock.shared.clients.admin import Admin, TopicDescription
-from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import ConfigError, PenstockError, UnknownTopicOrPartition
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import JarSet, cache_root, missing_jars
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import dead_letter_topic
+
+ATTEMPTS_MAX = 5  # at examining the topics, which starts anew if one of them is deleted meanwhile
 
 
 async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
@@ -30,18 +32,27 @@ async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int
                 remedy = "an upgrade of the brokers to Kafka 2.8 or newer"
                 return [Finding("problem", about, f"it does not support {', '.join(lacking)}", remedy)]
             reached = Finding("ok", about, f"{len(brokers)} brokers, which support all required requests")
-            return [reached, *await _examine_topics(admin, kafka, set(topics), now_ms)]
+            return [reached, *await examine_topics(admin, kafka, set(topics), now_ms)]
     except PenstockError as e:
         remedy = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
         return [Finding("problem", about, f"{type(e).__name__}: {e}", remedy)]
 
 
-async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], now_ms: int) -> list[Finding]:
-    existing = set(await admin.list_topics())
-    wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
-    described = await admin.describe_topics(sorted(wanted))
-    configs = {name: await admin.describe_configs(name) for name in sorted(wanted)}
-    facts = await _collect_topic_facts(admin, described, configs, named, now_ms)
+async def examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], now_ms: int) -> list[Finding]:
+    """Examine the named topics that exist and their dead-letter topics, or without names all except Kafka's own.
+
+    A topic that is deleted meanwhile is left out. Raises UnknownTopicOrPartition if that happens at each of
+    ATTEMPTS_MAX attempts.
+    """
+    for attempts_left in reversed(range(ATTEMPTS_MAX)):
+        existing = set(await admin.list_topics())
+        wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
+        try:
+            facts = await _collect_topic_facts(admin, sorted(wanted), named, now_ms)
+            break
+        except UnknownTopicOrPartition:  # a topic was deleted after it was listed
+            if not attempts_left:
+                raise
     groups = [group.group_id for group in await admin.list_groups()]
     findings = all_topic_findings(facts, sorted(named - existing), groups, kafka.bootstrap_servers)
     shown = "topics" if named else "topics (all)"
@@ -49,17 +60,15 @@ async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], n
 
 
 async def _collect_topic_facts(
-    admin: Admin,
-    described: Mapping[str, TopicDescription],
-    configs: Mapping[str, Mapping[str, str | None]],
-    named: set[str],
-    now_ms: int,
+    admin: Admin, topics: Sequence[str], named: set[str], now_ms: int
 ) -> dict[str, TopicFacts]:
+    described = await admin.describe_topics(topics)
+    configs = await admin.topic_configs(topics)
     bare = {
         name: TopicFacts(
             name,
             len(topic.partitions),
-            configs[name],
+            {entry.name: entry.value for entry in configs[name]},
             leaderless=tuple(p.partition for p in topic.partitions if p.leader is None),
             named=name in named,
         )
