@@ -19,7 +19,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from penstock.services.compaction_settings import SparkSettings
-from penstock.services.spark.spark_session import spark_session
+from penstock.services.spark.spark_session import JAVA_OPTIONS, spark_session
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
@@ -322,6 +322,6 @@ def spark() -> Iterator[Any]:
     """The one Spark session of the run, without code generation, which costs more than it saves on a few hundred rows.
     Jobs in their own processes do generate code."""
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    conf = {**interpreted, f"spark.hadoop.{SECRET_NAME}": SECRET}
+    conf = {**interpreted, JAVA_OPTIONS: "-XX:+UseSerialGC", f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
         yield session
