@@ -195,7 +195,7 @@ def configuration(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.daemon.module": "penstock.services.spark.worker_daemon",
-        # Otherwise each call of a column's or frame's method makes ten calls of Java, which record the caller's line.
+        # Otherwise F.col and each method of a Column call Java ten more times, to record the caller's line for errors.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),

@@ -319,8 +319,11 @@ def topics(kafka: Broker) -> Topics:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of the run, without code generation, which costs more than it saves on a few hundred rows.
-    Jobs in their own processes do generate code."""
+    """The one Spark session of the run.
+
+    It generates no code, which would cost more than it saves on a few hundred rows. It has the serial collector, since
+    parallel collectors cost a short job CPU time. Jobs in their own processes have the defaults.
+    """
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     conf = {**interpreted, JAVA_OPTIONS: "-XX:+UseSerialGC", f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
