@@ -87,9 +87,9 @@ class ExpandedConnector(TypedDict, total=False):
 
 
 class ConnectorOffset(TypedDict):
-    """A partition with its offset. Each source connector defines the fields of both.
+    """A partition and the offset in it. Each source connector defines the fields of both.
 
-    Those of a sink connector are `kafka_topic`, `kafka_partition` and `kafka_offset`.
+    For a sink connector, `partition` has `kafka_topic` and `kafka_partition`, and `offset` has `kafka_offset`.
     """
 
     partition: Annotated[Any, Field(examples=[{"filename": "in.txt"}])]

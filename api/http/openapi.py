@@ -23,10 +23,10 @@ _METHODS = ("get", "put", "post", "patch", "delete")
 
 
 def serve_openapi_document(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]] = tuple) -> None:
-    """Make the app serve the completed document at `/openapi.json`.
+    """Make the app serve its OpenAPI document at `/openapi.json`.
 
-    `forwarded_documents` returns the documents of forwarded routes. It is called once, by the first request for
-    `/openapi.json`.
+    The document is FastAPI's, with the error format of each path and the forwarded routes added. `forwarded_documents`
+    returns the documents of the forwarded routes. The first request for `/openapi.json` calls it.
     """
 
     def openapi_document() -> dict[str, Any]:

@@ -138,7 +138,11 @@ class RecordError(NamedTuple):
 
 
 class TopicReader(NamedTuple):
-    """The functions that read events of one topic, and times outside of events (headers, attributes)."""
+    """Two functions for one topic.
+
+    `event` returns the key and the time of an event's JSON value. `time` converts a time that stands in an HTTP header
+    or in an attribute of a CloudEvent.
+    """
 
     event: ReadEvent
     time: ReadTime

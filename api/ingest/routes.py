@@ -160,7 +160,11 @@ class Ingest:
     async def handle(
         self, topic: str, request: Request, *, offsets: bool = False, atomic: bool = False, ack: str = "all"
     ) -> Response:
-        """Handle one request. Raises Problem or PenstockError if the request is rejected as a whole."""
+        """Handle one request and return its response.
+
+        Raises Problem or PenstockError if the request is rejected as a whole, if the client closes the connection
+        within the body, or if a transaction fails. In the last two cases events may be stored.
+        """
         client = client_of(request)
         principal = str(request.scope.get("principal", ""))
         options = RequestOptions(topic, offsets, atomic, ack == "all", client, principal)

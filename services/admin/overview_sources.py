@@ -127,7 +127,10 @@ class KafkaSource:
         self._timeout_ms = timeout_ms
 
     async def sample(self) -> KafkaSample:
-        """Return Kafka's current sample; its `error` is the reason if Kafka does not answer."""
+        """Query Kafka now, and return the cluster and its groups.
+
+        If Kafka does not answer in time or answers with an error, the sample has only the reason, in `error`.
+        """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 cluster = await self._admin.cluster()

@@ -136,7 +136,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def keeps_late(self) -> bool:
-        """Whether late records are written to the changelog; they are if there is a lake."""
+        """Whether late records are written to the changelog: True exactly if a lake is configured."""
         ...
 
     def keep_late(self, rows: LateRows) -> None:

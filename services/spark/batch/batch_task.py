@@ -306,9 +306,9 @@ class PartitionBatch:
     # --- rows of files ---
 
     async def read_rows(self, source: FileInput, batches: Iterator[Any]) -> None:
-        """Process the rows that are not committed yet, and commit them.
+        """Process the rows of the files that no earlier attempt has committed, and commit them in parts.
 
-        The last commit has the source offsets `live_from`, at which the live instance begins.
+        The last of these commits has the source offsets `live_from`, at which the live instance begins to read.
         """
         task = self._task
         reached = first_row_to_read(self._task, source)

@@ -1,6 +1,7 @@
-"""The consumer's settings. Those that the Java consumer has too have its names and defaults.
+"""The consumer's settings. Those that the Java consumer has too have its names and defaults, with two exceptions.
 
-One default differs: by default the consumer commits nothing automatically.
+`commit_strategy` replaces `enable.auto.commit`: by default nothing is committed automatically.
+`partition_assignment_strategy` is a single strategy, by default `range`, where Java has a list.
 """
 
 from __future__ import annotations

@@ -59,7 +59,11 @@ NO_IDENTITY = -1, -1
 
 
 class _Sequences:
-    """One partition's numbers under one producer id and epoch: `next` to assign, `expected` by the broker."""
+    """The sequence numbers of one partition under one producer id and epoch.
+
+    `next` is the number that the next new batch gets. `expected` is the number after the last acknowledged record,
+    which the broker expects next.
+    """
 
     __slots__ = ("epoch", "expected", "gap", "known", "lost", "next", "producer_id")
 

@@ -99,7 +99,9 @@ def read_window_changes(
     columns: Sequence[str],
     storage_options: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read one partition's changes of a store's windows in a snapshot (a version of `state`), by changelog offset.
+    """Read the changes of one store's windows in one partition, ordered by changelog offset.
+
+    They come from one snapshot, which is the version `version` of the table `state`.
 
     Each batch has about SLICE_ROWS rows. Apply the batches in order. The last change of a window counts: if its `live`
     is false, the window is not live any more. There are no batches for a store that the snapshot does not contain.

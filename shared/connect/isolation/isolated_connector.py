@@ -148,7 +148,10 @@ class IsolatedConnector:
         return call_ms + silent_ms if call_ms or silent_ms >= 2 * METRICS_MS else 0
 
     def task_metrics(self, now_ms: int, stall_ms: int) -> Iterator[tuple[ConnectorTaskId, State, dict[str, float]]]:
-        """Return the isolated connector's tasks with their states and last metrics, as `Worker.task_metrics`."""
+        """Yield each task of the isolated connector with its state and the metrics that its process last reported.
+
+        The metrics are those of `Worker.task_metrics`.
+        """
         for id, part in self.parts.items():
             if isinstance(id, ConnectorTaskId):
                 call_ms = self.stalled_ms(id, now_ms)

@@ -189,7 +189,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await asyncio.gather(poll, changed, answered, return_exceptions=True)
 
     async def _convert_beside_polls(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
-        """Convert without holding the lock: it may wait as long as a schema registry is down."""
+        """Convert the polled records without holding the lock. A conversion waits while a schema registry is down.
+
+        If it takes longer than CONVERSION_PATIENCE_MS, pause all partitions and continue to poll, so that the task
+        stays in its group. Returns None if a stop or a pause ends the conversion.
+        """
         converting = asyncio.ensure_future(self._convert_polled_records(polled))
         try:
             await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)

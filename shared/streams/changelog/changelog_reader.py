@@ -160,7 +160,7 @@ class CorruptEntry(CorruptRecord):
 
 
 def locate_corrupt_entry(at: TopicPartition, entry: CorruptEntry) -> CorruptRecord:
-    """Return the error with the entry's partition and offset, the reason and the ways out."""
+    """Return the error for a changelog entry that cannot be decoded. It says what the user can do."""
     return CorruptRecord(f"{at} at offset {entry.offset}: {entry.reason}. {fmt.REMEDY}")
 
 

@@ -282,10 +282,10 @@ class JsonFields:
         return cls(members, [encoded[name] for name in wanted])
 
     def read(self, values: PackedBytes) -> tuple[Int64Array, NDArray[np.uint8], Int64Array]:
-        """Return the numbers, whether each is present, and the indexes of values that are left to msgspec.
+        """Return the numbers, whether each is present, and the indexes of the values that msgspec must decode.
 
         The first two arrays have the shape (wanted fields, values). A cell has the bits of an int64 or a float64, by
-        the field's type. Values that are left have no number.
+        the field's type. In the columns of values for msgspec no number is present.
         """
         count = len(values)
         members = len(self._kinds)
