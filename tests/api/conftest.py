@@ -75,13 +75,6 @@ class HeldProducer(MemoryProducer):
         return [self._append(record) for record in taken]
 
 
-async def after(seconds: float) -> None:
-    """Return after some seconds, as a client that pauses between two parts of a body."""
-    passed = asyncio.Event()
-    asyncio.get_running_loop().call_later(seconds, passed.set)
-    await passed.wait()
-
-
 @pytest.fixture
 def producer() -> MemoryProducer:
     """A producer that acknowledges immediately."""

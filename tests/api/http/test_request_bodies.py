@@ -25,7 +25,7 @@ from penstock.api.http.body import (
 from penstock.api.http.content_encoding import STEP_BYTES, CorruptBody, Inflater, inflater_of, zstd
 from penstock.api.http.problem import Problem
 from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
-from tests.api.conftest import after
+from tests.virtual_time import let_pass
 
 
 def receiving(*messages: dict[str, Any]) -> Any:
@@ -115,7 +115,7 @@ def dripping(one: bytes, every_s: float = 0.004) -> Any:
     """A client that sends the same few bytes repeatedly, without end."""
 
     async def receive() -> dict[str, Any]:
-        await after(every_s)
+        await let_pass(every_s)
         return part(one)
 
     return receive
@@ -144,7 +144,7 @@ async def test_a_lines_time_excludes_the_services_own_time() -> None:
     reader = BodyReader(receiving(part(b"x"), part(b"y")), BodyDrain(), 30)
     await reader.next()
     reader.chunk_parsed(ended=0, unfinished=True)
-    await after(0.06)
+    await let_pass(0.06)
     assert await reader.next() == b"y"
     with pytest.raises(BodyStalled, match="body_timeout_ms=30"):
         await reader.next()

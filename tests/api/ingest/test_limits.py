@@ -11,8 +11,8 @@ import httpx
 from penstock.api.ingest.admission import CLIENTS_MAX, Rates
 from penstock.shared.common.errors import BrokerNotAvailable
 from penstock.shared.testing.manual_clock import ManualClock
-from tests.api.conftest import after
 from tests.api.ingest.service import JSON, NDJSON, URL, Service
+from tests.virtual_time import let_pass
 
 
 async def test_the_concurrent_requests_of_a_client_are_limited(producer: Any) -> None:
@@ -181,7 +181,7 @@ async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: A
     async def drip() -> AsyncIterator[bytes]:
         while True:
             yield b"x"
-            await after(0.005)
+            await let_pass(0.005)
 
     response = await Service(producer, body_timeout_ms=40).post(drip())
     assert (response.status_code, response.json()["error_code"]) == (408, "BODY_STALLED")
@@ -195,7 +195,7 @@ async def test_latency_begins_at_the_last_byte(producer: Any) -> None:
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"1\n"
-        await after(0.5)
+        await let_pass(0.5)
         yield b"2\n"
 
     service = Service(producer)

@@ -22,9 +22,9 @@ from penstock.api.rest_proxy.routes import produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.settings import HttpSettings
 from tests.api.admin.test_administration import MemoryAdmin
-from tests.api.conftest import after
 from tests.api.ingest.service import COMPRESS, NDJSON, URL, Service
 from tests.api.ingest.test_atomic import Transactor
+from tests.virtual_time import let_pass
 
 STREAMED = NDJSON | {"Accept": "application/x-ndjson"}
 
@@ -164,7 +164,7 @@ async def test_a_disconnect_is_counted_and_the_records_are_stored(producer: Any,
         assert service.ingest.active == 1
     async with asyncio.timeout(20):
         while service.ingest.active:
-            await after(0.005)
+            await let_pass(0.005)
     assert producer.values() == [b"1"]
     assert service.metric("requests", status="499") == 1
 
@@ -274,7 +274,7 @@ async def test_slow_bodies_are_cut_off(producer: Any, url: str, media_type: str)
             slow.send(b'{"records":[')
             while not answering.done():
                 slow.send(b"1")
-                await after(0.02)
+                await let_pass(0.02)
             assert b" 408 " in await answering or b"408" in await slow.line()
             async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
                 assert (await client.post(URL, content=b"1\n", headers=NDJSON)).status_code == 200

@@ -20,6 +20,7 @@ from penstock.shared.common.errors import (
     SerializationError,
 )
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from tests import virtual_time
 
 RECORD = ConsumerRecord("clicks", 0, 7, 0, b"k", b"v")
 
@@ -247,86 +248,86 @@ async def test_records_that_a_handler_returns() -> None:
     assert str(error) == "app:mixed returned str among its records"
 
 
-async def after(seconds: float) -> None:
-    """Wait like a handler that hangs or that ends within its limit."""
-    event = asyncio.Event()
-    asyncio.get_running_loop().call_later(seconds, event.set)
-    await event.wait()
-
-
 async def limited(limits: CallLimits, seconds: float) -> bool:
     """Make a call of this duration and return whether its limit expired."""
     task = asyncio.current_task()
     assert task is not None
     limits.begin(task)
     try:
-        await after(seconds)
+        await virtual_time.let_pass(seconds)
     except asyncio.CancelledError:
         return limits.end(task)
     return limits.end(task)
 
 
-def limited_at_once(limits: CallLimits) -> bool:
-    """Make a call that returns at once, and return whether its limit expired."""
-    task = asyncio.current_task()
-    assert task is not None
-    limits.begin(task)
-    return limits.end(task)
-
-
-async def test_each_call_has_its_own_limit() -> None:
+def test_each_call_has_its_own_limit() -> None:
     """One timer ends each call when its own limit expires, and no call that ended before."""
-    limits = CallLimits(30)
-    first = asyncio.create_task(limited(limits, 60))
-    await after(0.015)
-    assert limited_at_once(limits) is False
-    began = asyncio.get_running_loop().time()
-    second = asyncio.create_task(limited(limits, 60))
-    assert all(await asyncio.gather(first, second))
-    assert asyncio.get_running_loop().time() - began >= 0.028
-    assert repr(limits) == "CallLimits(30 ms, 0 calls)"
+
+    async def scenario() -> None:
+        limits = CallLimits(30)
+        first, short = asyncio.create_task(limited(limits, 60)), asyncio.create_task(limited(limits, 0))
+        await virtual_time.let_pass(0.015)
+        began = asyncio.get_running_loop().time()
+        second = asyncio.create_task(limited(limits, 60))
+        assert await asyncio.gather(first, short, second) == [True, False, True]
+        assert asyncio.get_running_loop().time() - began >= 0.028
+        assert repr(limits) == "CallLimits(30 ms, 0 calls)"
+
+    virtual_time.run(scenario())
 
 
-async def test_a_call_within_the_limit_is_not_cancelled() -> None:
+def test_a_call_within_the_limit_is_not_cancelled() -> None:
     """A call that ended in time is not cancelled, and the next call has a timer again."""
-    limits = CallLimits(5)
-    assert limited_at_once(limits) is False
-    await after(0.01)
-    assert await limited(limits, 60) is True
+
+    async def scenario() -> None:
+        limits = CallLimits(5)
+        assert await limited(limits, 0) is False
+        await virtual_time.let_pass(0.01)
+        assert await limited(limits, 60) is True
+
+    virtual_time.run(scenario())
 
 
-async def test_a_call_that_ignores_its_cancellation_is_cancelled_again() -> None:
+def test_a_call_that_ignores_its_cancellation_is_cancelled_again() -> None:
     """A call that swallows its cancellation is cancelled again, and no cancellation remains when it ends."""
-    limits = CallLimits(5)
-    task = asyncio.current_task()
-    assert task is not None
-    limits.begin(task)
-    for _ in range(3):
-        with pytest.raises(asyncio.CancelledError):
-            await after(60)
-    assert task.cancelling() == 3
-    assert limits.end(task)
-    assert task.cancelling() == 0
-    assert limited_at_once(limits) is False
 
-
-async def test_the_limit_leaves_no_cancellation_behind() -> None:
-    """A task that the limit cancelled may wait again, while a cancellation by another caller stays in force."""
-    limits, counts = CallLimits(5), []
-
-    async def calls() -> None:
+    async def scenario() -> None:
+        limits = CallLimits(5)
         task = asyncio.current_task()
         assert task is not None
-        assert await limited(limits, 60)
-        counts.append(task.cancelling())
         limits.begin(task)
-        try:
-            await after(60)
-        finally:
-            task.cancel()
-            assert limits.end(task)
-            counts.append(task.cancelling())
+        for _ in range(3):
+            with pytest.raises(asyncio.CancelledError):
+                await virtual_time.let_pass(60)
+        assert task.cancelling() == 3
+        assert limits.end(task)
+        assert task.cancelling() == 0
+        assert await limited(limits, 0) is False
 
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.create_task(calls())
-    assert counts == [0, 1]
+    virtual_time.run(scenario())
+
+
+def test_the_limit_leaves_no_cancellation_behind() -> None:
+    """A task that the limit cancelled may wait again, while a cancellation by another caller stays in force."""
+
+    async def scenario() -> None:
+        limits, counts = CallLimits(5), []
+
+        async def calls() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            assert await limited(limits, 60)
+            counts.append(task.cancelling())
+            limits.begin(task)
+            try:
+                await virtual_time.let_pass(60)
+            finally:
+                task.cancel()
+                assert limits.end(task)
+                counts.append(task.cancelling())
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(calls())
+        assert counts == [0, 1]
+
+    virtual_time.run(scenario())

@@ -27,6 +27,7 @@ from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.connect.task import Offsets
 from penstock.shared.testing.fake_broker import FakeCluster
+from tests.virtual_time import let_pass
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 TP = TopicPartition("t", 0)
@@ -195,9 +196,7 @@ class Running:
         deadline = loop.time() + timeout_s
         while not holds():
             assert loop.time() < deadline, (self.listener.events, self.listener.traces)
-            done: asyncio.Event = asyncio.Event()
-            loop.call_later(0.005, done.set)
-            await done.wait()
+            await let_pass(0.005)
 
 
 @asynccontextmanager

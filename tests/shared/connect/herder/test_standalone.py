@@ -30,6 +30,7 @@ from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.connect.task import SourceTask
 from penstock.shared.testing.manual_clock import ManualClock
+from tests.virtual_time import let_pass
 
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 LIMIT_S = 60
@@ -136,9 +137,7 @@ async def until(holds: Callable[[], object]) -> None:
             with contextlib.suppress(ConnectorNotFound):
                 if holds():
                     return
-            turn = asyncio.Event()
-            asyncio.get_running_loop().call_later(0.005, turn.set)
-            await turn.wait()
+            await let_pass(0.005)
 
 
 def states(herder: StandaloneHerder) -> list[str]:
