@@ -181,6 +181,13 @@ def _drop_points_until(points: deque[tuple[int, Any]], ms: int) -> None:
         points.popleft()
 
 
+def _rate(points: Sequence[tuple[int, float]]) -> float | None:
+    """Return the increase per second from the first point of a sliding window to the last; None if no time passed."""
+    first_ms, first = points[0]
+    last_ms, last = points[-1]
+    return (last - first) * 1_000 / (last_ms - first_ms) if last_ms > first_ms else None
+
+
 class CounterRate:
     """The increase per second of a counter that several sources report, over a sliding window."""
 
@@ -204,8 +211,7 @@ class CounterRate:
             return None
         self._points.append((monotonic_ms, self._total))
         _drop_points_until(self._points, monotonic_ms - self._window_ms)
-        first_ms, first = self._points[0]
-        return (self._total - first) * 1_000 / (monotonic_ms - first_ms) if monotonic_ms > first_ms else None
+        return _rate(self._points)
 
 
 class GroupWatch:
@@ -264,8 +270,7 @@ class GroupWatch:
         points = self._lags.setdefault(name, deque())
         points.append((monotonic_ms, lag))
         _drop_points_until(points, monotonic_ms - LAG_WINDOW_MS)
-        first_ms, first = points[0]
-        return None if monotonic_ms <= first_ms else (lag - first) * 1_000 / (monotonic_ms - first_ms)
+        return _rate(points)
 
 
 class IngestLatency:
