@@ -28,6 +28,7 @@ from penstock.services.local.broker_config import QUICK_START
 from tests.documents import DOCS, README, block
 from tests.integration.environments import ROOT, SYSTEM_PATH, Environments, inherited, required, run_python
 from tests.integration.promtool import assert_clean
+from tests.integration.spark.conftest import INTERPRETED
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 360, 240, 360, 90
 LAKE_TIMEOUT_S = 180
@@ -35,8 +36,6 @@ LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
 PROGRAM = "from visits import topology"
 """README's complete program contains this; its last line is its output."""
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Spark's configuration for few rows, for which generating code costs more than it saves."""
 EXAMPLES = ("orders.py", "producing.py", "committing.py", "punctuated_sessions.py")
 """Files of `examples/`; the last line of each is the last line of its output."""
 CONNECTORS = ("load_average.py", "value_lines.py")

@@ -19,7 +19,8 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from penstock.services.compaction_settings import SparkSettings
-from penstock.services.spark.spark_session import JAVA_OPTIONS, spark_session
+from penstock.services.local.demo.service_specs import SPARK_CONF
+from penstock.services.spark.spark_session import spark_session
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.state_codec import StateCodec
@@ -28,6 +29,8 @@ from tests.shared_broker import Broker
 
 GAP_MS, GRACE_MS = 100, 50
 POLL_S = 0.05
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Generated code costs more than it saves on a few hundred rows."""
 SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # passed to Spark, which must not show it
 AGGREGATIONS = {
     "count": Count(),
@@ -321,10 +324,8 @@ def topics(kafka: Broker) -> Topics:
 def spark() -> Iterator[Any]:
     """The one Spark session of the run.
 
-    It generates no code, which would cost more than it saves on a few hundred rows. It has the serial collector, since
-    parallel collectors cost a short job CPU time. Jobs in their own processes have the defaults.
+    Jobs in their own processes have the defaults.
     """
-    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    conf = {**interpreted, JAVA_OPTIONS: "-XX:+UseSerialGC", f"spark.hadoop.{SECRET_NAME}": SECRET}
+    conf = {**INTERPRETED, **SPARK_CONF, f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:
         yield session
