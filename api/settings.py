@@ -182,8 +182,9 @@ class GuardedSettings(ServiceSettings):
 
     @property
     def local_hosts_only(self) -> bool:
-        """Whether only requests to `localhost` or a loopback address are served: the service listens on one, without
-        credentials."""
+        """Whether only requests with `localhost` or a loopback address as Host are served. True if the service listens
+        on such an address without credentials.
+        """
         return self.auth_token is None and not self.credentials and is_loopback(self.http.host)
 
 

@@ -1,4 +1,4 @@
-"""Prints tables on a terminal, or in a file or a pipe, where they are as wide as they need."""
+"""Makes the console that prints tables to a terminal, a file or a pipe, and text that is safe to print there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parses a request to Kafka Connect's REST API: its body, its path and its flags.
 
-Functions raise BadRequest for an invalid value. The app's outermost middleware is here as well. It removes trailing
+Functions raise BadRequest for an invalid body. The app's outermost middleware is here as well. It removes trailing
 slashes from paths, distinguishes slashes within names from separators, and answers 503 while the worker is starting up.
 """
 

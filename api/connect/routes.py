@@ -1,8 +1,8 @@
 """Kafka Connect's REST API over a herder: the app and all its routes.
 
-Statuses and bodies are Kafka Connect's, so its clients work unchanged. Every error is `{"error_code", "message"}`. A
-trailing slash is ignored. A body is JSON, also without a content type. Any other content type is rejected with 415. A
-malformed body is rejected with 400; Kafka Connect answers 500.
+Statuses and bodies are Kafka Connect's, so its clients work unchanged. Every error, except those of `/health`, is
+`{"error_code", "message"}`. A trailing slash is ignored. A body is JSON, also without a content type. Any other content
+type is rejected with 415. A malformed body is rejected with 400; Kafka Connect answers 500.
 
 A request that only another worker can answer is forwarded to it (`penstock.api.connect.forwarding`).
 """
@@ -367,7 +367,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
 
 
 def _admin_routes(herder: Herder) -> APIRouter:
-    """The routes of loggers' levels, of this worker or with `scope=cluster` of all workers."""
+    """Routes that return and set levels of this worker's loggers; `scope=cluster` sets a level in all workers."""
     router = APIRouter(prefix="/admin/loggers", tags=["admin"])
 
     @router.get("", summary="Loggers whose level is set", responses={200: {"model": LoggerLevels}})

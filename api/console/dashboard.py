@@ -1,7 +1,7 @@
 """The page at `/` and the JSON that it polls, `GET /v1/overview`.
 
-The page is one file without external assets. Its content security policy allows only the page's own inline script and
-style, by their hashes.
+The page is one file without external assets. Its content security policy allows no script and no style but the page's
+own inline ones, by their hashes.
 """
 
 from __future__ import annotations

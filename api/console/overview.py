@@ -450,7 +450,7 @@ def _sum_of_values(values: Mapping[str, float]) -> int | None:
 
 
 def _sum_of_dead_letter_metrics(services: Sequence[ServiceSample]) -> int | None:
-    """Return the dead letters of all services, for `OverviewBuilder`; None if no service counts any."""
+    """Return the dead letters of all services, for `OverviewBuilder`; None if no service has such a metric."""
     values = [value for service in services for name, value in service.metrics.items() if _is_dead_letter_metric(name)]
     return int(sum(values)) if values else None
 
@@ -462,7 +462,7 @@ def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
-    """Return the estimated seconds that a restore would take now, from the restores that `tasks` report.
+    """Return the estimated seconds that a restore of all `tasks` would take now, from the restores that they report.
 
     A restore reads the live windows in the snapshot, and the changelog records after it. Returns None if no task has
     been restored, or if no service reports the number of these records.

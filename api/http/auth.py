@@ -1,18 +1,19 @@
 """The guard in front of every route: credentials, limits on bodies, security headers, and the audit log.
 
-Without credentials the service listens only on a loopback address, and the `Host` header of each request must name this
-machine. Otherwise a web page could reach the service by a domain name that resolves to this machine (DNS rebinding).
-With or without credentials, a request that changes anything is rejected if a web page of another origin made the
-browser send it (`penstock.api.http.csrf`). The audit log has each request that needs the scope admin: the client, the
-request and its status, never a secret.
+Without credentials the service listens only on a loopback address, unless `insecure_no_auth` is set or the service is a
+Connect worker. With `local_hosts_only` (a loopback address without credentials), the `Host` header of each request must
+name this machine. Otherwise a web page could reach the service by a domain name that resolves to this machine (DNS
+rebinding). With or without credentials, a request that changes anything is rejected if a web page of another origin
+made the browser send it, unless `cors_origins` lists that origin (`penstock.api.http.csrf`). The audit log has each
+request that needs the scope admin: the client, the request and its status, never a secret.
 
 A credential is a name and a secret. A client sends the secret as a bearer token, or name and secret as basic auth. A
 request's secret is compared with every configured secret in constant time, so the response time reveals nothing.
 
 | scope | what it allows |
 |---|---|
-| ingest | storing events and records, by any of the interfaces |
-| read | requests that change nothing |
+| ingest | storing events and records, by any of the interfaces, and `GET /v3/clusters` |
+| read | all other requests that change nothing |
 | admin | all other requests, and those of `read` |
 
 >>> scope_of("POST", "/v1/topics/t/events"), scope_of("GET", "/v1/groups"), scope_of("DELETE", "/v1/groups/g")

@@ -6,8 +6,8 @@ parses them. A segment ends at the end of a head, of a body, or of the received 
 
 1. A head ends with an empty line. A segment that would make it longer than `max_head_bytes` is not parsed: the response
    is 431, or 414 if the request line alone is too long, and the connection is closed.
-2. A body of known length ends after that length. A chunked body ends with an empty line, after its trailers. Trailers
-   and chunk extensions together have the same limit as a head.
+2. A body of known length ends after that length. A chunked body ends with an empty line, after its trailers. Chunk
+   extensions and trailers since the last data of the body have together the same limit as a head.
 3. Bytes after a request that is not answered yet are buffered unparsed. The connection is not read until the response
    is complete. The buffer holds at most one read (256 KiB).
 

@@ -1,8 +1,9 @@
-"""Forwards requests to other services, and their answers back, unchanged.
+"""Forwards requests to other services, and returns their responses.
 
-So the dashboard, and any client of this service, can use the aggregator's routes and Kafka Connect's REST API at this
-service's address. The client's credentials are not forwarded. This service has its own credentials for the other
-services.
+So the dashboard, and any client of this service, can use routes of the aggregator (STREAMS_PATHS) and of Kafka Connect
+(CONNECT_PATHS) at this service's address. Of a request's headers only Content-Type is forwarded, so the client's
+credentials are not. This service has its own credentials for the other services. Of a response's headers only
+Content-Type, Retry-After and Location are returned.
 """
 
 from __future__ import annotations

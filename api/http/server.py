@@ -78,7 +78,7 @@ class HttpServer:
 
     @property
     def advertised_url(self) -> str:
-        """The address of the server for other machines, as far as it is known; default: this machine's name.
+        """The URL of the server for other machines; with this machine's name if the server listens on every address.
 
         >>> from fastapi import FastAPI
         >>> HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)).advertised_url
@@ -137,7 +137,7 @@ class HttpServer:
         await asyncio.shield(self._serving)
 
     async def stop(self, grace_ms: int = GRACE_MS) -> None:
-        """Stop accepting, finish the requests in flight within `grace_ms`, then close the rest."""
+        """Stop accepting, finish the requests in flight within `grace_ms` (rounded up to seconds), close the rest."""
         if self._server is None or self._serving is None:
             return
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_ms / 1000)

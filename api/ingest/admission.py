@@ -85,8 +85,8 @@ class Admission:
         """Accept a request of `client` for `topic`, or raise.
 
         Raises Problem (429) if the client exceeds a rate, and Problem (403) if the topic does not accept events. Raises
-        InvalidTopic, UnknownTopicOrPartition, BrokerNotAvailable if Kafka does not answer, and IllegalState if the
-        service is shutting down.
+        InvalidTopic or UnknownTopicOrPartition because of the topic, BrokerNotAvailable if Kafka does not answer, and
+        IllegalState if the service is shutting down.
         """
         if self.drain.begun:
             raise IllegalState("the service is shutting down")

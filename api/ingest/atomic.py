@@ -34,7 +34,7 @@ REUSED = ErrorKind(UNPROCESSABLE_CONTENT, "IDEMPOTENCY_KEY_REUSED", "The key bel
 
 
 class KeyReused(DataError):
-    """The Idempotency-Key was used for a request with another body, or other headers that determine its records."""
+    """The Idempotency-Key was used for a request with another body, `?atomic` or headers that make its records."""
 
 
 class IdempotencyKey(NamedTuple):

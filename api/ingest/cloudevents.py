@@ -288,7 +288,7 @@ def _decode_base64_data(text: Any) -> bytes:
 
 
 def _cloudevent_data_from_text(data: bytes, content_type: str) -> bytes:
-    """Return data that is not JSON: a string, in the encoding that its media type names."""
+    """Return the bytes of data that is not JSON: a JSON string's text, in the encoding that its media type names."""
     charset = _CHARSET.search(content_type)
     try:
         return decode_json(data, str).encode(charset[1] if charset else "utf-8")

@@ -126,7 +126,7 @@ class EventRejected(DataError):
 
 
 class RecordError(NamedTuple):
-    """Why the event at `position` (a 1-based line or a 0-based index) was not stored."""
+    """Why the event at `position` (a 1-based line or a 0-based index) is not known to be stored."""
 
     position: int
     status: int

@@ -1,9 +1,9 @@
 """Sends the events of one ingest request in batches. A batch is settled when its acknowledgement arrives.
 
-While the body is still being read, batches with together at most `max_in_flight_records` records are in flight. At the
-limit the request stops reading and waits for its oldest batch, so TCP flow control slows the client. A batch that is
-not acknowledged within `ack_timeout_ms` fails. Of a failed batch, the records that the producer had accepted may still
-be stored, and the others are not stored. The response states the outcome of each record.
+If more than `max_in_flight_records` records are in flight, the request stops reading and waits for its oldest batch, so
+TCP flow control slows the client. A batch that is not acknowledged within `ack_timeout_ms` fails. Of a failed batch,
+the records that the producer had accepted may still be stored, and the others are not stored. The response states the
+outcome of each record.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class EventSender:
         return may_continue and not self.result.must_stop
 
     async def settle_completed(self) -> None:
-        """Count the batches that are acknowledged or past their deadline, without waiting."""
+        """Count the oldest batches that are done or past their deadline, without waiting.
+
+        Stops at the first other batch.
+        """
         while (first := self.first_in_flight) and (first.outcomes.done() or first.remaining_s <= 0):
             await self._settle_flight(self._flights.popleft())
 

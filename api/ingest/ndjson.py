@@ -1,7 +1,7 @@
 """Converts the NDJSON body of a request to records, line by line as it arrives.
 
 Sans-IO. Records and errors do not depend on how the body is divided into chunks. At most one unfinished line is
-buffered, and nothing of a line that is too long.
+buffered, until it ends or is found to be too long.
 
 >>> lines = LineSplitter(max_line_bytes=8)
 >>> lines.feed(b'{"a":1}\\r\\n{"a"')

@@ -6,7 +6,7 @@
 | application/json | one object, or the elements of an array; buffered |
 | application/cloudevents+json | one CloudEvent; buffered |
 | application/cloudevents-batch+json | an array of CloudEvents; buffered |
-| any, with ce-specversion | one CloudEvent in binary mode: the body is its data; buffered |
+| any but NDJSON, with ce-specversion | one CloudEvent in binary mode: the body is its data; buffered |
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class BufferedBody:
     def start(self, body: bytes, clock: Clock) -> BufferedBody:
         """Split the body into events, and return self.
 
-        Raises Problem: 400 for a malformed array, 413 for too many events. A single CloudEvent is checked later.
+        Raises Problem: 400 for a malformed object or array, 413 for too many events. A single CloudEvent is checked
+        later.
         """
         self._clock = clock
         try:

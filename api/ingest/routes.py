@@ -1,4 +1,5 @@
-"""`POST /v1/topics/{topic}/events`: stores events. A 2xx response reports only what the broker has acknowledged.
+"""`POST /v1/topics/{topic}/events`: stores events. An event is reported as stored only if the broker has acknowledged
+it.
 
 | status | meaning |
 |---|---|
@@ -6,7 +7,7 @@
 | 207 | some are stored; each of the others is listed with its reason and outcome |
 | 500, 504 | none is known to be stored, but some may be |
 | other 4xx and 5xx | none is stored, and the same request may be sent again |
-| 202 | the response to `?ack=none` alone, without a guarantee |
+| 202 | only with `?ack=none`: events were accepted, without a guarantee |
 
 NDJSON is parsed, sent and settled as it arrives, in constant memory. Every other format is buffered, up to
 `max_body_bytes`. An invalid event does not affect the others, unless `?atomic=true`. If the rest of a body need not be

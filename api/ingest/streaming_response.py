@@ -5,8 +5,8 @@ previous line, and is written when their outcomes are known:
 
     {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
 
-A line is written when the outcomes of all received events are known, and at least every second while the body
-continues. So a client may wait for a line before it sends the next event. The last line has `"status"` and the totals.
+A line is written when the outcomes of all received events are known. Until then, new outcomes are written about once a
+second. So a client may wait for a line before it sends the next event. The last line has `"status"` and the totals.
 If the connection breaks before the last line, events that no line covers may or may not be stored. A client must read
 while it writes: one that does not read is disconnected after `body_timeout_ms`.
 """

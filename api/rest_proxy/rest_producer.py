@@ -112,7 +112,7 @@ class RestProducer:
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
     def _event_reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
-        """Return the reader of values for records that have the key, the time or both themselves."""
+        """Return the reader of values for records that have what `present` names: key, time, both or neither."""
         if not present:
             return self._ingest.reader(topic).event
         name = topic if topic in self.settings.topics else ""

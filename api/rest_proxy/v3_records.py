@@ -142,7 +142,7 @@ class RecordStreamSplitter:
     """Splits the chunks of a stream of records into JSON objects. An object may have `max_bytes` at most.
 
     It stops at data between objects that is neither whitespace nor a comma, and at an object that is too long. The
-    objects before are returned, wherever a chunk ends.
+    objects before that are returned, however the stream is divided into chunks.
     """
 
     def __init__(self, max_bytes: int) -> None:

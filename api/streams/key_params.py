@@ -34,7 +34,7 @@ _Base64 = Annotated[
 
 
 class Keys(TypedDict):
-    """A key, or the bounds of a range; None leaves it open."""
+    """A key, or the bounds of a range of keys; None if not given."""
 
     key: Key
     key_from: Key

@@ -1,9 +1,10 @@
 """`/v1/streams` and `/v1/compactions`: the state of an aggregator's tasks, and the content of their stores.
 
 The service that runs the tasks passes a `StreamsView` of its own tasks. If the application may have several instances,
-the service also passes an `InstancesView`. Answers then cover all instances and list the partitions of instances that
-did not answer (`missing`). With `?local=true` a response covers only the requested instance. To respond for all, an
-instance sends the others requests with `?local=true`. This module does not import `penstock.shared.streams`.
+the service also passes an `InstancesView`. Answers then cover all instances. In answers about tasks, stores and
+windows, `missing` lists the partitions that no instance reported. With `?local=true` a response covers only the
+requested instance. To respond for all, an instance sends the others requests with `?local=true`. This module does not
+import `penstock.shared.streams`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ TEXT_CHARACTERS_MAX = 2_000
 
 
 class Offsets(NamedTuple):
-    """The first offset of a partition, and the one after its last committed record."""
+    """The first offset of a partition, and its last stable offset: the end for `read_committed`."""
 
     first: int
     end: int

@@ -119,7 +119,10 @@ class CompactionLagWatch:
             self._request()
 
     def newest_sign_ms(self) -> int | None:
-        """The time of the newest snapshot, or since when this instance compacts, if later; None if it does not."""
+        """The later of the newest snapshot's time and the time since which this instance compacts.
+
+        None if this instance does not compact.
+        """
         if self.owned_since_ms is None:
             return None
         return max(self.owned_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)

@@ -294,7 +294,7 @@ class CompactionSupervisor:
         self._record_result(state, status, out, err)
 
     async def _wait_while_owned(self, job: ChildProcess) -> int:
-        """Return the job's exit status, or OWNERSHIP_LOST as soon as another instance owns partition 0."""
+        """Return the job's exit status, or OWNERSHIP_LOST once another instance may own partition 0."""
         while True:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(job.wait(), OWNERSHIP_POLL_MS / 1000)
@@ -302,7 +302,7 @@ class CompactionSupervisor:
                 return OWNERSHIP_LOST
 
     def _settings_with_bounded_run(self) -> AggregatorSettings:
-        """Return the settings with the number of records that a job is known to manage within its timeout."""
+        """Return the settings with the current limit of a job's records (rule 3 of the module)."""
         bounds = {"run_records_max": self._run_records_max}
         compaction = self._settings.compaction.model_copy(update=bounds)
         return self._settings.model_copy(update={"compaction": compaction})
@@ -336,7 +336,7 @@ class CompactionSupervisor:
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
     def _count_job_result(self, state: CompactionState, result: dict[str, Any]) -> None:
-        """Keep the result of a job's commits in the lake, even if a later step of the job failed."""
+        """Record the result of a job that has committed to the lake, even if a later step of the job failed."""
         self._last_success_ms = self._clock.now_ms()
         self._run_records_max = min(self._settings.compaction.run_records_max, 2 * self._run_records_max)
         state["rows"] = sum(result.get(name, 0) for name in WRITTEN)
@@ -351,7 +351,7 @@ class CompactionSupervisor:
         self._failing.set(self._consecutive_failures)
 
     def _request_remaining_compaction(self) -> None:
-        """Request the rest of a job's work, unless another instance owns partition 0 by now."""
+        """Request the rest of a job's work, unless another instance may own partition 0 by now."""
         if self._lag_watch is None or self._lag_watch.is_owned():
             self._requested.set()
             return

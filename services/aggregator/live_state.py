@@ -1,6 +1,6 @@
 """The content of the state stores of the tasks that run here, as plain values for REST.
 
-The rows are read between two turns of the worker's loop, which waits meanwhile. So the number of rows read is bounded.
+The rows are read on the event loop of the worker, which waits meanwhile. So the number of rows read is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS_LOOKED_AT_MAX = 20_000
 
 
 def describe_live_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
-    """Return each store of the tasks that run here, with its live rows by partition."""
+    """Return each store of the tasks that run here, with its number of live rows by partition."""
     rows: dict[str, dict[str, int]] = {}
     for partition, owned in sorted(tasks.items()):
         if owned.task is not None:
@@ -32,7 +32,7 @@ def describe_live_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]
 
 
 class LiveRows(NamedTuple):
-    """Windows, the last window's position if there are more, and the number of rows that were not read."""
+    """Windows, the last window's position if there are more, and the number of rows that were not scanned."""
 
     windows: list[WindowRow]
     last: LivePosition | None

@@ -81,8 +81,8 @@ def _key_and_time_filter(settings: SessionsSettings) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Run `penstock sessions`: print the windows.
 
-    Returns the exit status: 0 even without windows, 1 if reading fails, 2 for a wrong setting or if the application has
-    not committed yet.
+    Returns the exit status: 0 even without windows, 1 if reading fails or there is no changelog topic, 2 for a wrong
+    setting or if the changelog has no commit yet.
     """
     given = ["--json-line" if argument == "--json" else argument for argument in arguments]
     try:

@@ -1,7 +1,7 @@
 """The REST server of a Connect worker: its address, its authentication, and its address for other workers.
 
 It listens at the first of `listeners`. Other workers use the address in `rest.advertised.host.name` and
-`rest.advertised.port`, by default the listener's own.
+`rest.advertised.port`. The default is the listener's address, with the machine's name if it has no host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`penstock dlq list|replay`: lists the dead letters of a topic, and sends them back to it.
 
 The argument is the source topic or its dead-letter topic. Connection settings come from `PENSTOCK_KAFKA__…` and the
-TOML file, as for every service. `--bootstrap-servers` overrides them.
+TOML file, as for every service. `--bootstrap-servers` overrides only the brokers' addresses.
 """
 
 from __future__ import annotations

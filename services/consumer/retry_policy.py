@@ -3,9 +3,9 @@
 The wait grows as in Kafka's ExponentialBackoff (KIP-580): after the n-th failed attempt it is `backoff_ms` times
 `multiplier` to the power of n - 1, spread by `jitter` in both directions, at most `backoff_max_ms`. Exception types are
 configured as classes or by name (`ConnectionError`, `asyncpg.exceptions.InterfaceError`). The exception's class and
-then its bases are looked up in `not_retriable` and `retriable`. The first class that is listed decides, and
-`not_retriable` takes precedence. If none is listed, the exception is not retried. By default every exception is retried
-except DataError, because an invalid record stays invalid.
+then its bases are looked up in `not_retriable` and `retriable`. The first class that is listed decides. If it is in
+both, or if none is listed, the exception is not retried. By default every exception is retried except DataError,
+because an invalid record stays invalid.
 
 >>> from penstock.shared.common.errors import SerializationError
 >>> policy = RetryPolicy(max_attempts=3, jitter=0)

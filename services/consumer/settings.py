@@ -160,7 +160,10 @@ class ConsumerServiceSettings(ServiceSettings):
 
     @property
     def drain_timeout_ms(self) -> int:
-        """How long a revocation waits for handlers: the listener's timeout minus the reserve for the last commit."""
+        """How long a revocation waits for handlers.
+
+        It is the shorter of `listener_timeout_ms` and `max_poll_interval_ms`, minus GIVE_UP_RESERVE_MS.
+        """
         return min(self.consumer.listener_timeout_ms, self.consumer.max_poll_interval_ms) - GIVE_UP_RESERVE_MS
 
     @property

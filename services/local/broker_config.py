@@ -131,7 +131,7 @@ def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int])
 
 
 def log4j_config() -> str:
-    """Return log4j's file: one log of at most 30 MiB, one line for each event, stack traces cut to 12 frames."""
+    """Return log4j's file: one log of at most 30 MiB, one line for each event, stack traces cut to 12 lines."""
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="ERROR" shutdownHook="disable">
   <Appenders>

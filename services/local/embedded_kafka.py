@@ -1,7 +1,7 @@
 """The embedded Kafka: a real single-node Apache Kafka as a child process, with its data in one folder.
 
     async with EmbeddedKafka(Path(".penstock/kafka")) as kafka:
-        client = Producer(bootstrap_servers=kafka.bootstrap_servers)
+        client = Producer(kafka.bootstrap_servers)
 
 The folder is formatted at the first start and used again afterwards, so topics survive. The broker inherits a lock of
 the folder and holds it until it ends, so two brokers never share a folder. When this process ends, even by SIGKILL, the

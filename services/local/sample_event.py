@@ -106,7 +106,10 @@ def _accepts_event(event: dict[str, Any], value_type: Any) -> bool:
 
 
 def _put_at_json_pointer(event: dict[str, Any], pointer: str, text: str, number: int | str) -> None:
-    """Set a value at a JSON pointer: the number if the sample has one there, else the text."""
+    """Set a value at a JSON pointer: `text`, or `number` if the sample has a number there.
+
+    If `number` is not an integer, the sample's number stays.
+    """
     *path, last = (part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
     for part in path:
         inner = event.setdefault(part, {})

@@ -165,7 +165,7 @@ class Service:
                 await asyncio.sleep(HEALTH_INTERVAL_MS / 1000)
 
     async def get(self, path: str) -> Any:
-        """Return the JSON of the service at a path; None while it does not answer."""
+        """Return the JSON of the service at a path; None if it does not answer with status 200 and JSON."""
         try:
             async with _make_http_client() as client:
                 response = await client.get(f"{self.url}{path}")

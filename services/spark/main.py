@@ -6,11 +6,11 @@ Exit statuses of `compact`: 0 done (also if there was nothing new), 1 rejected o
 job committed a compaction at the same time. A run that printed its line is committed, whatever the status. If the
 status is not 0 nevertheless, a later step failed (deletion, table maintenance, the after hook) or a later run.
 Exit statuses of `batch`: 0 done (also if SIGTERM ended it with `--every`), 1 rejected or failed, 2 invalid settings, 3
-fenced by a live instance that started during the batch. With `--every`, a later step of a run that fails, as of
-`compact`, does not end the command; the run's line lists it (`failed`).
+fenced by a live instance that started during the batch. With `--every`, a failed later step (as above) does not end the
+command; the run's line lists it (`failed`).
 Exit statuses of `audit`: 0 no differences, 1 differences, 2 invalid settings, 3 the audit could not be carried out or
 there was no window to compare. The audit cannot be carried out either if processor nodes before the window make Spark's
-sessions incomparable with the stream's; the message names these nodes.
+windows incomparable with the stream's; the message names these nodes.
 """
 
 from __future__ import annotations

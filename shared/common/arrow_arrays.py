@@ -1,4 +1,4 @@
-"""Byte strings as Arrow arrays and back, without a Python object a value, and the Arrow types of a state's columns."""
+"""Byte strings as Arrow arrays and back, without a Python object for each, and the Arrow types of a state's columns."""
 
 from __future__ import annotations
 

@@ -68,6 +68,6 @@ class RestartBackoff:
         return f"<RestartBackoff {self._failures} failures in a row>"
 
     def wait_ms(self, ran_ms: int) -> int:
-        """Return the backoff before the next start, after something ended that ran for that time."""
+        """Return the wait before the next start of a service that has ended after `ran_ms`."""
         self._failures = 1 if ran_ms >= self._backoff.max_ms else self._failures + 1
         return round(self._backoff.wait_ms(self._failures))

@@ -1,6 +1,6 @@
 """The guard of a child process: it runs one command, and ends it when the parent ends.
 
-`python -m penstock.shared.common.child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
+`python child_guard.py [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
 command in a process group of its own. The guard watches the child and its own standard input, a pipe whose other end
 the parent holds open. When the pipe closes (the parent has ended, even by SIGKILL), or when the guard gets SIGTERM, it
 sends the child SIGTERM. After `--limit-ms` it sends the whole group SIGKILL. The guard's exit status is the child's
@@ -11,8 +11,8 @@ error. The guard writes two lines to the descriptor `--report-fd`: `started PID`
 a signal). If the command cannot be started, it writes only `failed ERRNO`. Other descriptors that the guard inherits
 are passed to the child, so a file lock on one is held until the child ends.
 
-The guard is run as a file and imports only modules that the interpreter has loaded anyway, so its start takes only a
-few milliseconds.
+The guard is run as a file and imports only a few modules of the standard library, so its start takes only a few
+milliseconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A child process for asyncio that ends when this process ends.
 
 A guard (child_guard.py) runs between this process and the child. It watches a pipe that only this process holds open.
-`pid`, `returncode` and `kill` refer to the child, never to the guard. The guard is started with `subprocess.Popen`, not
-with asyncio: when a loop closes, asyncio sends SIGKILL to its processes, and a killed guard cannot end the child.
+`pid` and `kill` refer to the child, never to the guard, and so does `returncode` unless the guard itself was killed.
+The guard is started with `subprocess.Popen`, not with asyncio: when a loop closes, asyncio sends SIGKILL to its
+processes, and a killed guard cannot end the child.
 
 The child's output goes to a log file, or to pipes that are read here, or to this process's own output.
 """

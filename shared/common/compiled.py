@@ -1,7 +1,7 @@
 """Functions over arrays that numba compiles. If numba is not installed they run as plain Python.
 
-Compiled code is cached per user by numba (`NUMBA_CACHE_DIR`). With `NUMBA_DISABLE_JIT=1` the functions run slowly, and
-a debugger can step through them.
+Numba caches compiled code on disk: in `NUMBA_CACHE_DIR`, or in numba's default folder. With `NUMBA_DISABLE_JIT=1` the
+functions run slowly, and a debugger can step through them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if IS_COMPILED:
     from numba.core import types
 
     def _widened_kernel_argument(argument: Any) -> Any:
-        """The argument type that called kernels are compiled for: one type for all constants and integer widths."""
+        """The argument type that called kernels are compiled for: a constant's plain type, and int64 for int32."""
         plain: Any = types.unliteral(argument)  # type: ignore[no-untyped-call]
         return types.int64 if plain == types.int32 else plain
 

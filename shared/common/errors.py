@@ -3,8 +3,7 @@
 A leaf class says what happened (`ProducerFenced`, `RecordTooLarge`). Its base class says what to do. After a
 `RetriableError` the same call may be repeated. After an `AbortableError` the transaction must be aborted first. After a
 `FatalError` the client or task that raised it cannot continue. For a `ConfigError` or `DataError` a person must change
-a setting or a record. Names are Kafka's if Kafka has the error (org.apache.kafka.common.errors, without the suffix
-`Exception`).
+a setting or a record. Most names are Kafka's (org.apache.kafka.common.errors, without the suffix `Exception`).
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ class PenstockError(Exception):
     `maybe_written` is True if Kafka may have stored the record, or carried out the request, despite the error. Sending
     it again may then store it twice.
 
-    `abortable` is True for an error within a transaction if the producer can continue after it has aborted the
-    transaction. It can be True for a FatalError: for example, the principal is not authorized for one topic, but may be
-    for others.
+    `abortable` is True for an AbortableError. It is also True for a FatalError if the producer can continue after it
+    has aborted the transaction: for example, the principal is not authorized for one topic, but may be for others.
     """
 
     maybe_written: bool = False
@@ -57,7 +55,7 @@ class DataError(PenstockError):
 
 
 class SerializationError(DataError):
-    """A key or value could not be turned into bytes, or back."""
+    """A key, value, header or protocol message could not be encoded or decoded."""
 
 
 class IllegalState(PenstockError):
@@ -192,7 +190,7 @@ class GroupNotEmpty(PenstockError):
 
 
 class CorruptRecord(DataError):
-    """Bytes that fail their checksum or cannot be parsed; the message names topic, partition and offset."""
+    """Bytes that fail their checksum or cannot be parsed; the message says where they are."""
 
 
 class SchemaMismatch(FatalError):
@@ -204,7 +202,7 @@ class ChangelogHole(FatalError):
 
 
 class StateStoreFailed(FatalError):
-    """The state on disk cannot be read or written; the message names the folder and the system's error."""
+    """The state on disk cannot be read or written; the message names the folder or the store, and the cause."""
 
 
 class SourceTopicChanged(FatalError):

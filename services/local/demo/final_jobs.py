@@ -61,7 +61,7 @@ class FinalJobs(msgspec.Struct, frozen=True):
 
 
 class Comparison(NamedTuple):
-    """The number of the batch's windows and late records, and of those that only one of the two lakes has."""
+    """The number of the batch's windows and late records, and of those that only one of the two applications has."""
 
     batch_rows: int
     batch_differences: int

@@ -21,7 +21,10 @@ NOTHING_STORED = (429, 503)
 
 
 class IngestRejected(PenstockError):
-    """The endpoint's response does not have the outcome of every event of a batch. The message has the response."""
+    """The endpoint's response does not have the outcome of every event of a batch.
+
+    The message has the response's status, and its reason or text.
+    """
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ BEHIND_CONFIG = "message.timestamp.before.max.ms"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fact about a part of the set-up, and the command that fixes it (empty if there is nothing to fix)."""
+    """A fact about a part of the set-up, and the command that fixes it (empty if there is none)."""
 
     level: Level
     about: str
@@ -146,7 +146,10 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
 
 
 def dead_letter_findings(source: TopicFacts, dead_letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
-    """Return the findings on a source topic's dead-letter topic: it is missing, or the largest ones do not fit."""
+    """Return the findings on a source topic's dead-letter topic: it is missing, or the largest dead letters do not fit.
+
+    A missing topic is a finding only if the user named the source topic.
+    """
     name = dead_letter_topic(source.name)
     needed = int(source.configs.get("max.message.bytes") or 0) + DEAD_LETTER_OVERHEAD_MAX
     if dead_letters is None:

@@ -252,7 +252,11 @@ def read_stream_windows(found: LakeTables, store: StoreSchema) -> DataFrame:
 
 
 def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]) -> StoreSchema:
-    """Return the audited store without the aggregations that some windows lack because they were closed earlier."""
+    """Return the audited store without the aggregations that some windows lack, since they were added after these
+    windows.
+
+    Adds a text to `not_compared` if there are any.
+    """
     lacks = [F.max(F.col("state")[f"{a.name}_{a.state[0][0]}"].isNull()).alias(a.name) for a in store.aggregations]
     found = stream.agg(*lacks).first() if lacks else None
     added = [a.name for a in store.aggregations if found is not None and found[a.name]]

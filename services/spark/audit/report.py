@@ -96,7 +96,7 @@ class AuditReport(msgspec.Struct, frozen=True):
 
 
 def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
-    """Return the report of an audit: count and list the differences, and add the checks that need no window."""
+    """Return the report of an audit: count and list the differences, and add the checks of numbers of records."""
     inputs = read.inputs
     outcomes = {row.outcome: row["count"] for row in compared.labelled.groupBy("outcome").count().collect()}
     count = _index_of_count_aggregation(read)

@@ -164,7 +164,7 @@ def outside_sessions(contained: DataFrame) -> DataFrame:
 
 
 def expected_sessions(assigned: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Return the sessions to check the stream's against, with the numbers of the records that the stream accepted."""
+    """Return the sessions that the stream should have, with the measures of the records that the stream accepted."""
     own = assigned.filter((F.col("outcome") == ACCEPTED) & F.col("start_ms").isNotNull())
     return own.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
 

@@ -162,7 +162,7 @@ def run_files(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any
 
 
 def begin_files(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
-    """Return the function of a batch's task that commits for a new partition that no rows of files are read yet."""
+    """Return the function of a task that makes a new partition's first commit, before rows of files are read."""
 
     def begin_rows_of_partition(partition: int) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(_run_task(options, partition, lambda batch: batch.begin_rows(source)))

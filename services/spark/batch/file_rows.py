@@ -1,10 +1,11 @@
-"""Converts rows of files to the records that a producer would have sent. Spark's type inference alters no value.
+"""Converts rows of files to the records that a producer would have sent.
 
-A line of JSON is the record's value, unchanged. In the JSON made of a CSV row, a column is a number or a boolean only
-if JSON writes each of its values as the file does, apart from trailing zeros and exponents (`1.10` becomes 1.1). If
-JSON writes one of its values differently (`007`, `+5`, `TRUE`), the whole column is text. Times and dates are always
-text. For a record's time and for the order of rows, a column has the type that Spark infers. Hive's partition folders
-(`carrier=UA`) add columns to those in the files.
+Without reader options, a line of JSON is the record's value, unchanged. With reader options, the value is new JSON, and
+each field has the type that Spark infers for its column: if one value of a column is text, all are text. In the JSON
+made of a CSV row, a column is a number or a boolean only if JSON writes each of its values as the file does, apart from
+trailing zeros and exponents (`1.10` becomes 1.1). If JSON writes one of its values differently (`007`, `+5`, `TRUE`),
+the whole column is text. Times and dates are always text. For a record's time and for the order of rows, a column has
+the type that Spark infers. Hive's partition folders (`carrier=UA`) add columns to those in the files.
 """
 
 from __future__ import annotations
@@ -366,7 +367,10 @@ def require_all_fields(
 
 
 def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
-    """Return a text that names a column of Parquet files with two types that cannot be merged, and the two files."""
+    """Return a text for Parquet files whose columns cannot be merged.
+
+    It names the first column that has two types, which Spark might merge, and a file of each type.
+    """
     seen: dict[str, tuple[DataType, str]] = {}
     for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):
         for field in spark.read.parquet(path).schema.fields:

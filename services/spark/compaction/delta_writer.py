@@ -2,7 +2,7 @@
 
 A commit creates the version after the one that the job planned with, or fails with `CompactionConflict`. If two jobs
 plan with the same version, only one of them commits. Any other write since the plan also stops a job. Files that no
-commit names belong to no table version; VACUUM removes them.
+commit names belong to no table version; a full VACUUM removes them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Every compaction adds a file or a few to each table. OPTIMIZE merges the small f
 ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that the table has not
 needed for the retention time.
 
-A failed step does not undo the compaction and does not stop the other steps. Its error is logged, listed in the report,
-and raised at the end. A step that loses a conflict with another job has not failed: the next compaction does its work.
+A failed step does not undo the compaction and does not stop the other steps. Its error is logged and listed in the
+report. At the end the command raises the first such error, except `penstock batch` with `--every`. A step that loses a
+conflict with another job has not failed: the next compaction does its work.
 """
 
 from __future__ import annotations

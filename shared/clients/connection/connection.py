@@ -379,7 +379,10 @@ class Connection:
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None
     ) -> Any:
-        """Send one request to a node and return its response, within `request_timeout_ms`.
+        """Send one request to a node and return its response.
+
+        The node has `request_timeout_ms` to respond. If a connection must be set up first, that takes additional time
+        (see the module `sockets`).
 
         `coordination` selects the socket for coordination instead of that for data. `waits_ms` replaces the timeout and
         selects a third socket. It is for requests whose response waits for other members, such as JoinGroup.

@@ -1,8 +1,8 @@
 """Socket security: the TLS context, SASL options and OAUTHBEARER tokens. Also limits aiokafka's log lines.
 
 aiokafka logs retries as errors. Penstock's clients report the outcome of a request themselves, so aiokafka's log lines
-about them are dropped (`OfOthers`). Those about a user's own aiokafka clients are kept. At DEBUG aiokafka logs each
-request and response. SASL requests contain the password, so they are logged without their bytes (`HideSecrets`).
+about these clients are dropped (`OfOthers`). Those about a user's own aiokafka clients are kept. At DEBUG aiokafka logs
+each request and response. SASL requests contain the password, so they are logged without their bytes (`HideSecrets`).
 
 Certificates and passwords are read when a client opens its connection, tokens each time a socket is set up.
 """

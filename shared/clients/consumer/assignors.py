@@ -7,8 +7,8 @@ assignor a member revokes all its partitions before it joins. Under the cooperat
 (KIP-429). A partition that must move is at first assigned to no member. Its owner sees that its assignment lacks the
 partition, revokes it, and joins again.
 
-The sticky assignors share one algorithm. The result is balanced, and moves as few partitions as a balanced result
-allows:
+The sticky assignors share one algorithm. The result is balanced. It moves few partitions, but not always the
+fewest possible:
 
 1. Every valid claim is kept. A claim is a partition of the member's last assignment. If several members claim a
    partition, the claim of the newest generation wins. If their generations are equal, no claim is valid.
@@ -121,7 +121,7 @@ class RoundRobinAssignor(Assignor):
 
 
 class StickyAssignor(Assignor):
-    """As balanced as possible, and with as few moved partitions as the balance allows (KIP-54)."""
+    """Assigns partitions as evenly as possible, and moves few of them (KIP-54)."""
 
     name = "sticky"
 

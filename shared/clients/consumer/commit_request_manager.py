@@ -80,7 +80,10 @@ class CommittingMember(Protocol):
         """Return the identity that a commit carries."""
 
     def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
-        """Called if a commit's error shows the loss of the membership, with the generation and member id it carried."""
+        """Called if a commit's error shows the loss of the membership.
+
+        `sent_as` are the generation and member id of the commit, `code` is the error code.
+        """
 
 
 class WaitingCommit(NamedTuple):
@@ -409,8 +412,10 @@ class CommitRequestManager:
         self._fail_callbacks(commit.numbers, error)
 
     def _fail_callbacks(self, failed: Mapping[TopicPartition, float], error: PenstockError) -> None:
-        """Call the callback of each commit that has a failed offset: one that is not committed, and whose number is at
-        most the one of its partition in `failed`."""
+        """Call the callback of each waiting commit with a failed offset.
+
+        An offset has failed if it is not committed and its number is at most that of its partition in `failed`.
+        """
         for entry in [each for each in self._waiting if self._has_failed(each, failed)]:
             self._waiting.remove(entry)
             self._call_commit_callback(entry, error)

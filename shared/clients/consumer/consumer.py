@@ -458,8 +458,8 @@ class Consumer(Generic[K, V]):
         Pending asynchronous commits are sent before or with this one.
 
         Raises CommitFailed if this member may no longer commit one of the offsets; those that it may are committed. If
-        `offsets` is None, this includes records whose partition was revoked or lost before they were committed; each
-        loss is reported once.
+        `offsets` is None, also raises CommitFailed if records were handed out and their partition was revoked or lost
+        before they were committed; each loss is reported once.
 
         Also raises FencedInstanceId, AuthorizationFailed, UnknownTopicOrPartition, KafkaTimeout after `timeout_ms`
         (default `commit_timeout_ms`), IllegalState if there is no `group_id`, ValueError or TypeError for an invalid

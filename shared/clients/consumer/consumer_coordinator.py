@@ -7,8 +7,8 @@ those of every group member (`penstock.shared.clients.group.group_requests`). Wi
 subscription reads all partitions of its topics.
 
 A call of the listener begins only while a poll waits for it (`listening`), when no records are processed. Until then
-the call is due, and polls return no records. A call that has begun runs to its end. If the poll is cancelled, the next
-poll waits for the call. A new assignment is passed to the fetcher before the listener is called.
+the call is due, and polls return no records. If the poll is cancelled, a call that has begun continues, and the next
+poll waits for it. A new assignment is passed to the fetcher before the listener is called.
 
 A member without a poll for `max_poll_interval_ms` leaves the group. A poll in progress counts as a recent one.
 """
@@ -399,7 +399,7 @@ class ConsumerCoordinator:
                 await self._wake.wait()
 
     def _set_listener_due(self, is_due: bool) -> None:
-        """Set the event and wake waiting polls: to allow the call if one is due, else to check again."""
+        """Set whether a call of the listener is due, and wake waiting polls: they allow the call, or check again."""
         if is_due or self._listener_due:
             self._fetches.wake_pollers()
         self._listener_due = is_due
@@ -455,7 +455,7 @@ class ConsumerCoordinator:
             self._settled.set()
 
     def _watch_loop(self, due_ms: float) -> None:
-        """Log code that does not await, since it delays heartbeats too, before the group removes the member."""
+        """Log if code that does not await has held up the event loop and the heartbeats for over half a session."""
         config = self.member.config
         now_ms = self._clock.monotonic_ms()
         if (late_ms := now_ms - due_ms) > config.session_timeout_ms / 2:

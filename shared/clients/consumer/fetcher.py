@@ -3,8 +3,9 @@
 A partition has two offsets. The position is the next record to hand out. The fetch offset is the end of the buffered
 records. So the next fetch is in flight while the records of the last one are processed. Each broker has at most one
 request in flight, with all its partitions that need one. A partition needs a fetch until it has buffered twice
-`max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer
-until partitions with an empty buffer need the memory. Its records are then dropped, and fetched again later.
+`max_partition_fetch_bytes`. All buffers together stay within `fetch_buffer_bytes`, unless a batch is
+larger than the bytes that its request reserved (KIP-74). A paused partition keeps its buffer until partitions with an
+empty buffer need the memory. Its records are then dropped, and fetched again later.
 
 Each partition has at most one open request. After a seek or a new assignment the response to that request is ignored.
 """
@@ -159,7 +160,7 @@ class FetcherPartition:
 
 
 class Fetcher:
-    """The partitions of one consumer; `read_committed` and `policy` are the settings of that name."""
+    """The partitions of one consumer; `read_committed` is the isolation level, `policy` is `auto_offset_reset`."""
 
     def __init__(self, limits: FetchLimits, policy: ResetPolicy, *, read_committed: bool, has_group: bool) -> None:
         self.limits = limits
@@ -465,7 +466,10 @@ class Fetcher:
         return any(not self._partitions[tp].is_paused for tp in self._ready)
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
-        """Return the error of the partition's fetch, lookup or batch, until `take` has raised it."""
+        """Return the error of the partition's fetch, lookup or batch, until `take` has raised it.
+
+        CorruptRecord is returned until a seek.
+        """
         return self._assigned_state(tp).error
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:

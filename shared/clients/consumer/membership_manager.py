@@ -10,8 +10,10 @@ are sent in parallel. The states, their transitions and the code that all kinds 
 The ownership of partitions (`owned`) ends in one of two ways:
 
 1. They are revoked while the member's generation is valid. An eager member revokes all before it joins. A cooperative
-   member revokes those that its new assignment lacks, and then joins again (KIP-429).
-2. They are lost, because the group has removed the member. Another member may own them already.
+   member revokes those that its new assignment lacks, and then joins again (KIP-429). Before it joins, it revokes those
+   of topics that it no longer subscribes to.
+2. They are lost, because the group has removed the member, or the member has left for lack of polls or has failed.
+   Another member may own them already.
 """
 
 from __future__ import annotations
@@ -98,8 +100,8 @@ class ConsumerMembershipManager(Member):
     _back: frozenset[TopicPartition] = frozenset()
     """The partitions that are being revoked while PREPARING."""
     identity: tuple[int, str] = (NO_GENERATION, "")
-    """The generation and member id under which `owned` was assigned. It stays after a loss until the next assignment,
-    so that the group rejects the commits made under it."""
+    """The generation and member id under which `owned` was assigned, or under which a cooperative member keeps it.
+    They stay after a loss until the next assignment, so that the group rejects the commits made under them."""
     _sticky: tuple[frozenset[TopicPartition], int] = (frozenset(), NO_GENERATION)
 
     def __repr__(self) -> str:
@@ -111,7 +113,7 @@ class ConsumerMembershipManager(Member):
 
     @property
     def owner_metadata(self) -> GroupMetadata:
-        """The member's identity in the generation of its last assignment, under which it commits; see `identity`."""
+        """The identity under which the member commits; see `identity`."""
         return GroupMetadata(self.config.group_id, *self.identity, self.config.instance_id)
 
     @property

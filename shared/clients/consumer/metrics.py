@@ -81,7 +81,7 @@ class ConsumerMetrics:
         self._fetches_failed.inc()
 
     def position_reset(self, topic: str, by: int) -> None:
-        """Count a position outside of the log that was replaced by one `by` offsets further."""
+        """Count a reset of a position. The new position is `by` offsets further, or lower if `by` is negative."""
         self._resets.labels(group=self._group, topic=topic).inc()
         self._skipped.labels(group=self._group, topic=topic).inc(max(0, by))
 

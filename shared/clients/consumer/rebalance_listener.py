@@ -2,8 +2,8 @@
 
 As in the Java consumer, the listener is called only inside `poll`, `close`, and the wait of an `async for` for its next
 record. By then all records that were handed out count as processed (`ConsumedPositions`). Only a `close` after an
-iteration or an exception leaves out the last ones. The invoker also commits around a call, and forgets the positions of
-partitions that are gone.
+iteration or an exception leaves out the last ones. The invoker also commits around a revocation, unless
+`commit_strategy` is `none`, and forgets the positions of partitions that are gone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class RebalanceListener:
         """Called with partitions that the member owns until this method returns. Finish their records and commit.
 
         In a close, these are all its partitions. In a rebalance, an eager member gives up all its partitions before it
-        joins again. A cooperative member gives up those that its new assignment lacks.
+        joins again. A cooperative member gives up those that its new assignment lacks. Before it joins, it gives up
+        those of topics that it no longer subscribes to.
         """
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:

@@ -120,7 +120,7 @@ class ResetPolicy:
         return self.name == "none"
 
     def spec(self, now_ms: int) -> str | int:
-        """Return what the policy looks up: `earliest`, `latest`, or the first record at or after this time in ms."""
+        """Return what to look up: `earliest`, `latest`, or a time in ms (the first record at or after it)."""
         return self.name if self.duration_ms is None else max(0, now_ms - self.duration_ms)
 
 
@@ -211,7 +211,7 @@ class ConsumedPositions:
         )
 
     def returned(self, positions: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] = {}) -> None:
-        """Note that a poll returned records up to these positions, the last records with these leader epochs."""
+        """Note that a poll returned records up to these positions; `epochs` are the last records' leader epochs."""
         for tp, position in positions.items():
             self._note_return(tp, position)
             self._returned[tp] = position, epochs.get(tp, NO_EPOCH)

@@ -1,8 +1,8 @@
 """Reads a dead-letter topic, and sends its dead letters back to their source topics.
 
-A replay commits its progress in a consumer group of its own. The commit's metadata also contains the dead letters sent
-after the first one that was not sent. So after a replay of some dead letters (by stage, by exception) another replay
-can send the rest, and none is sent twice. Delivery is at least once: dead letters that were acknowledged but not
+A replay commits its progress in a consumer group of its own. The commit's metadata also contains the offsets of
+the dead letters sent after the first one that was not sent. So after a replay of some dead letters (by stage, by
+exception) another replay sends only the rest. Delivery is at least once: dead letters that were acknowledged but not
 committed before a crash are sent again.
 """
 

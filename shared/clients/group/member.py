@@ -3,8 +3,9 @@
 UNJOINED --partitions to revoke--> PREPARING --revoked--> UNJOINED
 UNJOINED --nothing to revoke--> JOINING --generation--> SYNCING --assignment--> COMPLETING
 COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
-any --retriable error--> UNJOINED; --other error--> FAILED --error raised to the user--> UNJOINED
-any except JOINING and SYNCING --no poll for max_poll_interval_ms--> LEFT --poll--> UNJOINED
+JOINING, SYNCING --retriable error--> UNJOINED
+any --other error--> FAILED --error raised to the user--> UNJOINED
+UNJOINED, PREPARING, COMPLETING, STABLE --no poll for max_poll_interval_ms--> LEFT --poll--> UNJOINED
 
 PREPARING, LEFT and FAILED are states of consumers only: a Connect worker goes to UNJOINED instead of FAILED. After a
 FatalError a consumer stays FAILED.
@@ -152,11 +153,11 @@ class Member(ABC):
 
     @abstractmethod
     def fail(self, error: PenstockError) -> None:
-        """Take no part in the group until the error was raised to the user."""
+        """Take no part in the group until the error was raised."""
 
     @abstractmethod
     def on_session_over(self) -> None:
-        """Called after a session timeout without an answered heartbeat: the group must have removed the member."""
+        """Called after a session timeout without an answered heartbeat: a live coordinator has removed the member."""
 
     def rejoin(self, reason: str) -> None:
         """Request a new assignment by the group."""
@@ -203,7 +204,7 @@ class Member(ABC):
         return max(0, self._beat_at_ms - now_ms)
 
     def on_heartbeat_sent(self, now_ms: int) -> tuple[int, str]:
-        """Schedule the next heartbeat. Returns the generation and member id for the current one."""
+        """Schedule the next heartbeat. Returns the generation and member id for the heartbeat that is sent now."""
         self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
         return self.generation, self.member_id
 

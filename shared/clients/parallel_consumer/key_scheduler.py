@@ -6,9 +6,9 @@ lane are handled in offset order, by one execution at a time. A record that wait
 lane. The ready lane with the lowest offset is served first, so that few records finish out of order. Partitions are
 served in turn.
 
-The committable offset is that of the first unfinished record. It depends on the delivered records alone, since
-compaction and transaction markers leave holes in the offsets. Finished records above it are stored in the commit's
-metadata, so that they are skipped after a restart. A record is started only if the metadata would still fit after all
+The committable offset is that of the first unfinished record. If all are finished, it is the position, which `deliver`
+and `pass_over` advance. Finished records above the committable offset are stored in the commit's metadata, so that they
+are skipped after a restart. A record is started only if the metadata would still fit after all
 records in flight have finished. Otherwise the partition is `paused` until its first unfinished record is finished.
 
 >>> from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition

@@ -156,7 +156,7 @@ class PartitionProgress:
         self.unfinished -= 1
 
     def may_start(self, work: Work) -> bool:
-        """Return whether the finished offsets would still fit in the commit metadata if this record started."""
+        """Return whether the commit metadata would still fit after this record and all running ones have finished."""
         base = self.head.offset if self.head else work.offset
         span = max(self.highest, work.offset) - base + 1
         if span <= SPAN_ALWAYS_FITS or work is self.head:

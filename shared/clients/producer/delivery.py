@@ -10,8 +10,8 @@ A `Delivery` is not an `asyncio.Future`, since one future for each record costs 
 
 `DeliveryLocations` stores the batch of each record of a bulk, as one reference. A run is a sequence of appends without
 an await, so no other send appends in between. The index of a record in its batch is computed only when its fate is
-requested. It is the batch's index at the start of the run, plus the number of earlier records of the run in that batch.
-A slice of columns has one span for each batch instead, which is spread over its records when one is requested.
+requested. It is the index of the run's first record in that batch, plus the number of the run's earlier records in it.
+A slice of columns has one span for each batch instead. `DeliveryLocations.of` spreads the spans over the records.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class SampledStat:
         return max((window.highest for window in self._windows), default=0.0)
 
     def per_second(self, now_ms: float) -> float:
-        """The sum of the recent values, divided by the seconds since the first of them."""
+        """The sum of the recent values, divided by the seconds since the first of them (at least ELAPSED_MS_MIN)."""
         self._drop_expired_windows(now_ms)
         if not self._windows:
             return 0.0

@@ -271,7 +271,7 @@ class ProducerPartitioner:
         return queue
 
     def opened(self, topic: PartitionedTopic, record: ProducerRecord, key: bytes | None, batch: ProducerBatch) -> None:
-        """Note that a record opened or joined a batch: the sticky partition stays until that batch is full."""
+        """Note that a record opened or joined a batch: the sticky partition stays while that batch is open."""
         if (
             self._uses_sticky_partition(record, key)
             and topic.sticky_queue is not None

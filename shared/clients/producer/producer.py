@@ -5,7 +5,7 @@
         metadata = await delivery
 
 `send` waits only for the topic's metadata, and for buffer memory. Most records are appended directly to an open batch
-of their partition. Every other record goes through `_enqueue_record`: checks, serializers, metadata, partition, memory,
+of their partition. Every other record goes through `_enqueue_record`: checks, metadata, serializers, partition, memory,
 a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due. batch_completion.py
 handles the response.
 
@@ -520,9 +520,9 @@ class Producer:
     async def transaction(self) -> AsyncIterator[None]:
         """Begin a transaction. Commit it at the end of the block, or abort it if the block or the commit raises.
 
-        If the outcome of the commit is unknown, it is not aborted, and `close` requests the commit again. If the abort
-        fails too, its error is added to the first error as a note. But if the abort's error is fatal and the first
-        error is a PenstockError, the fatal error is raised.
+        If the outcome of the commit is unknown, the transaction is not aborted, and `close` requests the commit again.
+        If the abort fails too, its error is added to the first error as a note. But if the abort's error is fatal and
+        the first error is a PenstockError, the fatal error is raised.
         """
         await self.begin_transaction()
         txn = self._require_transaction()
@@ -787,7 +787,7 @@ class Producer:
             check_topic_name(topic)
 
     def _serialize_record(self, record: ProducerRecord) -> tuple[bytes | None, bytes | None, HeaderList, int]:
-        """Key, value and headers as they are sent, and an upper bound of their size in bytes."""
+        """Key, value and headers as they are sent, and an upper bound of the size of a batch with them alone."""
         topic = record.topic
         key = serialized(topic, "key", self._key_serializer, record.key)
         value = serialized(topic, "value", self._value_serializer, record.value)

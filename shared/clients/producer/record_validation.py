@@ -1,4 +1,4 @@
-"""Checks of a record before it is enqueued. Each check raises an error that names the topic and what is wrong."""
+"""Checks of a record before it is enqueued. Each check raises an error that says what is wrong."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ drains and sends until no batch is due or no node takes another request. It retu
 merely because time passes. Every other event (a full batch, a response, a flush) calls `wake`. batch_completion.py
 handles the responses.
 
-A batch leaves its queue only if its node is connected. An unreachable node therefore does not cost the batch an
+A batch is put into a request only if its node is connected. An unreachable node therefore does not cost the batch an
 attempt, and leaves no doubt whether the batch is in the log.
 """
 

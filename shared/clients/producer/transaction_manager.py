@@ -14,8 +14,8 @@ detects a duplicate. The broker's response decides how a hole in the numbers is 
 3. A batch was given up, and none is left after it. `settle` decides before a new number is assigned: numbers that were
    certainly rejected are used again; a batch that may still arrive costs an epoch, so that the broker rejects it.
 
-Other partitions move to a new epoch when they have nothing in flight. Under a new producer id or epoch a partition has
-one batch in flight until the first is acknowledged (`may_assign`).
+Other partitions move to a new epoch when all their numbers are acknowledged. Under a new producer id or epoch a
+partition has one batch in flight until the first is acknowledged (`may_assign`).
 
 >>> ledger = SequenceLedger()
 >>> ledger.adopt(7, 0)
@@ -36,10 +36,11 @@ transaction.
                                              │    └─abort─▶ ABORTING ─▶ READY
                                              └─error─▶ ABORTABLE_ERROR ─abort─▶ ABORTING
     COMMITTING ─error─▶ ABORTABLE_ERROR
+    COMMITTING ─cancelled before EndTxn─▶ IN_TRANSACTION
     every state ─fatal─▶ FATAL_ERROR
 
-An error of a record or of an offset makes the transaction abortable: it can no longer be committed. Being fenced is
-fatal, and so is every FatalError that is not marked as `abortable`.
+An error of a record or of an offset makes the transaction abortable: it can no longer be committed. A FatalError that
+is not marked as `abortable` is fatal: it ends the producer.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class SequenceLedger:
             known.lost |= lost
 
     def gap_shown(self, tp: TopicPartition) -> None:
-        """Note that the broker answered OUT_OF_ORDER_SEQUENCE_NUMBER although no earlier batch is pending."""
+        """Note that the broker rejected a sequence number or an epoch although no earlier batch is pending."""
         if (known := self._partitions.get(tp)) is not None:
             self._troubled[tp] = None
             known.gap = True
@@ -238,7 +239,7 @@ def fenced_by(transaction_timeout_ms: int) -> str:
 
 
 class Transaction:
-    """The state of a transactional id's producer; `transactional_id` is in every error."""
+    """The state of a transactional id's producer. The errors that it makes itself name the id."""
 
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id

@@ -1,8 +1,9 @@
 """The requests for a producer id and to the coordinators of a transaction. Each is retried within its deadline.
 
 The error code and the request together decide what an error ends. Being fenced, and a missing permission for the
-transactional id, end the producer. These end the transaction alone: a topic or group that the principal may not use,
-a member that has left its group, an expired producer id. Such an error is `abortable`, whatever its class.
+transactional id, end the producer. These end the transaction alone: a topic that the principal may not write to, a
+group that it may not use, a member that has left its group, an expired producer id. If such an error is a FatalError,
+it is marked as `abortable`.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Control batches are left out; under `read_committed` the batches of aborted tran
 cannot be read ends the completed fetch. The records before it are returned, then CorruptRecord is raised with topic,
 partition and offset.
 
-With numba installed the records become positions in the received bytes (`decoding_kernel`). Without numba aiokafka's
-compiled reader makes lists of bytes. That reader also decodes the batches that the kernel does not: old formats, and
-batches with anything unusual. So both ways accept and reject the same batches.
+With numba installed the records become positions in the received or decompressed bytes (`decoding_kernel`). Without
+numba aiokafka's compiled reader makes lists of bytes. That reader also decodes the batches that the kernel does not:
+old formats, and batches with anything unusual. So both ways accept and reject the same batches.
 """
 
 from __future__ import annotations

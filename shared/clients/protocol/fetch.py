@@ -1,7 +1,7 @@
 """Fetch version 12, encoded and decoded by hand, since every record arrives in a fetch response.
 
-The records of a partition stay in the received buffer, and are copied only when they are decoded. Kafka 2.8 and later
-support version 12. No fetch session is opened (KIP-227), so each request names all partitions to fetch.
+The records of a partition stay in the received buffer, unless they are only a small part of it (SHARED_BY_MAX). Kafka
+2.8 and later support version 12. No fetch session is opened (KIP-227), so each request names all partitions to fetch.
 
 >>> request = FetchRequest(500, 1, 1 << 20, True, [("clicks", [(0, 7, NO_EPOCH, 65_536)])])
 >>> request.prepare({1: (4, 17)})

@@ -78,7 +78,7 @@ class FlexibleReader:
 
 
 class FlexibleStruct:
-    """A request of one version in the form of aiokafka's connection, without its body."""
+    """A request of one version, as aiokafka's connection expects it. Subclasses encode the body."""
 
     __slots__ = ()
 

@@ -28,7 +28,8 @@ from penstock.shared.common.varints import VARINT_BYTES_MAX, put_varint, read_va
 
 @compiled
 def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, sizes, out, out_offsets, out_lengths):
-    """Write each record's number of headers, its own, and `more` others: pieces and length-prefixed texts in turn."""
+    """Write for each record the number of its headers, its own headers, then `more` others: pieces and length-prefixed
+    texts in turn."""
     at = 0
     for row in range(len(lengths)):
         out_offsets[row] = at
@@ -87,7 +88,10 @@ class PackedHeaders(Sequence[Headers]):
         return PackedHeaders(self.blocks.at(indexes))
 
     def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
-        """Return each record's headers followed by `more`; a value is one for all records, or one for each."""
+        """Return each record's headers followed by `more`.
+
+        A value in `more` is bytes for all records, or PackedBytes with one string for each record.
+        """
         # What is the same for all records becomes a piece: a kernel then copies pieces and texts in turn.
         pieces = [bytearray()]
         columns = list[PackedBytes]()

@@ -1,8 +1,8 @@
 """Produce, versions 9 and 10, encoded and decoded by hand for speed: every record goes through it.
 
-In version 10 the response to a rejected batch has the partition's new leader and its address (KIP-951). From version 8
-on the response names the records because of which a batch was rejected (KIP-467). Kafka 2.8 and later support version
-9.
+In version 10 a broker that no longer leads the partition responds with the new leader and its address (KIP-951). From
+version 8 on the response names the records because of which a batch was rejected (KIP-467). Kafka 2.8 and later
+support version 9.
 """
 
 from __future__ import annotations
