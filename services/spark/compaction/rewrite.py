@@ -58,14 +58,14 @@ def _write_rewritten_files(files: DeltaFiles, one: RewriteInput) -> Iterator[Dat
 
 def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Table:
     """Return the window rows that the pass `nth` of `passes` rewrites. All rows of one window are in the same pass."""
-    is_own = pc.equal(rows.column("row"), "window")
-    if passes > 1:
-        # Split by the window's start. Starts are often multiples of the window's size, so their lower bits do not
-        # spread: multiply first and use the higher bits.
-        starts = rows.column("start_ms").fill_null(0).to_numpy().astype(np.int64)
-        of = (starts * np.int64(SPREAD) >> 33) % passes
-        is_own = pc.and_(is_own, pa.array(of == nth))
-    return rows.filter(is_own)
+    windows = rows.filter(pc.equal(rows.column("row"), "window"))
+    # A file with progress rows alone has no columns of windows.
+    if passes == 1 or not len(windows):
+        return windows
+    # Split by the window's start. Starts are often multiples of the window's size, so their lower bits do not spread:
+    # multiply first and use the higher bits.
+    starts = windows.column("start_ms").to_numpy().astype(np.int64)
+    return windows.filter(pa.array((starts * np.int64(SPREAD) >> 33) % passes == nth))
 
 
 def rows_to_keep(rows: pa.Table) -> pa.Table:

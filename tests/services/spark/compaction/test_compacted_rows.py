@@ -506,7 +506,11 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         own = pa.Table.from_pylist(rows[nth::2], STATE_SCHEMA).drop_columns(["partition"])
         pq.write_table(own, folder / f"{nth}.parquet")
     older = newest | {"changelog_offset": 9}
-    crowded = RewriteInput(2, ["partition=2/0.parquet", "partition=2/1.parquet"], len(rows), 9, [newest, older])
+    # The rewrite before this one has left a file with progress rows alone.
+    progress_alone = pa.Table.from_pylist([older], PROGRESS).drop_columns(["partition"])
+    pq.write_table(progress_alone, folder / "2.parquet")
+    paths = [f"partition=2/{nth}.parquet" for nth in range(3)]
+    crowded = RewriteInput(2, paths, len(rows), 9, [newest, older])
     (done,) = rewrite(str(tmp_path), {})(msgspec.msgpack.encode([crowded]))
     files = msgspec.msgpack.decode(done, type=list[DataFile])
     assert all(file.path.startswith("partition=2/part-") and file.partition == 2 for file in files)
