@@ -280,7 +280,8 @@ class CompactionJob:
                 raise task.failure.to_error()
         foreign = sum(one.foreign_records for task in found for one in task.partitions)
         reached = {one.partition: one.read_to for task in found for one in task.partitions}
-        left = sum(one.latest - reached[one.partition] for one in wanted)
+        # Control records have offsets and are not polled, so a task may read beyond the end that it was given.
+        left = sum(max(0, one.latest - reached[one.partition]) for one in wanted)
         # Each partition with something to write has at least a progress row, so a file of `state`.
         written = {one.partition: one for task in found for one in task.partitions if one.files}
         if not written:

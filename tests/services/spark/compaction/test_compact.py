@@ -17,13 +17,14 @@ from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import (
     REWRITE_ROWS_MIN,
     CompactionJob,
+    CompactionPlan,
     bounded_ranges,
     is_rewrite_due,
     offsets_to_delete,
     spread_over_tasks,
     widest_stores,
 )
-from penstock.services.spark.compaction.compaction_task import ChangelogRange, PartitionResult
+from penstock.services.spark.compaction.compaction_task import ChangelogRange, CompactionTaskResult, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
@@ -143,6 +144,24 @@ def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[
         assert sum(taken) >= most
         assert max(cut) - min(cut) <= 1
         assert max(taken) <= max(cut) + 1
+
+
+def test_remaining_records_are_those_before_the_end_of_each_partition() -> None:
+    """A task may read beyond that end. This reduces the number of no other partition."""
+    settings = CompactSettings(application="app", lake="lake")
+    read_to = {0: 35, 1: 15}
+
+    class Read(CompactionJob):
+        def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
+            found = [PartitionResult(one.partition, 0, 0, 0, 0, read_to[one.partition], [], ()) for one in items]
+            return [msgspec.msgpack.encode(CompactionTaskResult(found, {}))]
+
+    ranges = [ChangelogRange(partition, 0, 10, 20, 0, None, None, {}) for partition in read_to]
+    plan = CompactionPlan(
+        TopicOffsets("log", "id", dict.fromkeys(read_to, 0), dict.fromkeys(read_to, 20)), {}, {}, ranges
+    )
+    job = Read(None, settings, lambda line: None)  # type: ignore[arg-type]  # it has no session, and needs none
+    assert job._compact_and_commit(plan).remaining_records == 5
 
 
 def planned(partition: int, newest: dict[str, Any] | None, first: int = 0, **positions: int) -> ChangelogRange:
