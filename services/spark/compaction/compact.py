@@ -388,7 +388,8 @@ class CompactionJob:
                 attempt("the deletion from the changelog", lambda: self._delete_covered_records(plan), None)
             others = attempt("table maintenance", self._closed_and_late_paths, dict[str, str]())
             report = report._replace(**self.maintenance.maintain(self.path(STATE), others))
-        if settings.after is not None:
+        # Before the first commit there are no tables for the hook.
+        if settings.after is not None and report.state_version is not None:
             hook = settings.after
             attempt(f"after={hook}", lambda: call_after_hook(self.spark, hook, settings.tables), None)
         return report

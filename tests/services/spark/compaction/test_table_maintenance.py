@@ -47,8 +47,8 @@ class Steps(TableMaintenance):
 class Job(CompactionJob):
     """A compaction that is committed and may not delete from the changelog."""
 
-    def __init__(self, say: Any, error: Exception | None, *, delete_covered: bool = True) -> None:
-        settings = CompactSettings(application="a", lake="lake", delete_covered=delete_covered)
+    def __init__(self, say: Any, error: Exception | None, **settings_: Any) -> None:
+        settings = CompactSettings(application="a", lake="lake", **{"delete_covered": True} | settings_)
         super().__init__(None, settings, say)  # type: ignore[arg-type]  # it has no session, and needs none
         self.maintenance, self.error = Steps(settings, say), error
 
@@ -91,6 +91,20 @@ def test_a_run_counts_though_the_deletion_failed() -> None:
 def test_nothing_is_deleted_unless_the_setting_asks_for_it() -> None:
     """Without `delete_covered` a compaction does not try to delete from the changelog."""
     assert Job(lambda text: None, AuthorizationFailed("no DELETE"), delete_covered=False).run().failed == ()
+
+
+def test_the_after_hook_is_not_called_before_the_first_commit() -> None:
+    """There are no tables yet. Without new records it is called for those of the last commit."""
+
+    class Idle(Job):
+        def _compact_and_commit(self, plan: CompactionPlan) -> CompactionReport:
+            return CompactionReport(1, {0: 0}, {0: 0}, version)
+
+    version: int | None = None
+    assert Idle(lambda text: None, None, after="no_such_module:hook").run().failed == ()
+    version = 7
+    (failed,) = Idle(lambda text: None, None, after="no_such_module:hook").run().failed
+    assert failed.startswith("after=no_such_module:hook: ConfigError")
 
 
 def test_an_optimize_that_was_lost_is_no_failure() -> None:
