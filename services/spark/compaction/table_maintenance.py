@@ -29,10 +29,11 @@ from penstock.services.spark.compaction.delta_reader import commit_history, prog
 from penstock.services.spark.compaction.delta_writer import TIMES, CompactionConflict, DataFile, DeltaFiles
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
-from penstock.services.spark.table_columns import DAY_MS, INDEXED
+from penstock.services.spark.table_columns import CLOSED, DAY_MS, INDEXED
 from penstock.shared.common.errors import LakeUnavailable, PenstockError
 from penstock.shared.common.lake import compaction_history, delta_tables
 from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
+from penstock.shared.streams.changelog.format import decode_progress
 
 T = TypeVar("T")
 VACUUM_ENDED = "VACUUM END"
@@ -136,17 +137,26 @@ class TableMaintenance:
         return True
 
     def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
-        """Delete closed windows that end before the limit in `state`, and late records one retention period later."""
+        """Delete closed windows that end before the limit in `state`, and late records one retention period later.
+
+        A late record is kept at least for the size of its windows longer than the limit, since a window that began
+        before the limit may end after it.
+        """
         days = self.settings.closed_retention_days
         table = self._open_table(state)
         if days is None or table is None:
             return
         # The limit is the one in `state`, not one from the clock. `corrected` leaves out windows by the same limit, so
         # it never returns the late records of a deleted window alone.
-        limit_ms = max((of[0]["expired_ms"] for of in progress_rows(table).values()), default=-1)
-        limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
+        newest = [of[0] for of in progress_rows(table).values()]
+        limit_ms = max((row["expired_ms"] for row in newest), default=-1)
+        sizes_ms = {s.name: s.size_ms for row in newest for s in decode_progress(row["progress"].encode()).stores}
         for name, path in others.items():
-            column, before_ms = limits[name.partition("/")[0]]
+            kind, _, store = name.partition("/")
+            if kind == CLOSED:
+                column, before_ms = "window_end", limit_ms
+            else:
+                column, before_ms = "event_time", limit_ms - max(days * DAY_MS, sizes_ms.get(store, 0))
             own = self._open_table(path) if before_ms > 0 else None
             if own is not None and (expired := delete_expired_rows(own, column, before_ms)):
                 self.log(f"{name}: {expired} rows deleted: retention is {days} days")

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import RemoveAction
 
 from penstock.services.spark.compaction import delta_writer, table_maintenance
@@ -28,8 +29,12 @@ from penstock.services.spark.compaction.table_maintenance import (
     optimize,
     vacuum,
 )
+from penstock.services.spark.table_columns import DAY_MS, PROGRESS
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import AuthorizationFailed
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.format import Progress
+from penstock.shared.streams.changelog.store_schema import AggregationSchema, StoreSchema
 
 RUN = {"operation": "WRITE", "kind": "compaction"}
 REWRITE = {"operation": "WRITE", "kind": "rewrite"}
@@ -283,3 +288,30 @@ def test_vacuum_removes_old_files_that_no_commit_names(tmp_path: Path) -> None:
     vacuum(DeltaTable(uri), 24)
     assert (failed.exists(), running.exists()) == (False, True)
     assert len(hours_of(uri)) == 1
+
+
+def test_late_records_are_kept_as_long_as_their_windows(tmp_path: Path) -> None:
+    """A window that is longer than the retention may begin long before the limit and end after it."""
+    count = (AggregationSchema.of("n", Count()),)
+    store = StoreSchema("months", "tumbling", "string", 0, 0, "on_close", "in", None, None, None, count)
+    stores = (
+        msgspec.structs.replace(store, size_ms=30 * DAY_MS),
+        msgspec.structs.replace(store, name="days", size_ms=1),
+    )
+    body = msgspec.json.encode(Progress("app", "exactly_once", {}, 0, {}, {}, stores, 0)).decode()
+    row = {"row": "progress", "partition": 0, "changelog_offset": 9, "progress": body, "expired_ms": 100 * DAY_MS}
+    state = str(tmp_path / "state")
+    write_deltalake(state, pa.Table.from_pylist([row], PROGRESS))
+    days = (69, 71, 92, 94)
+    late = {f"late/{store.name}": str(tmp_path / store.name) for store in stores}
+    for path in late.values():
+        times = pa.array([day * DAY_MS * 1000 for day in days]).cast(pa.timestamp("us", "UTC"))
+        write_deltalake(path, pa.table({"event_time": times}))
+        delta_writer.commit(DeltaTable(path), [], [], {"kind": "compaction", **POSITIONS})
+    settings = CompactSettings(application="a", lake="lake", closed_retention_days=7)
+    maintenance = TableMaintenance(settings, lambda line: None)
+    maintenance.maintain(state, late)
+    assert maintenance.failed.lines() == ()
+    kept = {name: DeltaTable(path).to_pyarrow_table()["event_time"].to_pylist() for name, path in late.items()}
+    found = {name: sorted((at - datetime(1970, 1, 1, tzinfo=UTC)).days for at in times) for name, times in kept.items()}
+    assert found == {"late/months": [71, 92, 94], "late/days": [94]}
