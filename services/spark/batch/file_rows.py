@@ -50,7 +50,7 @@ DIGEST_CHARACTERS = 16
 DESTINATIONS_TRIED = 40  # numbers tried for each partition to find one that Spark puts there
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
-DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
+DEFAULTS = {"csv": {"header": "true", "inferschema": "true"}, "parquet": {"mergeschema": "true"}}
 PLAIN = (NumericType, BooleanType)
 MICROSECONDS = {
     "timestampFormat": f"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][{3 * 'X'}]",  # the zone: Z, or hours and minutes
@@ -60,11 +60,11 @@ MICROSECONDS = {
 NANOSECONDS_ARE_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
 NANOSECONDS = "TIMESTAMP(NANOS"
 UNMERGED = "CANNOT_MERGE_SCHEMAS"
-TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
+TIME_OPTIONS = {"dateformat", "timestampformat", "timestampntzformat", "locale", "timezone"}
 """The reader options that define how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
 NOT_SIGNIFICANT = r"^-?[0.]*|[0.]*([eE].*)?$|[.]"  # the parts of a number that are not its significant digits
-LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
+LISTING_OPTIONS = {"pathglobfilter", "recursivefilelookup", "modifiedbefore", "modifiedafter"}
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE = "_penstock_line"
 ROW = "_penstock_row"
@@ -243,10 +243,10 @@ def _read_table_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
         require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
     rows = _load_rows(spark, settings, reader, options)
-    if settings.format == "csv" and "mode" not in map(str.lower, settings.reader_options):
+    if settings.format == "csv" and "mode" not in settings.reader_options:
         require_all_fields(spark, settings, options, rows.schema)
     found = _rows_as_json(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
-    if settings.format == "csv" and options["inferSchema"].lower() == "true":
+    if settings.format == "csv" and options["inferschema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
         if written != rows.schema:
             found = _rows_as_json(reader.schema(written).load(settings.files_read), written, keep_nulls=True)
@@ -324,7 +324,7 @@ def _list_files(spark: SparkSession, settings: BatchSettings, options: Mapping[s
 
 def require_one_header(spark: SparkSession, settings: BatchSettings, options: dict[str, str]) -> None:
     """Raises ConfigError if the headers of CSV files differ in their columns or in the columns' order."""
-    as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
+    as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "linesep"}}
     lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
     is_line = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
     if comment := options.get("comment"):
@@ -332,7 +332,7 @@ def require_one_header(spark: SparkSession, settings: BatchSettings, options: di
     path = F.col(METADATA)["file_path"].alias("path")
     numbered = lines.filter(is_line).select(path, LINE, F.monotonically_increasing_id().alias("number"))
     heads = numbered.groupBy("path").agg(F.min_by(LINE, "number").alias("head"))
-    reader = spark.read.options(**options | {"inferSchema": "false"})
+    reader = spark.read.options(**options | {"inferschema": "false"})
     first: Row | None = None
     for row in heads.groupBy("head").agg(F.min("path").alias("path")).orderBy("path").collect():
         columns = reader.csv(spark.sparkContext.parallelize([row.head], 1)).columns
@@ -407,7 +407,7 @@ def as_written(
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
-        texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files_read)
+        texts = spark.read.format("csv").options(**options | {"inferschema": "false"}).load(settings.files_read)
         named = {settings.key_column, settings.value_column}
         differs = (_type_alters_text(field, exactly=field.name in named) for field in watched)
         found = texts.agg(*(F.max(one) for one in differs)).first()

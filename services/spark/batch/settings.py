@@ -82,6 +82,15 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         default=60_000, description="the broker aborts a commit that takes longer"
     )
 
+    @field_validator("reader_options")
+    @classmethod
+    def _in_lower_case(cls, options: dict[str, str]) -> dict[str, str]:
+        # Spark ignores the case of these names, and names from environment variables are in lower case.
+        lower = {name.lower(): value for name, value in options.items()}
+        if len(lower) < len(options):
+            raise ValueError("an option is given twice: Spark ignores the case of its name")
+        return lower
+
     @field_validator("until")
     @classmethod
     def _require_time(cls, until: str | None) -> str | None:

@@ -30,6 +30,7 @@ def load(*flags: str) -> BatchSettings:
         (["--files=f", "--live-from=latest", "--until=7"], "until: not with files"),
         (["--files=f", "--live-from=latest", "--format=delta"], "format"),
         (["--kafka.security-protocol=SASL_SSL"], "kafka"),
+        (["--reader-options=header=true", "--reader-options=Header=false"], "reader_options: .*twice"),
     ],
 )
 def test_what_does_not_fit_is_named(flags: list[str], named: str) -> None:
@@ -57,3 +58,8 @@ def test_places_that_spark_needs() -> None:
     settings = load("--files=s3://history/*.json", "--live-from=latest")
     assert settings.spark_uris == (settings.tables, "s3a://history/*.json")
     assert load().spark_uris == (settings.tables,)
+
+
+def test_the_names_of_reader_options_have_no_case() -> None:
+    """Spark ignores their case, so the settings have them in lower case."""
+    assert load("--reader-options=inferSchema=true").reader_options == {"inferschema": "true"}
