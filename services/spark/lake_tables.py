@@ -130,9 +130,11 @@ class LakeTables:
         else:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}
             is_of_topic = F.col("topic_id").eqNullSafe(by_partition(topics, "string"))
-            offsets = {partition: covered.offset for partition, covered in self.covered.items()}
-            # Rows of an earlier changelog topic are covered: offsets of the current topic do not apply to them.
-            rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))
+            covered_offset = by_partition({p: covered.offset for p, covered in self.covered.items()}, "bigint")
+            # Rows of an earlier changelog topic are covered: offsets of the current topic do not apply to them. No row
+            # is covered of a partition that `state` does not have yet.
+            is_covered = ~is_of_topic | (F.col("changelog_offset") < covered_offset)
+            rows = rows.filter(covered_offset.isNotNull() & is_covered)
         rows = rows.withColumn("state", _widen_state(rows, store))
         names = [name for name in schema.names if name != "state"]
         names.insert(names.index("partition"), "state")

@@ -161,6 +161,19 @@ def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[Pa
             assert (ms(row.window_end), {name: row[name] for name in given}) == (end, given)
 
 
+def test_rows_of_a_partition_without_a_commit_are_left_out(spark: Any, tmp_path: Path) -> None:
+    """A compaction crashed after it had appended the first rows of a new partition to `closed` and `late`."""
+    writer = LakeWriter(tmp_path / "app")
+    for partition, crash in ((0, False), (1, True)):
+        driver = TopologyTestDriver(topology(GRACE, "tumbling", n=Count()))
+        driver.task.keeps_late = True
+        for at in (0, 5_000, 1):
+            driver.pipe("in", key=b"%d" % partition, value=b"{}", timestamp=at)
+        writer.run({partition: driver.changelog}, crash=crash)
+    for read in (lake.closed, lake.late):
+        assert {row.key for row in read(spark, str(tmp_path), "app", "tumbling").collect()} == {"0"}
+
+
 def test_a_closed_sliding_window_is_not_live(spark: Any, tmp_path: Path) -> None:
     """Each sliding window is either closed or live, although the store keeps closed ones for later windows. They cannot
     be merged."""
