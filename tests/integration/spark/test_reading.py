@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -212,11 +213,16 @@ def test_what_cannot_be_merged_is_rejected_by_name(spark: Any, tmp_path: Path) -
 def test_a_store_without_windows_has_live_rows_only(spark: Any, tmp_path: Path) -> None:
     """Its rows are live. It has no closed windows and no late records, which an error says by the store's name."""
     builder = StreamsBuilder()
-    builder.stream("in").group_by_key().aggregate("table", n=Count()).to_stream().to("out")
+    stream = builder.stream("in")
+    stream.group_by_key().aggregate("table", n=Count()).to_stream().to("out")
+    builder.table("names", dict)
     driver = TopologyTestDriver(builder.build())
     driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
+    driver.pipe("names", key=b"a", value=b'{"name": "A"}', timestamp=5)
     LakeWriter(tmp_path / "app").run({0: driver.changelog})
     assert [(row.key, row.n) for row in lake.live(spark, str(tmp_path), "app", "table").collect()] == [("a", 1)]
+    (row,) = lake.live(spark, str(tmp_path), "app", "names").collect()
+    assert (row.key, json.loads(row.value)) == ("a", {"name": "A"})
     for read in (lake.closed, lake.late, lake.corrected):
         with pytest.raises(ConfigError, match=r"'table' .* has no windows"):
             read(spark, str(tmp_path), "app", "table")
