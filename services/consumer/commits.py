@@ -99,12 +99,14 @@ class OffsetCommits:
 class _Output:
     """The output of one execution (`records`), and the handled records that it belongs to (`works`).
 
-    `has_dead_letters` is True if Kafka rejected the output, and dead letters have replaced it in `records`.
+    The first `returned` records are the handler's; dead letters follow. `has_dead_letters` is True if Kafka rejected
+    the output, and dead letters have replaced it in `records`.
     """
 
     execution: Execution
     works: Sequence[Work]
     records: list[ProducerRecord]
+    returned: int
     has_dead_letters: bool = False
 
 
@@ -143,7 +145,7 @@ class TransactionalCommits:
     def settled(self, execution: Execution, outcome: Outcome) -> None:
         """See `Commits`."""
         if outcome.outputs:
-            self._pending.append(output := _Output(execution, outcome.finished, outcome.outputs))
+            self._pending.append(output := _Output(execution, outcome.finished, outcome.outputs, outcome.returned))
             self._change_pending_size(output, 1)
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
@@ -200,7 +202,7 @@ class TransactionalCommits:
         self._metrics.transactions["ok"].inc()
         for output in taken:
             self._change_pending_size(output, -1)
-            self._metrics.produced(output.execution.topic_partition.topic).inc(len(output.records))
+            self._metrics.produced(output.execution.topic_partition.topic).inc(output.returned)
         self._scheduler.committed(offsets)
         return True
 
@@ -246,6 +248,7 @@ class TransactionalCommits:
                 self._metrics.produce_failures(output.execution.topic_partition.topic).inc(len(errors))
                 self._change_pending_size(output, -1)
                 output.records = self._make_dead_letters(output.works, errors[0])
+                output.returned = 0
                 output.has_dead_letters = True
                 self._change_pending_size(output, 1)
 

@@ -66,13 +66,15 @@ class RecordWriter(Protocol):
 class Outcome:
     """The outcome of an execution. Records in `retry` are handled again `after_ms` from now.
 
-    `outputs` must still be written, in one transaction with the offsets of the finished records.
+    `outputs` must still be written, in one transaction with the offsets of the finished records. The first `returned`
+    of them are the handler's; dead letters follow.
     """
 
     finished: list[Work] = field(default_factory=list)
     retry: list[Work] = field(default_factory=list)
     after_ms: int = 0
     outputs: list[ProducerRecord] = field(default_factory=list)
+    returned: int = 0
 
     def put_back(self, work: Work, after_ms: int) -> None:
         self.retry.append(work)
@@ -212,6 +214,7 @@ class Executor:
             return e
         if self._write is None:
             outcome.outputs += records
+            outcome.returned += len(records)
         elif records:
             errors = [error for error in await self._write(records) if error is not None]
             self._metrics.produced(topic).inc(len(records) - len(errors))

@@ -58,6 +58,10 @@ def kafka_of(cluster: FakeCluster) -> KafkaSettings:
     )
 
 
+def count(registry: CollectorRegistry, name: str) -> float | None:
+    return registry.get_sample_value(f"penstock_consumer_{name}_total", {"group": "g", "topic": "in"})
+
+
 async def fill(cluster: FakeCluster, values: list[bytes], keys: int = 20) -> None:
     async with Producer(kafka_of(cluster)) as producer:
         records = [ProducerRecord("in", value, b"key-%d" % (i % keys)) for i, value in enumerate(values)]
@@ -65,7 +69,9 @@ async def fill(cluster: FakeCluster, values: list[bytes], keys: int = 20) -> Non
 
 
 @asynccontextmanager
-async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> AsyncIterator[HandlerLoop]:
+async def running(
+    cluster: FakeCluster, handle: Handle, registry: CollectorRegistry | None = None, **changes: object
+) -> AsyncIterator[HandlerLoop]:
     """Run a runner that writes output, dead letters and offsets in transactions, and stop it in order."""
     consumer = {
         "session_timeout_ms": 1_000, "heartbeat_interval_ms": 20, "auto_offset_reset": "earliest",
@@ -76,7 +82,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
         processing_guarantee="exactly_once", commit_interval_ms=10, retry={"backoff_ms": 1, "backoff_max_ms": 5},
         producer={"linger_ms": 0, "max_block_ms": 2_000, "transaction_timeout_ms": 1_000}, **changes,
     )  # fmt: skip
-    metrics = RunnerMetrics(CollectorRegistry(), "g")
+    metrics = RunnerMetrics(CollectorRegistry() if registry is None else registry, "g")
     producing, scheduler = settings.producer_settings(0), settings.scheduler(batch=False)
     executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), None, metrics, group="g")
     async with Consumer(settings.kafka, settings.consumer_settings()) as reader:
@@ -138,11 +144,13 @@ async def test_output_dead_letters_and_offsets_are_committed_once(cluster: FakeC
         return [ProducerRecord("out", (record.value or b"") + part, record.key) for part in (b"a", b"b")]
 
     await fill(cluster, [b"%d" % i for i in range(50)])
-    async with running(cluster, handle, max_attempts=2):
+    registry = CollectorRegistry()
+    async with running(cluster, handle, registry, max_attempts=2):
         await activity.until(lambda: read_to(cluster) == 50)
     assert sorted(map(str, out(cluster))) == sorted(str(b"%d%c" % (i, c)) for i in range(50) if i != 13 for c in b"ab")
     (dead_letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
     assert (dead_letter.record.value, dead_letter.attempts, dead_letter.stage) == (b"13", 2, "process")
+    assert count(registry, "produced_records") == 98, "without the dead letter"
 
 
 async def test_a_record_with_rejected_output_becomes_a_dead_letter(cluster: FakeCluster, activity: Activity) -> None:
@@ -154,9 +162,11 @@ async def test_a_record_with_rejected_output_becomes_a_dead_letter(cluster: Fake
         return ProducerRecord("out", b"x" * 5_000 if record.value == b"7" else record.value)
 
     await fill(cluster, [b"%d" % i for i in range(20)])
-    async with running(cluster, handle):
+    registry = CollectorRegistry()
+    async with running(cluster, handle, registry):
         await activity.until(lambda: read_to(cluster) == 20)
     assert sorted(map(str, out(cluster))) == sorted(str(b"%d" % i) for i in range(20) if i != 7)
+    assert count(registry, "produced_records") == 19
     (dead_letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
     assert (dead_letter.record.value, dead_letter.stage, dead_letter.exception.rpartition(".")[2]) == (
         b"7",
