@@ -343,7 +343,7 @@ def choose_store(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
     windowed = [s for s in stores if s.kind in WINDOWED]
     found = [s for s in windowed if name in (None, s.name)]
-    if not stores:
+    if not progress:
         raise ConfigError("the application has no commit yet: there is nothing to show")
     if len(found) != 1:
         names = ", ".join(s.name for s in windowed) or "none"

@@ -73,6 +73,8 @@ def test_the_store_is_the_only_one_or_named() -> None:
             choose_store([progress], "rows")
     with pytest.raises(ConfigError, match="store: unset: the application has the windowed stores none"):
         choose_store([msgspec.structs.replace(PROGRESS, stores=(table,))], None)
+    with pytest.raises(ConfigError, match="store: unset: the application has the windowed stores none"):
+        choose_store([msgspec.structs.replace(PROGRESS, stores=())], None)
     with pytest.raises(ConfigError, match=r"store: t.* s\b"):
         choose_store([PROGRESS], "t")
     with pytest.raises(ConfigError, match="no commit"):
