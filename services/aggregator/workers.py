@@ -54,8 +54,8 @@ REQUEST_SHARE = 0.04
 """The share of `shutdown_timeout_ms` for requests that are still running after that."""
 CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
-FORWARD_MS = 15_000
-"""The time limit of a request forwarded to a worker. Reading a changelog's tail has 10 s."""
+FORWARD_RESERVE_MS = 5_000
+"""A request forwarded to a worker has this time in addition to `queries.changelog_timeout_ms`."""
 NO_WORKER = ErrorKind(SERVICE_UNAVAILABLE, "NO_WORKER", "No worker answers", 1)
 
 
@@ -81,15 +81,19 @@ def worker_settings(settings: AggregatorSettings, number: int, url: str) -> Aggr
 
 
 class WorkerSlot:
-    """A worker's slot: its number and socket stay, its processes change. Implements `Upstream`."""
+    """A worker's slot: its number and socket stay, its processes change. Implements `Upstream`.
 
-    def __init__(self, number: int, folder: Path, tokens: dict[Any, str]) -> None:
+    A forwarded request may take `forward_ms`.
+    """
+
+    def __init__(self, number: int, folder: Path, tokens: dict[Any, str], forward_ms: int) -> None:
         self.number = number
         self.name = f"worker-{number}"
         self.starts = 0
         self.unix_socket = folder / f"{number}.sock"
         self.process: ChildProcess | None = None
         self._stop_timeout_ms = 0
+        self._forward_s = forward_ms / 1000
         transport = httpx.AsyncHTTPTransport(uds=str(self.unix_socket))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False)
         self._tokens = tokens
@@ -141,7 +145,7 @@ class WorkerSlot:
             headers["Authorization"] = f"Bearer {token}"
         url = f"{path}?{query}" if query else path
         try:
-            response = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_MS / 1000)
+            response = await self._client.request(method, url, content=body, headers=headers, timeout=self._forward_s)
         except httpx.HTTPError as e:
             raise Problem(NO_WORKER, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from e
         kind, retry_after = (response.headers.get(name, "") for name in ("content-type", "retry-after"))
@@ -182,7 +186,9 @@ class WorkerSupervisor:
         self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         tokens: dict[Any, str] = {**instance_tokens(settings)}
-        self.workers = [WorkerSlot(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
+        forward_ms = settings.queries.changelog_timeout_ms + FORWARD_RESERVE_MS
+        numbers = range(1, settings.workers + 1)
+        self.workers = [WorkerSlot(number, self._folder, tokens, forward_ms) for number in numbers]
         self._registry = CollectorRegistry()
         name = "aggregator_worker_restarts"
         text = "Worker processes that ended unexpectedly and were started again."

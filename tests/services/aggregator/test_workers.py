@@ -23,6 +23,7 @@ from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
 
+FORWARD_MS = 15_000
 ARGUMENTS = ["--topology=penstock.services.local.topologies:sessions", "--http.port=0", "--workers=2"]
 FOREVER = ["sleep", "1000"]
 
@@ -89,12 +90,12 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     fails if the worker ended or does not respond.
     """
     for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
-        worker = WorkerSlot(1, tmp_path, {})
+        worker = WorkerSlot(1, tmp_path, {}, FORWARD_MS)
         await worker.start(FOREVER, 1_000)
         async with serving(worker, app_of("a", is_well=is_well)):
             facts = {"restarts": 0, "pid": 42, "partitions_running": 1}
             assert await worker.check() == CheckResult(is_well, detail, facts)
-    worker = WorkerSlot(1, tmp_path, {})
+    worker = WorkerSlot(1, tmp_path, {}, FORWARD_MS)
     assert (await worker.check()).ok is False
     await worker.start(FOREVER, 1_000)
     assert "does not answer: ConnectError" in (await worker.check()).detail
@@ -113,7 +114,7 @@ async def test_a_request_is_forwarded_to_a_reachable_worker(tmp_path: Path) -> N
     """A request is forwarded with this process's token, and the response keeps Retry-After;
     without a reachable worker it is a Problem.
     """
-    gone, there = (WorkerSlot(number, tmp_path, {"read": "secret"}) for number in (1, 2))
+    gone, there = (WorkerSlot(number, tmp_path, {"read": "secret"}, FORWARD_MS) for number in (1, 2))
     async with serving(there, app_of("b")):
         response = await AnyWorker([gone, there]).forward("GET", "/v1/streams", "local=true", b"", "")
         assert (response.status, response.retry_after) == (503, "3")
@@ -129,7 +130,7 @@ async def test_only_reads_are_retried_at_another_worker(tmp_path: Path) -> None:
     """After a lost connection a GET is retried at another worker and a POST is not, since it may have been executed;
     that worker is tried last from then on.
     """
-    broken, there = (WorkerSlot(number, tmp_path, {}) for number in (1, 2))
+    broken, there = (WorkerSlot(number, tmp_path, {}, FORWARD_MS) for number in (1, 2))
     accepted = []
 
     async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -191,6 +192,23 @@ async def test_an_invalid_setting_ends_all_workers() -> None:
     assert folder.is_dir()
     await workers.shutdown()
     assert not folder.exists()
+
+
+async def test_a_forwarded_query_may_take_as_long_as_at_the_worker() -> None:
+    """The time limit of a forwarded request is above `queries.changelog_timeout_ms`."""
+    supervisor = WorkerSupervisor(settings_of("--queries.changelog-timeout-ms=60000"), ARGUMENTS)
+    seen = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        seen.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200)
+
+    worker = supervisor.workers[0]
+    await worker._client.aclose()
+    worker._client = httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://worker")
+    await worker.forward("GET", "/v1/streams/tasks", "", b"", "")
+    assert seen == [65.0]
+    await supervisor.shutdown()
 
 
 def test_an_unknown_topology_is_an_error_before_any_worker_starts() -> None:
