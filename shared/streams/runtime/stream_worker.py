@@ -129,8 +129,9 @@ class StreamWorker(RebalanceListener):
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
         )
-        self._waits_for = "the group's assignment"
+        self._waits_for = "the global tables"
         await self._tables.load()
+        self._waits_for = "the group's assignment"
         await self._join_group()
 
     async def run_once(self, now_ms: int | None = None) -> None:

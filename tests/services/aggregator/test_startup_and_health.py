@@ -83,6 +83,12 @@ def sessions():
     visits.aggregate("visits", n=Count()).on_close().to("out")
     return builder.build()
 
+def with_users():
+    builder = StreamsBuilder()
+    users = builder.global_table("users")
+    builder.stream("in").join(users, lambda a, b: b, key=lambda record: record.key).to("out")
+    return builder.build()
+
 def of_missed():
     builder = StreamsBuilder()
     sessions = builder.stream("in").group_by_key().session_window(10)
@@ -209,6 +215,18 @@ async def test_a_missing_topic_is_reported_immediately(capsys: pytest.CaptureFix
     lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     (missing,) = [line for line in lines if line["event"].startswith("topics that the topology reads do not exist")]
     assert (missing["level"], missing["topics"]) == ("warning", ["in"])
+
+
+async def test_the_load_of_global_tables_is_reported() -> None:
+    """The group is joined after the load, so health does not name the group before."""
+    async with FakeCluster() as cluster:
+        for topic in ("in", "users", "out"):
+            cluster.create_topic(topic, partitions=1)
+        async with health_of(cluster, "--topology=my_topologies:with_users") as until:
+            details = [result.detail for result in await until(True, "")]
+    names = ["Kafka", "the global tables", "the group's assignment"]
+    named = list(dict.fromkeys(name for detail in details for name in names if f"waiting for {name}" in detail))
+    assert named == names
 
 
 @pytest.mark.parametrize("records", [10, NEWEST_RECORDS + 10], ids=["short changelog", "long changelog"])
