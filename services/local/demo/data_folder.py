@@ -53,14 +53,15 @@ def require_a_demos(folder: Path) -> None:
 
 def _empty_data_folder(folder: Path) -> None:
     try:
+        # The marker comes first: the next demo takes the folder of one that ended while it emptied it.
+        (folder / MARKER).write_text("This folder belongs to `penstock demo`, which empties it at its next start.\n")
         for entry in folder.iterdir():
-            if entry.name == LOCK_FILE:
+            if entry.name in (LOCK_FILE, MARKER):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        (folder / MARKER).write_text("This folder belongs to `penstock demo`, which empties it at its next start.\n")
     except OSError as e:
         raise _unusable_data_folder(folder, e) from None
 

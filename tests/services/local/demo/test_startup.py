@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.services.cli import app
-from penstock.services.local.demo.data_folder import KAFKA, fresh_folder
+from penstock.services.local.demo.data_folder import KAFKA, MARKER, fresh_folder
 from penstock.services.local.folder_lock import FolderInUse, FolderLock
 from penstock.shared.common.errors import ConfigError
 
@@ -91,6 +93,23 @@ def test_a_folder_in_use_keeps_its_data(tmp_path: Path) -> None:
         assert again == folder
         assert not (folder / "data").exists()
         assert not (folder / "lake").exists()
+
+
+def test_a_folder_that_was_not_emptied_to_its_end_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demo that ended while it emptied its folder leaves a folder that the next one takes."""
+    with fresh_folder(tmp_path):
+        (tmp_path / "lake").mkdir()
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", fail)
+        patched.setattr(Path, "iterdir", lambda folder: iter([folder / MARKER, folder / "lake"]))
+        with pytest.raises(ConfigError, match="Input/output error"), fresh_folder(tmp_path):
+            pass
+    with fresh_folder(tmp_path):
+        assert not (tmp_path / "lake").exists()
 
 
 def test_a_folder_with_a_running_broker_is_not_emptied(tmp_path: Path) -> None:
