@@ -74,18 +74,20 @@ def main(arguments: list[str]) -> int:
     """
     jobs = msgspec.json.decode(arguments[0], type=FinalJobs)
     try:
-        report = run(jobs)
+        report, comparison = run(jobs)
     except PenstockError as e:
         _log_to_stderr(f"{type(e).__name__}: {e}")
         return AUDIT_FAILED
     from penstock.services.spark.audit.report import print_report
 
     print_report(report, as_json=True)
+    # After the report, whose tables may be long: `run_in_child` reads the last lines.
+    _print_job_report(comparison)
     return audit_exit_status(report)
 
 
-def run(jobs: FinalJobs) -> AuditReport:
-    """Run the demo's last Spark jobs in order. Returns the audit's report. Raises the jobs' errors."""
+def run(jobs: FinalJobs) -> tuple[AuditReport, Comparison]:
+    """Run the demo's last Spark jobs in order. Returns the results of the last two. Raises the jobs' errors."""
     common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
     own = ["--application", jobs.application, *common]
     options = msgspec.json.encode({**jobs.options, "suffix": SUFFIX}).decode()
@@ -100,8 +102,8 @@ def run(jobs: FinalJobs) -> AuditReport:
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _run_compaction(spark, compact)
         _print_job_report(BatchJob(spark, batch, _log_to_stderr).run())
-        _print_job_report(compare_with_batch(spark, jobs.store, live=compact.tables, batch=batch.tables))
-        return run_audit(spark, audit, _log_to_stderr)
+        comparison = compare_with_batch(spark, jobs.store, live=compact.tables, batch=batch.tables)
+        return run_audit(spark, audit, _log_to_stderr), comparison
 
 
 def _run_compaction(spark: Any, settings: CompactSettings) -> None:
@@ -158,11 +160,12 @@ def _log_to_stderr(text: str) -> None:
 
 async def run_in_child(
     arguments: Sequence[str], kafka: KafkaSettings, log_file: Path
-) -> tuple[int, dict[str, Any], ChildProcess]:
+) -> tuple[int, dict[str, Any], dict[str, Any], ChildProcess]:
     """Run the jobs with these arguments of `main` in a child process.
 
-    Returns its exit status, the audit's result ({} if it printed none) and the ended child. The child reads no
-    configuration file, and of the PENSTOCK_ variables only the address of Kafka. A cancellation ends the child.
+    Returns its exit status, the results of the audit and of the comparison ({} if it printed none), and the ended
+    child. The child reads no configuration file, and of the PENSTOCK_ variables only the address of Kafka. A
+    cancellation ends the child.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment |= {
@@ -176,7 +179,8 @@ async def run_in_child(
     finally:
         if child.returncode is None:
             await child.terminate(STOP_TIMEOUT_MS)
-    return status, last_object(child.log_tail(), "audit_ok"), child
+    printed = child.log_tail()
+    return status, last_object(printed, "audit_ok"), last_object(printed, "batch_differences"), child
 
 
 def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSett
 from penstock.services.local.demo.data_folder import KAFKA
 from penstock.services.local.demo.display import Display, counted
 from penstock.services.local.demo.events import DemoEvents
-from penstock.services.local.demo.final_jobs import FinalJobs, last_object, run_in_child
+from penstock.services.local.demo.final_jobs import FinalJobs, run_in_child
 from penstock.services.local.demo.handler import count_notable_sessions
 from penstock.services.local.demo.output_topics import read_dead_letter_reasons, read_published_sessions
 from penstock.services.local.demo.replay import EventReplay, ReplayCounts
@@ -55,7 +55,6 @@ WAIT_MS = 300_000  # of each wait, counted from the last processed record
 SENT_BEFORE_CRASH = 0.5  # of all events
 SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half are in progress
 SHORT_REST_EVENTS = 500_000  # about as many are processed while one compaction runs
-FINAL_JOBS_LINES = 100  # of the final jobs' output: more than an audit prints
 REASONS = 3  # of dead letters, in the summary
 
 COUNTED = ("closed_windows", "late_records", "dead_letters")
@@ -209,10 +208,9 @@ class Scenario:
             records=outcome.counts.acknowledged,
             spark_conf=SPARK_CONF,
         ).arguments()
-        status, outcome.audit, job = await run_in_child(arguments, self._kafka, log_file)
+        status, outcome.audit, outcome.batch, job = await run_in_child(arguments, self._kafka, log_file)
         if not outcome.audit:
             raise job.died()
-        outcome.batch = last_object(job.log_tail(FINAL_JOBS_LINES), "batch_differences")
         if not await self._is_covered_by_snapshot():
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0

@@ -12,7 +12,8 @@ from penstock.services.local.demo.display import Display, Figures
 from penstock.services.local.demo.final_jobs import last_object
 from penstock.services.local.demo.replay import ReplayCounts
 from penstock.services.local.demo.summary import DemoOutcome, longest_table
-from penstock.services.spark.main import AUDIT_FAILED
+from penstock.services.spark.audit.report import AuditCheck, AuditReport
+from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED
 
 
 def text_of(console: Console) -> str:
@@ -78,6 +79,20 @@ def test_the_batch_must_have_the_same_results(batch: dict[str, int], ok: bool) -
     """A row that differs fails the demo, as does a batch without rows."""
     outcome = DemoOutcome(ReplayCounts(), unfit=0, audit_ok=True, audit={"dead_letters": 0}, batch=batch)
     assert outcome.ok is ok
+
+
+def test_the_results_are_printed_after_the_differences(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the audit's tables are, the last lines have its result and that of the comparison."""
+    shown = [{"partition": 0, "key": f"k{n}", "at_ms": n, "detail": "lost"} for n in range(500)]
+    report = AuditReport(9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, [AuditCheck("windows", "all", 500, shown)], [], [], 2.5, "s")
+    monkeypatch.setattr(final_jobs, "run", lambda jobs: (report, final_jobs.Comparison(7, 0)))
+    arguments = final_jobs.FinalJobs("a", "lake", "store", "m:f", {}, 9, {}).arguments()
+    assert final_jobs.main(arguments) == AUDIT_DIFFERENCES
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last_object(last, "audit_ok")["differences"] == {"windows": 500}
+    assert last_object(last, "batch_differences") == {"batch_rows": 7, "batch_differences": 0}
 
 
 def test_no_audit_after_a_failed_compaction(capsys: pytest.CaptureFixture[str]) -> None:
