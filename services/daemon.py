@@ -156,7 +156,7 @@ def _log_errors(error: Exception) -> int:
         else:
             log.error("failed", exc_info=e)
     statuses = {exit_status_of(e) for e in leaves}
-    return ExitStatus.FAILED if ExitStatus.FAILED in statuses else ExitStatus.WRONG_SETTING
+    return statuses.pop() if len(statuses) == 1 else ExitStatus.FAILED
 
 
 def leaf_exceptions(error: Exception) -> Iterator[Exception]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, PenstockError
 
 
 class ExitStatus(IntEnum):
@@ -21,10 +21,20 @@ class ExitStatus(IntEnum):
     """Ended by Ctrl-C, or by a second signal during the shutdown."""
 
 
-def exit_status_of(error: Exception) -> ExitStatus:
+class StartFailed(PenstockError):
+    """A service cannot start. `exit_status` is the exit status of its process."""
+
+    def __init__(self, exit_status: int, reason: BaseException) -> None:
+        super().__init__(str(reason) or type(reason).__name__)
+        self.exit_status = exit_status
+
+
+def exit_status_of(error: Exception) -> int:
     """Return the exit status of a command that ends with this error.
 
-    >>> exit_status_of(ConfigError("no such file")).name, exit_status_of(ValueError()).name
-    ('WRONG_SETTING', 'FAILED')
+    >>> [exit_status_of(e) for e in (ConfigError("no such file"), ValueError(), StartFailed(4, ValueError()))]
+    [<ExitStatus.WRONG_SETTING: 2>, <ExitStatus.FAILED: 1>, 4]
     """
+    if isinstance(error, StartFailed):
+        return error.exit_status
     return ExitStatus.WRONG_SETTING if isinstance(error, ConfigError) else ExitStatus.FAILED

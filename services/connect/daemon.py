@@ -19,7 +19,7 @@ from penstock.api.http.server import HttpServer
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings
 from penstock.services.daemon import leaf_exceptions
-from penstock.services.exit_status import ExitStatus
+from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -63,14 +63,6 @@ REQUEST_DRAIN_MS = 5_000
 """How long requests in flight may take during the shutdown."""
 
 
-class StartFailed(PenstockError):
-    """The worker cannot start. `status` is its exit status."""
-
-    def __init__(self, status: int, reason: BaseException) -> None:
-        super().__init__(str(reason) or type(reason).__name__)
-        self.status = status
-
-
 class ConnectDaemon:
     """One worker. `server.url` is the address of its REST API after `startup`."""
 
@@ -87,7 +79,6 @@ class ConnectDaemon:
         self._producer = Producer(kafka, ProducerSettings(linger_ms=0))
         self.herder: DistributedHerder | StandaloneHerder | None = None
         self._loop: asyncio.Task[None] | None = None
-        self.exit_status: int = ExitStatus.FAILED
 
     def __repr__(self) -> str:
         return f"<ConnectDaemon {self._command_line.mode}, {self.server!r}>"
@@ -151,10 +142,8 @@ class ConnectDaemon:
             return await step
         except* PenstockError as group:
             error = next(leaf_exceptions(group))
-            self.exit_status = next(
-                (status for cls, status in statuses.items() if isinstance(error, cls)), ExitStatus.FAILED
-            )
-            raise StartFailed(self.exit_status, error) from None
+            status = next((status for cls, status in statuses.items() if isinstance(error, cls)), ExitStatus.FAILED)
+            raise StartFailed(status, error) from None
 
     async def _start_http_server(self) -> None:
         try:

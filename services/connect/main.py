@@ -47,6 +47,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _run_connect_daemon(command_line: CommandLine) -> int:
-    worker = ConnectDaemon(command_line)
-    status = await daemon.run(worker, command_line.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS)
-    return worker.exit_status if status else status
+    timeout_ms = command_line.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS
+    return await daemon.run(ConnectDaemon(command_line), timeout_ms)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services import daemon
+from penstock.services.exit_status import StartFailed
 from penstock.services.supervision import keep_running
 from penstock.shared.common import log
 from penstock.shared.common.backoff import ExponentialBackoff
@@ -144,6 +145,10 @@ async def _port_in_use() -> None:
     raise ConfigError("http.port: port 1 is taken")
 
 
+async def _start_failed() -> None:
+    raise StartFailed(4, BrokerNotAvailable("no broker"))
+
+
 async def _unavailable_in_a_group() -> None:
     async with asyncio.TaskGroup() as outer:
         outer.create_task(_for_ever())
@@ -158,6 +163,11 @@ def test_an_invalid_setting_at_start_up_is_status_2(capfd: pytest.CaptureFixture
     assert run(Service(startup=_port_in_use)) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "http.port: port 1 is taken" in line
+
+
+def test_a_failed_start_may_have_a_status_of_its_own() -> None:
+    """The exit status is that of StartFailed."""
+    assert run(Service(startup=_start_failed)) == 4
 
 
 def test_an_error_in_a_task_group_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

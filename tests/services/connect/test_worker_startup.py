@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from penstock.api.connect.routes import StartingApp
-from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon, StartFailed
+from penstock.services.connect.daemon import PORT_IN_USE, ConnectDaemon
 from penstock.services.connect.main import main
 from penstock.services.connect.property_files import read_properties
 from penstock.services.connect.rest_server import guarded_rest_app, is_rest_open, rest_listener, worker_id_of
 from penstock.services.connect.worker_command_line import CommandLine, misspelled_settings, read_command_line
-from penstock.services.exit_status import ExitStatus
+from penstock.services.exit_status import ExitStatus, StartFailed
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
@@ -209,7 +209,7 @@ async def failed_start(**settings: str) -> tuple[int, str]:
                 await daemon.startup()
         finally:
             await daemon.shutdown()
-        return daemon.exit_status, str(error.value)
+        return error.value.exit_status, str(error.value)
 
 
 async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
