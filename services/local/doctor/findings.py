@@ -106,9 +106,11 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
     if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
         old = topic.older.get("retention.ms", 0)
         shown = ", ".join(f"{name}={topic.configs[name]}" for name in limits)
-        message = (
-            f"{shown}: Kafka deletes by record timestamp, so old event times are gone soon after they were written"
-        )
+        if "retention.ms" in limits:
+            reason = "Kafka deletes by record timestamp, so old event times are gone soon after they were written"
+        else:
+            reason = "Kafka deletes the first records of a partition that is larger"
+        message = f"{shown}: {reason}"
         if old:
             message += f"; {old} records are due already"
         if topic.gone:

@@ -204,10 +204,10 @@ def retention_of_topic(configs: Configs) -> list[str]:
 
 
 def warn_of_retention(name: str, configs: Configs) -> None:
-    """Log a warning if a topic of event times deletes records by them."""
+    """Log a warning if a topic of event times deletes records by their times, or by its size."""
     if found := retention_of_topic(configs):
         log.warning(
-            "a topic of event times has a retention: Kafka deletes old event times soon after they were written",
+            "a topic of event times has a retention: Kafka deletes its records by their times, or by its size",
             topic=name,
             configs=", ".join(found),
             correct_with="retention.ms=-1,retention.bytes=-1",

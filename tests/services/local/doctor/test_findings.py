@@ -52,6 +52,13 @@ def test_topics_that_penstock_creates_have_no_finding() -> None:
     assert topic_findings(TopicFacts("clicks", 3, made, {"retention.ms": 9}, named=True), KAFKA) == []
 
 
+def test_a_retention_by_size_is_not_one_by_time() -> None:
+    """With `retention.bytes` alone Kafka deletes the first records, whatever their event times."""
+    made = DEFAULTS | dict(event_time_topic("clicks", 3).configs) | {"retention.bytes": "1000"}
+    (finding,) = topic_findings(TopicFacts("clicks", 3, made, {}, named=True), KAFKA)
+    assert finding.message == "retention.bytes=1000: Kafka deletes the first records of a partition that is larger"
+
+
 def test_records_older_than_the_retention_are_a_problem() -> None:
     """Records older than the retention are a problem with their number and the command that keeps them."""
     facts = TopicFacts("clicks", 3, configs(retention_bytes="1000"), {"retention.ms": 12, "segment.ms": 0}, gone=5)
