@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
@@ -26,7 +27,10 @@ NO_VERSION = -1
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
     """The versions of those of `applications` that the table knows; empty without a table. Raises RetriableError."""
-    table = _open_table(uri, options)
+    return _versions_of(_open_table(uri, options), applications)
+
+
+def _versions_of(table: DeltaTable | None, applications: list[str]) -> dict[str, int]:
     found = {} if table is None else {name: table.transaction_version(name) for name in applications}
     return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}
 
@@ -39,7 +43,7 @@ def set_table_versions(uri: str, versions: Mapping[str, int | None], options: Ma
     table = _open_table(uri, options)
     if table is not None:
         transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
-        _append_to_table(uri, _table_schema(table).empty_table(), transactions, options, None)
+        _append_to_table(uri, table, _table_schema(table).empty_table(), transactions, options, None)
 
 
 def _open_table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
@@ -68,27 +72,34 @@ def append_once(
     columns are added to the table. Raises WriterFenced if the table has another version, DataError if a column does not
     fit its type, RetriableError if the storage fails or a concurrent commit conflicts.
     """
-    known = table_versions(uri, list(versions), options)
+    # One load of the table for the check and the append: Delta then rejects the append if another commit has set one of
+    # the versions since.
+    table = _open_table(uri, options)
+    known = _versions_of(table, list(versions))
     for application, (before, _) in versions.items():
         if known.get(application) != before:
             raise WriterFenced(f"{uri}: {application} is at {known.get(application)}, and was left at {before}")
-    table = _open_table(uri, options)
+    transactions = [Transaction(name, after) for name, (_, after) in versions.items()]
     if table is not None:
         data = fitted(data, _table_schema(table))
-    _append_to_table(
-        uri, data, [Transaction(name, after) for name, (_, after) in versions.items()], options, partition_by
-    )
+    _append_to_table(uri, table, data, transactions, options, partition_by)
 
 
 def _append_to_table(
-    uri: str, data: Any, transactions: list[Transaction], options: Mapping[str, str], partition_by: list[str] | None
+    uri: str,
+    table: DeltaTable | None,
+    data: Any,
+    transactions: list[Transaction],
+    options: Mapping[str, str],
+    partition_by: list[str] | None,
 ) -> None:
+    """Append to the table, or create it. Fails if it was created since it was found to be missing."""
     try:
         write_deltalake(
-            uri,
+            uri if table is None else table,
             data,
-            mode="append",
-            schema_mode="merge",
+            mode="error" if table is None else "append",
+            schema_mode=None if table is None else "merge",
             partition_by=partition_by,
             storage_options=dict(options),
             commit_properties=CommitProperties(app_transactions=transactions),
@@ -110,13 +121,26 @@ def fitted(data: Any, schema: Any) -> Any:
     for at, field in enumerate(data.schema):
         kept = schema.field(field.name).type if field.name in schema.names else field.type
         if _is_number_type(field.type) and _is_number_type(kept) and field.type != kept:
-            try:
-                data = data.set_column(at, field.name, data.column(at).cast(kept))
-            except pa.ArrowInvalid as e:
-                raise DataError(f"column {field.name} is {kept}: {e}") from None
+            data = data.set_column(at, field.name, _cast_numbers(data.column(at), field.name, kept))
         elif not _are_types_alike(field.type, kept):
             raise DataError(f"column {field.name} is {kept}, and cannot have {field.type}")
     return data
+
+
+def _cast_numbers(numbers: Any, name: str, kept: Any) -> Any:
+    """Return the numbers in the type `kept`. DataError names the column if that would change a number."""
+    try:
+        found = numbers.cast(kept)
+        # Arrow's cast rejects integers that change, but rounds fractions.
+        changed = pc.not_equal(found.cast(numbers.type), numbers)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+        raise DataError(f"column {name} is {kept}: {e}") from None
+    if pa.types.is_floating(numbers.type):
+        changed = pc.and_not(changed, pc.is_nan(numbers))
+    if pc.any(changed).as_py():
+        number = numbers.filter(changed)[0].as_py()
+        raise DataError(f"column {name} is {kept}, and cannot have {number!r} of {numbers.type}")
+    return found
 
 
 def _is_number_type(kind: Any) -> bool:

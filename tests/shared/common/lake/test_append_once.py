@@ -1,0 +1,69 @@
+"""Appends to a Delta table with the versions of applications: each record is appended once, and no value changes."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
+from penstock.shared.common.lake import append_once as of_append
+from penstock.shared.common.lake.append_once import append_once, table_versions
+
+
+def rows_of(uri: str) -> list[Any]:
+    return sorted(DeltaTable(uri).to_pyarrow_table().column("n").to_pylist())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_commit_between_check_and_append_fences_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """The append is rejected, also if the other commit made the table. The next attempt finds the other version."""
+    uri = str(tmp_path)
+    if not is_new:
+        append_once(uri, pa.table({"n": [0]}), {"other": (None, 1)}, {})
+    loaded = of_append._open_table(uri, {})
+    append_once(uri, pa.table({"n": [1, 2]}), {"a": (None, 2)}, {})
+    late = (uri, pa.table({"n": [1]}), {"a": (None, 1)}, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(of_append, "_open_table", lambda *_: loaded)
+        with pytest.raises(RetriableError):
+            append_once(*late)
+    with pytest.raises(WriterFenced):
+        append_once(*late)
+    assert rows_of(uri) == ([1, 2] if is_new else [0, 1, 2])
+    assert table_versions(uri, ["a"], {}) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("kept", "numbers"),
+    [
+        (pa.float32(), pa.array([0.1])),
+        (pa.float32(), pa.array([1.5, 1e300])),
+        (pa.int64(), pa.array([1.5])),
+        (pa.decimal128(4, 1), pa.array([0.25])),
+        (pa.float64(), pa.array([Decimal("0.12345678901234567891")])),
+        (pa.int8(), pa.array([300])),
+    ],
+)
+def test_a_number_that_would_change_is_an_error(tmp_path: Path, kept: Any, numbers: Any) -> None:
+    """The error names the column, and nothing is appended."""
+    append_once(str(tmp_path), pa.table({"n": pa.nulls(1, kept)}), {"a": (None, 1)}, {})
+    with pytest.raises(DataError, match="column n is "):
+        append_once(str(tmp_path), pa.table({"n": numbers}), {"a": (1, 2)}, {})
+    assert rows_of(str(tmp_path)) == [None]
+
+
+def test_numbers_that_fit_are_converted(tmp_path: Path) -> None:
+    """Nulls, NaN and infinity have the same value in each type of fractions."""
+    append_once(str(tmp_path), pa.table({"n": pa.array([0.5], pa.float32())}), {"a": (None, 1)}, {})
+    append_once(str(tmp_path), pa.table({"n": [1.25, None, math.nan, math.inf]}), {"a": (1, 2)}, {})
+    append_once(str(tmp_path), pa.table({"n": [3]}), {"a": (2, 3)}, {})
+    found = DeltaTable(str(tmp_path)).to_pyarrow_table().column("n").to_pylist()
+    assert sorted(str(n) for n in found) == ["0.5", "1.25", "3.0", "None", "inf", "nan"]
