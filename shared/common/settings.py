@@ -331,7 +331,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
             return tomllib.load(f)
     except OSError as e:
         raise ConfigError(f"{file}: {e.strerror}") from None
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{file}: {e}") from None
 
 

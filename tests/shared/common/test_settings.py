@@ -209,13 +209,18 @@ def test_an_unknown_key_of_a_table_in_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "no.toml: No such file"), ("a = ", "no.toml: "), ("[a]\n[a]", "no.toml: ")],
+    ("content", "message"),
+    [
+        (None, "no.toml: No such file"),
+        (b"a = ", "no.toml: "),
+        (b"[a]\n[a]", "no.toml: "),
+        (b"# Gr\xf6\xdfe", "no.toml: 'utf-8'"),
+    ],
 )
-def test_a_file_that_cannot_be_read(text: str | None, message: str) -> None:
-    """A missing or malformed file is an error with its name."""
-    if text is not None:
-        Path("no.toml").write_text(text)
+def test_a_file_that_cannot_be_read(content: bytes | None, message: str) -> None:
+    """A missing or malformed file, or one that is not UTF-8, is an error with its name."""
+    if content is not None:
+        Path("no.toml").write_bytes(content)
     assert load_error("--config=no.toml").startswith(message)
 
 
