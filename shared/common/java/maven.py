@@ -137,6 +137,8 @@ def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repo
             return _parse_repository(url, f"the mirror {name} of {file}")
         username = _interpolate_variables(_element_text(server, "username"), environ)
         password = _interpolate_variables(_element_text(server, "password"), environ)
+        if unset := re.search(r"\$\{env\.[^}]+\}", username + password):
+            raise JarsUnavailable(f"the server {name} in {file} needs the environment variable of {unset[0]}")
         if re.fullmatch(r".*\{.+\}.*", password):
             raise JarsUnavailable(
                 f"the password of the server {name} in {file} is encrypted, which only Maven can read: set "
@@ -162,10 +164,10 @@ def _parse_repository(url: str, source: str, username: str | None = None, passwo
         is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
     except ValueError:
         is_web = False
-    found = Repository(url if url.endswith("/") else f"{url}/", source, username, password)
     if not is_web:
-        raise JarsUnavailable(f"{source}: not the http or https base URL of a Maven repository: {url!r}")
-    return found
+        shown = url.rpartition("@")[2]  # without credentials
+        raise JarsUnavailable(f"{source}: not the http or https base URL of a Maven repository: {shown!r}")
+    return Repository(url if url.endswith("/") else f"{url}/", source, username, password)
 
 
 def _interpolate_variables(text: str, environ: Mapping[str, str]) -> str:

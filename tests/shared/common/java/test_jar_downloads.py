@@ -397,6 +397,19 @@ def test_patterns_are_mavens(mirror_of: str, covers: bool) -> None:
     assert covers_central(mirror_of) is covers
 
 
+def test_a_variable_that_is_not_set_is_an_error() -> None:
+    """The error names the variable of the server's password."""
+    text = settings(mirror("ours", "*"), server("ours", "ann", "${env.SECRET}"))
+    with pytest.raises(JarsUnavailable, match=r"server ours .*\{env.SECRET\}"):
+        mirror_of_central(text, SETTINGS, {})
+
+
+def test_the_error_for_an_invalid_url_has_no_credentials() -> None:
+    """An address without `https://` is rejected, and its credentials are not shown."""
+    with pytest.raises(JarsUnavailable, match=r"'host/maven'$"):
+        mirror_of_central(settings(mirror("ours", "*", url="ann:secret@host/maven")), SETTINGS, {})
+
+
 def test_an_encrypted_password_is_an_error() -> None:
     """An encrypted password is an error that names the variable to use instead and not the password."""
     text = settings(mirror("ours", "*"), server("ours", "ann", "{COQLCE6DU6GtcS5P=}"))
