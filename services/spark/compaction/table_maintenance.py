@@ -153,10 +153,8 @@ class TableMaintenance:
         sizes_ms = {s.name: s.size_ms for row in newest for s in decode_progress(row["progress"].encode()).stores}
         for name, path in others.items():
             kind, _, store = name.partition("/")
-            if kind == CLOSED:
-                column, before_ms = "window_end", limit_ms
-            else:
-                column, before_ms = "event_time", limit_ms - max(days * DAY_MS, sizes_ms.get(store, 0))
+            column = "window_end" if kind == CLOSED else "event_time"
+            before_ms = limit_ms if kind == CLOSED else limit_ms - max(days * DAY_MS, sizes_ms.get(store, 0))
             own = self._open_table(path) if before_ms > 0 else None
             if own is not None and (expired := delete_expired_rows(own, column, before_ms)):
                 self.log(f"{name}: {expired} rows deleted: retention is {days} days")
