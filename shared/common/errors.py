@@ -206,7 +206,7 @@ class StateStoreFailed(FatalError):
 
 
 class SourceTopicChanged(FatalError):
-    """A source topic was replaced or has lost records since the state was made from it; the message names both."""
+    """A source topic was replaced or has lost records since the state was made from it; the message names the topic."""
 
 
 class SourceOffsetsMissing(FatalError):
@@ -214,7 +214,7 @@ class SourceOffsetsMissing(FatalError):
 
 
 class CoordinatorNotAvailable(RetriableError):
-    """The coordinator of a group or transactional id is loading, moving or unknown."""
+    """The coordinator of a group or transactional id is loading, moving, unknown or unreachable."""
 
 
 class ConcurrentTransactions(RetriableError):
@@ -246,11 +246,11 @@ class GroupNotFound(PenstockError):
 
 
 class BrokerError(PenstockError):
-    """The broker answered with an error that has no class of its own here; the message contains Kafka's name for it."""
+    """An error of the broker or of aiokafka that has no class of its own here; the message has its name or number."""
 
 
 class JarsUnavailable(ConfigError):
-    """Jars are not in the cache and could not be put there; the message says why and what to do."""
+    """Jars are not in the cache and could not be put there; the message says why."""
 
 
 class JavaNotFound(ConfigError):
@@ -262,7 +262,7 @@ class WrongJava(ConfigError):
 
 
 class LakeUnavailable(RetriableError):
-    """The table cannot be read: the storage does not answer, or upkeep has removed files meanwhile."""
+    """The table cannot be read or written: the storage fails, or maintenance has removed files meanwhile."""
 
 
 class NotASnapshot(FatalError):
@@ -299,7 +299,7 @@ class HandlerTimeout(RetriableError):
 
 
 class HandlerExited(RetriableError):
-    """The handler raised an error that would end the process or thread (SystemExit, GeneratorExit); neither ends."""
+    """The handler raised an error that would end the process or thread (SystemExit, GeneratorExit). Both continue."""
 
 
 class HandlerCancelled(RetriableError):

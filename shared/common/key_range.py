@@ -51,9 +51,9 @@ def raw_key(key: str | bytes) -> bytes:
 
 
 def key_in_store_type(key: Any, is_text: bool) -> Any:
-    """Return a text or its UTF-8 bytes as a store's type of key, text or bytes; any other key unchanged.
+    """Convert a key to a store's type of key: to text if `is_text`, else to bytes, as UTF-8.
 
-    Bytes that are no text are unchanged too: a store of text keys has no such key.
+    A key of any other type is returned unchanged. So are bytes that are not UTF-8: no store of text keys has them.
 
     >>> key_in_store_type(b"ann", True), key_in_store_type("ann", False), key_in_store_type(b"\\xff", True)
     ('ann', b'ann', b'\\xff')

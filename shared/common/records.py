@@ -128,8 +128,8 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class RecordColumns(Sequence[ProducerRecord]):
     """Records to send to one topic, as parallel columns. Objects are made only for records that are accessed.
 
-    If `timestamps` (ms) is None, all records get the time of sending. If `partition` is None, each record's key
-    decides. If `headers` is None, no record has any. PackedBytes as keys and values, an int64 array as `timestamps`,
+    If `timestamps` (ms) is None, all records get the time of sending. If `partition` is None, the producer chooses one
+    for each. If `headers` is None, no record has any. PackedBytes as keys and values, an int64 array as `timestamps`,
     and PackedHeaders are sent without one Python object per record.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
@@ -304,7 +304,7 @@ class Columns(Generic[K, V]):
         )
 
     def sizes(self) -> Int64Array:
-        """The size in bytes of each record's key, value and headers together.
+        """The size in bytes of each record's key, value and headers together. A header's name counts its characters.
 
         >>> Columns.of([ConsumerRecord("clicks", 0, 0, 0, b"ann", b"{}", (("trace", b"1"),))]).sizes().tolist()
         [11]

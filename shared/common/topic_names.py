@@ -49,7 +49,7 @@ def changelog_topic(application: str) -> str:
 
 
 def instances_topic(application: str) -> str:
-    """The topic in which an application's instances announce their stores and partitions."""
+    """The topic in which an application's instances register their partitions."""
     return application + INSTANCES_SUFFIX
 
 

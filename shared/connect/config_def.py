@@ -230,7 +230,7 @@ class Recommender:
 class ConfigKey:
     """One setting. `order` is its position in its group, or -1 if it has no position.
 
-    An `internal` setting is parsed like any other, but left out of the documentation: `ConfigDef.definitions`.
+    An `internal` setting is parsed like any other, but `ConfigDef.definitions` leaves it out.
     """
 
     name: str

@@ -83,7 +83,10 @@ def without_passwords(text: str) -> str:
 
 
 def secrets_in(name: str, value: str) -> dict[str, str]:
-    """Map each secret in a value, or each password in its URLs, to the text that is shown instead."""
+    """Map each text of a setting's value that must not be shown to the text that is shown instead.
+
+    This is the whole value if it is a secret, else each password in its URLs and the value with these passwords.
+    """
     if not value or (shown := hidden(name, value)) == value:
         return {}
     if shown == HIDDEN:

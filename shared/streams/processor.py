@@ -144,7 +144,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
-        """Return the offsets of `count` records in the store's source: those at `offsets`, or the current record's."""
+        """Return the offsets of `count` records in the store's source topic: `offsets`, or the current record's.
+
+        Records that are not of this topic get NO_OFFSET.
+        """
         ...
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
@@ -207,8 +210,9 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
         Behind a store, and for a record that a punctuation or a commit forwarded, only the record given to this
         processor is rejected in this way.
 
-        The worker always ends after ConfigError, FatalError, IllegalState and MemoryError, and if the processor, or a
-        node below it, changed a store before the error.
+        The worker always ends after ConfigError, FatalError, IllegalState and MemoryError. It also ends if the
+        processor, or a node below it, changed a store before the error. And it ends if a store of another branch has
+        taken the record, and this processor or a node below it has a store too.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 

@@ -12,7 +12,7 @@ from penstock.shared.streams.window_result import WindowKey, WindowResult
 
 
 def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:
-    """Encode keys (str as UTF-8, bytes as they are, a window's as its record key) and values (JSON, None as None)."""
+    """Encode str keys as UTF-8, a window's key as its record key, all else as JSON; bytes and None are unchanged."""
     key = record.key
     return encode_result_key(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
 

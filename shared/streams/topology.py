@@ -208,7 +208,7 @@ class Topology:
         return [n.topic for n in self.sources()]
 
     def output_topics(self) -> list[str]:
-        """Return all topics that tasks write to, except the changelog: sinks', late and dead-letter topics."""
+        """Return the topics of sinks, late records and dead letters, without the application's internal topics."""
         topics = [n.topic for n in self.nodes.values() if isinstance(n, SinkNode) and not n.is_internal]
         for source in self.sources():
             topics += [source.dead_letters, source.late] if self.has_windows(source) else [source.dead_letters]

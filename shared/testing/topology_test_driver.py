@@ -58,7 +58,7 @@ APPLICATION = "test-driver"
 
 
 class _Raise(ErrorHandlers):
-    """Every error ends the task, also an error that an application's handlers would make a dead letter under `fail`."""
+    """Every error ends the task, also a DataError, which becomes a dead letter in an application even under `fail`."""
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
@@ -167,7 +167,7 @@ class TopologyTestDriver:
         self._append_records(topic, piped)
 
     def advance_wall_clock(self, ms: int) -> None:
-        """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and advance the time of idle topics."""
+        """Move the wall clock, advance the time of idle topics, and evaluate WALL_CLOCK_TIME schedules."""
         self.clock.advance(ms)
         self._advance_idle_time()
         self.task.punctuate_wall_clock(self.clock.now_ms())

@@ -71,10 +71,10 @@ def recorded_file(archive: Path) -> Path:
 
 
 def keep_archive(archive: Path, *, complete: bool) -> bool:
-    """Move the file that a JVM has written to the archive's path. Then remove older archives of the same paths.
+    """Move the file at `recorded_file` to the archive's path. Then remove older archives of the same paths.
 
-    Only logs a warning and returns False if there is no file, or if it is not `complete` because the JVM was killed
-    while it wrote the file.
+    Only logs a warning and returns False if there is no file, or if `complete` is false: the JVM was killed or has not
+    ended in time, so the file may be incomplete.
     """
     file = recorded_file(archive)
     if not complete or not file.is_file():

@@ -1,6 +1,6 @@
 """Finds the Java that runs Kafka and Spark, and says how to install one if there is none.
 
-Locations are tried in order: `JAVA_HOME`, `PATH`, then the folders of distributions, macOS and Homebrew. The first Java
+Locations are tried in order: `JAVA_HOME`, `PATH`, then the folders of macOS, Homebrew and distributions. The first Java
 with a version between `VERSION_MIN` and `VERSION_MAX` is used. Other versions are remembered, so that the error can
 list which version was found where.
 """

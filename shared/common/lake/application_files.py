@@ -1,8 +1,8 @@
 """The files of an application's tables, in a local folder or an object store: counting and removing them.
 
-Object stores are reached through deltalake, with the same options as the tables. So a process that can read a lake can
-also remove its files. An object store has no folders: all objects whose names begin with `<lake>/<application>/` are
-removed one by one. A removal that fails can be tried again. Everything here blocks: call it with `asyncio.to_thread`.
+Object stores are reached through deltalake, with the same options as the tables. So a removal needs no other options
+than a read. An object store has no folders: all objects whose names begin with `<lake>/<application>/` are removed,
+several in parallel. A removal that fails can be tried again. Everything here blocks: call it with `asyncio.to_thread`.
 
 Hadoop's S3 connector writes empty objects for folders, with names that end in `/` (`state/`). They are not removed,
 because deltalake's file API cannot name them.

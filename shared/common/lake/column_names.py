@@ -1,7 +1,7 @@
 """The columns of the lake's tables, except those of an application's stores and aggregations.
 
-In `state` every store is a column; in `closed/<store>` and `late/<store>` every aggregation is one. A table has either
-`key` or `key_bytes`: `key` if the store's keys are text.
+In `state` every store is a column; in `closed/<store>` and `late/<store>` every aggregation is one. These two
+have either `key` or `key_bytes`: `key` if the store's keys are text. In `state`, `key` is always bytes.
 """
 
 from __future__ import annotations

@@ -69,8 +69,9 @@ def check_row(record: SinkRecord) -> None:
 def table_of(records: list[SinkRecord]) -> Any:
     """Return an Arrow table of records that `check_row` accepts, one row each.
 
-    The columns are the fields of the records' common struct schema, or else the names in the values. Raises DataError
-    if the records do not fit one table, and NothingInIt if all values are null without a type.
+    The columns are the fields of the records' common struct schema, or else the names in the values. A name whose
+    values are all null without a type has no column. Raises DataError if the records do not fit one table, and
+    NothingInIt if no column remains.
     """
     rows: list[Mapping[str, Any]] = [record.value for record in records]
     first = records[0].value_schema

@@ -189,8 +189,8 @@ class FilesSinkTask(SinkTask):
         await reporter.report(record, error)
 
     def _first_unfit(self, records: list[SinkRecord], error: DataError) -> tuple[SinkRecord, DataError]:
-        """Return the first record that cannot be in one file with the records before it, and its error. `error` is that
-        of all `records` in one file."""
+        """Return the first record that cannot be in one file with the records before it, and its error. `error` is the
+        error of encoding all `records` as one file."""
         fine = 0
         unfit = len(records)
         while unfit - fine > 1:

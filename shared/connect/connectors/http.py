@@ -1,6 +1,6 @@
 """The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
-The sink retries temporary errors (no connection, 408, 425, 429, 5xx) after its backoff, or after `Retry-After` if that
+The sink retries temporary errors (no response, 408, 425, 429, 5xx) after its backoff, or after `Retry-After` if that
 is longer. Any other status than 2xx is an error of the records. The source sends one request after another. In its URL,
 `${offset}` is replaced by the offset of the last record read.
 """
@@ -378,7 +378,7 @@ class HttpSourceConnector(SourceConnector):
                     _validate_json_pointer)
             .define("http.offset.pointer", Type.STRING, "", MEDIUM,
                     "JSON pointer to the offset within a record. If the server returns the last record again, it is "
-                    "skipped.", _validate_json_pointer)
+                    "skipped, unless the task was restarted.", _validate_json_pointer)
             .define("http.offset.initial", Type.STRING, "", MEDIUM, "Value of ${offset} in the first request.")
         )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """VerifiableSource/Sink and MockSource/Sink: connectors for tests, under the names of Kafka's tools.
 
-The verifiable source writes rising numbers, at most `throughput` in a second, and prints one JSON line for each record.
-The sink prints a line for each record that it receives, and another one when it flushes the record. The mocks run until
-`mock_mode` makes them fail.
+The verifiable source writes rising numbers, on average at most `throughput` a second. It prints one JSON line for each
+record, unless `quiet` is set. The sink prints a line for each record that it receives, and another one when it flushes
+the record. The mocks run until `mock_mode` makes them fail.
 """
 
 from __future__ import annotations

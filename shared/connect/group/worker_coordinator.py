@@ -1,8 +1,9 @@
 """The I/O of `WorkerMember`: executes each of its steps and reports the outcome.
 
 The herder calls `ensure_active`, which executes steps until the worker is an active member. On the way it calls the
-herder's callbacks. Heartbeats are sent in parallel, also while the herder starts and stops work. A second task checks
-whether the group has removed the worker. If so, the worker's work is stopped at once, even if the herder is busy.
+herder's callbacks. Heartbeats are sent in parallel, also while the herder starts and stops work. Another asyncio task
+checks whether the group has removed the worker. If so, the worker's work is stopped at once, even if the herder is
+busy.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class CompleteRebalance:
-    """Apply this assignment, whose `work` is all work of the worker, then call `on_completed`."""
+    """Call `on_completed`, then apply this assignment, whose `work` is all work of the worker."""
 
     assignment: ExtendedAssignment
     generation: int
@@ -156,8 +156,8 @@ class WorkerMember(Member):
     def has_lost_work(self, now_ms: int) -> bool:
         """Return whether other workers may have the held work (case 3 of the module).
 
-        Always returns False while the worker sends no heartbeats: in the states UNJOINED, JOINING and SYNCING. In
-        UNJOINED, `next_step` calls `is_given_up` itself before the worker joins.
+        Always returns False in the states UNJOINED, JOINING and SYNCING. In UNJOINED, `next_step` calls `is_given_up`
+        itself before the worker joins.
         """
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
@@ -193,7 +193,7 @@ class WorkerMember(Member):
             self.rejoin("lost work was stopped")
 
     def on_completed(self, assignment: ExtendedAssignment) -> None:
-        """Report that the herder has the assignment."""
+        """Report that the rebalance is complete. The herder gets the assignment after this call."""
         if self.state is not MemberState.COMPLETING:  # removed from the group since the step was returned
             return
         self.assignment = assignment
@@ -223,7 +223,9 @@ class WorkerMember(Member):
             self.fail(SerializationError(f"JoinGroup of {self.where()}: {e}"))
 
     def on_led(self, configured: ConnectorsAndTasks, config_offset: int, now_ms: int) -> None:
-        """Assign, on the leader, the configured work as far as this worker has read the configs."""
+        """On the leader: assign `configured`, the work in the configs up to `config_offset`. If a member has read
+        further, assign nothing: all members join again.
+        """
         members = self._members or {}
         newest = max(state.config_offset for state in members.values())
         common = ExtendedAssignment(self.member_id, self.url, max(newest, config_offset))

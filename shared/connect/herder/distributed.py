@@ -353,7 +353,7 @@ class DistributedHerder(BaseHerder):
             self.member.rejoin(reason)
 
     async def _keep_session_key(self) -> None:
-        """On the leader: creates the session key if there is none, and replaces it in time."""
+        """On the leader: creates the session key if there is none, and replaces it when it has expired."""
         if not self.member.is_leader:
             return
         ttl_ms = self._config["inter.worker.key.ttl.ms"]
@@ -378,7 +378,7 @@ class DistributedHerder(BaseHerder):
             raise NotHere("Only the leader can do this.", assignment.leader_url if assignment else None)
 
     def _owner_url(self, owned: Callable[[str], bool]) -> str | None:
-        """Return, on the leader, the REST URL of the member that holds work for which `owned` is True."""
+        """Return, on the leader, the REST URL of the member for whose id `owned` returns True, or None."""
         owners = self.member.owners or {}
         urls = self.member.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
@@ -399,8 +399,8 @@ class DistributedHerder(BaseHerder):
         return await self._execute_command(run_if_leader)
 
     async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run a command in the loop. If a rebalance is pending at the call, the command waits at most
-        REBALANCE_WAIT_MS.
+        """Run a command in the loop and return its result. The timeout, which includes the command's own run, is
+        REBALANCE_WAIT_MS if a rebalance is pending at the call, else REQUEST_TIMEOUT_MS.
 
         After the timeout, raises RebalanceNeeded if a rebalance is pending, else RequestTimedOut.
         """

@@ -104,7 +104,7 @@ class DistributedConfig(WorkerConfig):
 
     @property
     def transactional_leader(self) -> bool:
-        """Whether the leader writes configs in transactions: also in the roll-out before exactly-once."""
+        """Whether the leader writes configs in transactions: if exactly-once is `enabled` or `preparing`."""
         return bool(self["exactly.once.source.support"].lower() != "disabled")
 
     @property

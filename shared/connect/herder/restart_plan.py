@@ -44,7 +44,7 @@ def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Seq
 
 
 def merge_restart_requests(pending: RestartRequest | None, request: RestartRequest) -> RestartRequest:
-    """Return one restart request for a connector that restarts at least what both requests restart."""
+    """Return one restart request for a connector. It restarts all that either request restarts, and possibly more."""
     if pending is None:
         return request
     return RestartRequest(

@@ -36,7 +36,7 @@ def new_key(algorithm: str, now_ms: int) -> SessionKey:
 
 
 def expires_in_ms(key: SessionKey | None, ttl_ms: int, now_ms: int) -> int:
-    """Return how long a key may still be used, in ms; 0 if there is none."""
+    """Return the ms until a key expires; 0 if it has expired or there is none."""
     return 0 if key is None else max(0, key.created_ms + ttl_ms - now_ms)
 
 

@@ -1,8 +1,8 @@
 """Starts and stops a worker's connectors and tasks to match its assignment.
 
-The start of a connector may take any time, so it runs outside the herder's loop, and `on_started` is called at its end.
-Tasks start at once and initialize in the background. A call to stop returns when the work is stopped. Work that is
-revoked during its restart is not started again.
+The start of a connector may take any time, so it runs outside the herder's loop. `on_started` is called when a
+connector becomes RUNNING. Tasks start at once, or after `before_task`, and initialize in the background. A call to stop
+returns when the work is stopped. Work that is revoked during its restart is not started again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class WorkRunner:
         )
 
     def beside(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a coroutine as a task of its own, so that the herder does not wait for it. Its errors are logged."""
+        """Start a coroutine as an asyncio task, so that the herder does not wait for it. Its errors are logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._log_failed_work)

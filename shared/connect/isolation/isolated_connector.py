@@ -10,8 +10,8 @@ A process ends in one of three ways:
 2. A part does not stop within the graceful time: the process is killed.
 3. It exits unexpectedly, by a crash or a signal.
 
-In cases 2 and 3 all other parts have failed. They are started again in a new process. This happens after the backoff
-for failed tasks (with `task.restart.enable`), or at once if another part of the connector is started.
+In cases 2 and 3 all parts that were not to be stopped have failed. A new process starts them again: after the backoff
+for failed tasks if `task.restart.enable` is set, or at once if another part of the connector is started.
 """
 
 from __future__ import annotations

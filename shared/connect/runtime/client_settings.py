@@ -64,7 +64,7 @@ def sink_group_id(connector: str, config: Mapping[str, str]) -> str:
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:
-    """Return the properties that neither the connection nor the producer nor the consumer has a setting for."""
+    """Return the names of the properties that no client has a setting for, except those in WITHOUT_COUNTERPART."""
     known = {*KafkaSettings.model_fields, *ProducerSettings.model_fields, *ConsumerSettings.model_fields}
     return [name for name in props if _settings_field_name(name) not in known and name not in WITHOUT_COUNTERPART]
 

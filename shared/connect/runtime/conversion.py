@@ -1,8 +1,8 @@
 """A connector's converters and transforms as one operation, with error handling.
 
-The fast path converts whole columns. It is used if there are no transforms and no headers, all values have one schema,
-and no record fails. Otherwise the slow path converts record by record and stage by stage, and so finds the record that
-failed.
+The fast path converts whole columns. It is used for a sink's records if there are no transforms and no headers, all
+values have one schema, and no record fails. Otherwise the slow path converts record by record and stage by stage, and
+so finds the record that failed.
 """
 
 from __future__ import annotations

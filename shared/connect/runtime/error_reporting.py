@@ -86,7 +86,9 @@ class ErrorReporters:
         await self._producer.start()
 
     async def report(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
-        """Log the failure and send the dead letter, without waiting for it to be stored."""
+        """Log the failure and send the dead letter, without waiting for it to be stored. If PENDING_MAX are pending,
+        waits for all of them; raises as `flush` does.
+        """
         written = await self.send(record, failure)
         if written is not None:
             self.await_before_commit(written)

@@ -181,7 +181,9 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self.send_error = None
 
     async def _before_pause(self) -> None:
-        """Leave no transaction open during a pause: the coordinator would end it."""
+        """End the transaction before a pause if `TransactionBoundary.at_end` decides so.
+
+        If it stays open, the coordinator aborts it after `transaction.timeout.ms`."""
         await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _commit_last_offsets(self, *, failed: bool) -> None:

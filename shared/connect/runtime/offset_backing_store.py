@@ -49,8 +49,8 @@ class OffsetBackingStore(Protocol):
     async def records(self, values: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
         """Return the keys and values of the records that store these values.
 
-        The key of a partition that the topic has already is the one in the topic. Every writer must use it, since a
-        compaction compares bytes.
+        If the topic already has a record of a partition, its new record has the same key, byte for byte. Every writer
+        must use this key, since a compaction compares bytes.
         """
         ...
 

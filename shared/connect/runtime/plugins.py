@@ -1,9 +1,9 @@
 """The connectors, converters, transforms and predicates of a worker, and their names.
 
 A configuration may name a plugin in four ways: the path of its class, the Kafka class that it replaces, its entry point
-(group `penstock.connectors`), or the plain name of its class. For a connector, `Connector` at the end of the plain name
-may be left out. REST shows the name of the Kafka class if there is one, so that existing clients of the API keep
-working.
+(group `penstock.connectors`), or the plain name of one of the two classes. For a connector, `Connector` at the end of
+the plain name may be left out. REST shows the name of the Kafka class if there is one, so that existing clients of the
+API keep working.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class SinkTaskState:
         """Return the offsets to commit out of `provided`, the result of `pre_commit`.
 
         Three kinds are left out: offsets of partitions that are not assigned, offsets beyond the delivered records, and
-        offsets that equal the last one which this task has committed.
+        offsets that equal the last one which this task has committed, or the one from which it has continued since
+        then.
         """
         found = {}
         for tp, offset in provided.items():
@@ -232,7 +233,7 @@ class SinkTaskState:
     # Rebalances
 
     def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
-        """Return whether a partition has been assigned without a break since that number of assignments."""
+        """Return whether a partition has stayed assigned since `assignments` was `since`."""
         # A partition that was revoked and assigned again has a newer number. Its position was reset to the commit.
         return self.assigned.get(tp, since + 1) <= since
 

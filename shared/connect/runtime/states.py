@@ -1,10 +1,11 @@
 """The lifecycle of a connector or task, as one table.
 
-    UNASSIGNED ── startup ──> RUNNING <── resume ──> PAUSED
-        │                        │  \\──── stop ──> STOPPED (connectors only)
-        └── failure ──> FAILED <─┘
-    any ── restart ──> RESTARTING ── startup ──> RUNNING
-    any ── shutdown ──> UNASSIGNED; any ── deletion ──> DESTROYED
+    UNASSIGNED, RESTARTING, FAILED ── startup ──> RUNNING
+    any but FAILED ── running ──> RUNNING
+    any but FAILED ── paused ──> PAUSED
+    any but FAILED ── stopped ──> STOPPED (connectors only)
+    any ── failure ──> FAILED; any ── restart ──> RESTARTING
+    any ── shutdown ──> UNASSIGNED; any ── deletion ──> DESTROYED, which is final
 
 The names are those of Kafka Connect's status topic and REST. A target state is the requested state. A state is the
 actual one.

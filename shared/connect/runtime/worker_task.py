@@ -1,7 +1,7 @@
 """The common base of source and sink tasks, as the worker runs them.
 
-A task runs in a separate asyncio task: it starts, executes until it is stopped, and closes. After any error of the
-connector's code its state is FAILED. If it is cancelled, it ends at once, without a last commit.
+A task runs in a separate asyncio task: it starts, executes until it is stopped, and closes. If an error ends the task,
+its state is FAILED. If the task is cancelled, it ends at once, without a last commit.
 """
 
 from __future__ import annotations

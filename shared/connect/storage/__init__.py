@@ -1,1 +1,1 @@
-"""The stored state of a Connect cluster: configs, statuses and offsets, in three compacted topics or one process."""
+"""The stored state of Connect workers: configs, statuses and offsets, in compacted topics, in memory or in a file."""

@@ -1,9 +1,9 @@
 """A compacted topic that every worker reads from its start and follows to its end.
 
-`start` creates the topic if it is missing, and returns when all its records were read. From then on `on_record` is
-called for each new record, one after another. `read_to_end` returns when `on_record` was called for all records that
-the topic had at the time of the call. So a caller sees its own earlier records, except those of a transaction that has
-just ended: `read_past` waits for these.
+`start` creates the topic if it is missing, and returns when `on_record` was called for all its records. From then on
+`on_record` is called for each new record, one after another. `read_to_end` returns when `on_record` was called for all
+records that the topic had at the time of the call. So a caller sees its own earlier records, except those of a
+transaction that has just ended: `read_past` waits for these.
 """
 
 from __future__ import annotations

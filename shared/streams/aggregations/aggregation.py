@@ -1,7 +1,7 @@
 """Aggregations whose state is a few typed columns and can be merged.
 
 A user writes an aggregation unbound, such as `Mean("ms")`. `bind` returns the same aggregation for the value type of a
-stream, which determines the types of the columns. In a running task the state is one Python value. In the changelog, in
+stream, which determines the types of the columns. The methods take a state as one Python value. In the changelog, in
 the lake and in Spark the state is the columns `state_columns`: int64, float64 or binary. As in SQL, aggregations of a
 field skip None. If there was no other value, `CountDistinct` returns 0, `CollectList` and `CollectSet` return an empty
 list, and all others None.
@@ -256,7 +256,7 @@ class _OfNumber(OfField[Number]):
 
 
 class Sum(_OfNumber):
-    """The sum of a field: int64 for an int field, otherwise float64."""
+    """The sum of a field: int64 for a field that is typed `int` or `bool`, otherwise float64."""
 
     function = "sum"
 

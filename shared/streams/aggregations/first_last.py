@@ -60,7 +60,7 @@ class _FirstOrLast(OfField[TimedValue]):
         return (-1, None)
 
     def add(self, state: TimedValue, value: Any) -> TimedValue:
-        """Add a value to the first or last one as if all records had the same timestamp."""
+        """Return the state with one more record's value, as if all records had the same timestamp."""
         return self.add_at(state, value, 0)
 
     def add_at(self, state: TimedValue, value: Any, timestamp_ms: int) -> TimedValue:

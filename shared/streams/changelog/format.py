@@ -25,8 +25,8 @@ closed window.
 
 The reader's rule. A takeover record with a higher epoch than the one in force puts its epoch in force. Readers ignore
 any other takeover record. An entry counts if two conditions hold: its epoch is in force at its offset, and the next
-progress record of that epoch, still in force, has the same commit number. Within a commit all F and D come before all
-L, because a closed session and the key's next live session may have the same start.
+progress record of that epoch, still in force, has the same commit number. Within a commit all F and D of a store come
+before its L, because a closed session and the key's next live session may have the same start.
 
 Late records. An X is a record that arrived after some or all of its windows were closed. It is written if the
 application has a lake, and changes no state.
@@ -92,7 +92,7 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The record that ends every commit: the task's progress, and all else that a restart needs besides the stores."""
+    """The record that ends every commit: the task's progress, and all else that a restart needs besides rows."""
 
     application: str
     guarantee: Literal["exactly_once", "at_least_once"]

@@ -36,7 +36,10 @@ class StateCodec:
         return b"".join(parts)
 
     def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
-        """Return the column values of the state that begins at `at` and ends with `data`; else raise CorruptRecord."""
+        """Return the column values of the state from `at` to the end of `data`.
+
+        Raises CorruptRecord if it is invalid.
+        """
         try:
             values: list[ColumnValue] = [0] * len(self.columns)
             for i, value in zip(self.fixed, self._struct.unpack_from(data, at), strict=True):

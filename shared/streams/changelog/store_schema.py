@@ -90,7 +90,7 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
         return [aggregation for aggregation in self.aggregations if aggregation.name != LATEST]
 
     def state_columns(self) -> tuple[Column, ...]:
-        """Return all aggregations' columns, each named `<aggregation>_<column>`, in the order of the body."""
+        """Return all aggregations' columns, each named `<aggregation>_<column>`, in declared order."""
         return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
 
 

@@ -650,7 +650,10 @@ class Stream(Generic[K, V]):
         return add_join(self, other, joiner, JoinOptions(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
-        """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
+        """Write to a topic: text keys as UTF-8, values as JSON, windowed results as one flat object.
+
+        Keys and values that are bytes are unchanged. With `encode`, that function encodes the records instead.
+        """
         require_topic("to: topic", topic)
         if encode is not None:
             require_callable("to: encode", encode)
@@ -929,7 +932,7 @@ class WindowedTable(Generic[K]):
         return self._add_window_aggregate("on_close")
 
     def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
-        """Forward each window's last result of every commit, and None for a window that was merged into another."""
+        """Forward each window's last result of every commit, and None for old bounds of sessions that grew or merged."""
         return self._add_window_aggregate("on_update")
 
     def _add_window_aggregate(self, emit: Emit) -> Stream:
@@ -1089,7 +1092,7 @@ class _DropNullKeys(Processor):
 
 
 def repartitioned(builder: StreamsBuilder, parent: str, traits: StreamTraits, topic: str) -> tuple[str, StreamTraits]:
-    """Add an internal topic that repartitions the records of `parent` by key; return its source and traits."""
+    """Add an internal topic that repartitions the records of `parent` by key; return its source's name and traits."""
     # `_null_key_topics` is read when a task is made: a left join may come after a grouping of the same stream.
     keyed = ProcessorNode(
         builder._generate_node_name("keyed"), lambda: _DropNullKeys(topic in builder._null_key_topics)

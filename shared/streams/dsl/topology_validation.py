@@ -1,4 +1,4 @@
-"""Validation of a topology while it is defined. Each error names the argument and the remedy.
+"""Validation of a topology while it is defined. Each error names the argument or the operation.
 
 So a mistake is found before the application starts. Without the checks, it would end a task later.
 

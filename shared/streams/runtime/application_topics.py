@@ -166,7 +166,10 @@ def require_same_partitions(counts: Mapping[str, int]) -> int:
 
 
 def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, bootstrap_servers: str) -> None:
-    """Raise ConfigError, with the commands that correct it, if an existing changelog would lose state."""
+    """Raise ConfigError if Kafka would delete state from a changelog, or if its number of partitions is wrong.
+
+    The message says what to do.
+    """
     name = wanted.name
     wrong = [key for key in CHANGELOG_CONFIGS_REQUIRED if configs.get(key) != wanted.configs[key]]
     if wrong:

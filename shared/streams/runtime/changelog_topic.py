@@ -12,7 +12,7 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 
 
 def changelog_consumer(kafka: KafkaSettings, isolation_level: Isolation = "read_committed") -> Consumer:
-    """Create a consumer for a partition of the changelog topic; its caller seeks; it is not open yet."""
+    """Return a consumer for a changelog partition. The caller opens it, assigns the partition and seeks."""
     settings = ConsumerSettings(
         isolation_level=isolation_level, auto_offset_reset="none", commit_strategy="none", max_poll_records=None
     )

@@ -27,9 +27,10 @@ LOAD_IDLE_MS_MAX = 60_000  # loading a table fails if there is no record and no 
 
 
 class GlobalTableRows:
-    """One instance's copy of a global table, shared by its tasks. `invalid_records` counts records that are no rows.
+    """One instance's copy of a global table, shared by its tasks.
 
-    `get` and `items` return copies of the values, so only the topic's records change a row.
+    `invalid_records` counts records without a key and records that cannot be decoded. `get` and `items` return copies
+    of the values, so only the topic's records change a row.
     """
 
     def __init__(self, node: GlobalTableNode) -> None:

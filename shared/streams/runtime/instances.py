@@ -143,7 +143,7 @@ class Instances:
         return self._known[url].registration
 
     def expired(self, now_ms: int, own: Iterable[str]) -> list[str]:
-        """Return addresses whose records have no partitions and are older than `FORGET_MS`, without those of `own`."""
+        """Return addresses, except `own`, whose records are older than `FORGET_MS` and have no claim that counts."""
         held = {claim.url for claim in self.claims().values()} | set(own)
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
 
@@ -258,7 +258,7 @@ class InstanceRegistry:
                 raise
 
     def _log_address_conflict(self, offset: int) -> None:
-        """Log once that another instance has registered this instance's address, so that neither finds the other."""
+        """Log once if another instance has registered the same address. Then neither of the two finds the other."""
         if self._published is None or offset <= self._published_offset or self._url not in self.instances.urls():
             return
         other = self.instances.registration(self._url).instance

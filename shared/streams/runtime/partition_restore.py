@@ -171,7 +171,7 @@ class PartitionRestore:
             write_restored_rows(self.reader, self.task.local, self.topic_id)
 
     def finish(self, epoch: int) -> None:
-        """Finish the restore: the task continues from the last progress record, as the owner of that epoch."""
+        """Finish the restore: the task continues from the last progress record, as the owner of `epoch`."""
         reader = self.reader
         report = self.report
         if reader.progress is not None:

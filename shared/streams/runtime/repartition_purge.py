@@ -49,7 +49,7 @@ class RepartitionPurge:
                 self._committed[TopicPartition(topic, partition)] = sources[topic]
 
     async def run(self) -> None:
-        """Delete if that is due; a failure is logged, and the next call tries again."""
+        """Delete if that is due. A failure is logged, and the deletion is tried again `interval_ms` later."""
         if not self._topics or self._clock.monotonic_ms() - self._last_ms < self._interval_ms:
             return
         self._last_ms = self._clock.monotonic_ms()

@@ -280,7 +280,7 @@ class SourcePositions:
             task.needs_commit = True
 
     async def _has_record_from(self, at: TopicPartition, position: int) -> bool:
-        """Return whether there is a record at or after the position; transaction markers and watermarks are none."""
+        """Return whether there is a record at or after the position; transaction markers and watermarks are ignored."""
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         async with Consumer(self._kafka, settings) as consumer:
             consumer.assign([at])

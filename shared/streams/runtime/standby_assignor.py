@@ -60,7 +60,7 @@ def append_standing_partitions(data: bytes | None, partitions: Iterable[int]) ->
 
 
 def standing_partitions_of(data: bytes | None) -> frozenset[int] | None:
-    """Return the partitions appended to the user data of a `StreamsAssignor`; None if there are none, or invalid ones.
+    """Return the partitions appended to the user data of a `StreamsAssignor`; None if no valid list is appended.
 
     >>> standing_partitions_of(append_standing_partitions(b"own", [2, 1])), standing_partitions_of(b"own")
     (frozenset({1, 2}), None)

@@ -542,7 +542,7 @@ def _process_fetched_records(
 
 
 def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: int, clock: Clock) -> None:
-    """Evaluate the tasks' WALL_CLOCK_TIME schedules; log those that block heartbeats too long."""
+    """Evaluate the tasks' WALL_CLOCK_TIME schedules; log each task for which this blocks heartbeats too long."""
     for owned in running:
         assert owned.task is not None
         with log_if_blocking(

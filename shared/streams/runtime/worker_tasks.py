@@ -128,7 +128,7 @@ class OwnedTask:
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
     def describe(self) -> dict[str, Any]:
-        """Return the task as plain values; its counts are those of the last commit."""
+        """Return the task as plain values. The counts of records and closed windows are those of the last commit."""
         task = self.task
         report = self.report
         if task is None:
@@ -182,7 +182,7 @@ class WorkerTasks:
         return [owned for owned in self.owned.values() if owned.task is not None]
 
     def holds(self, partition: int) -> bool:
-        """Return whether no other instance can have the partition: its task is here, owned or suspended."""
+        """Return whether the partition's task is here, owned or suspended."""
         return partition in self.owned or partition in self.suspended
 
     def ready(self) -> dict[int, RunningTask]:

@@ -1,4 +1,4 @@
-"""The progress of a changelog partition in rows that are kept outside a task's memory."""
+"""Describes which records of a changelog partition are in the rows on disk."""
 
 from __future__ import annotations
 

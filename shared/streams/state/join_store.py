@@ -84,7 +84,7 @@ class JoinStore:
         self._mark_row_dirty(row)
 
     def remove(self, key: Any, start: int) -> None:
-        """Remove a row without a final; a missing row is no error."""
+        """Remove a row; a missing row is no error."""
         if (row := self.fetch(key, start)) is not None:
             self._discard_row(row)
 

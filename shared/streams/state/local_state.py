@@ -121,7 +121,7 @@ class LocalState:
         return store
 
     def discard(self, reason: str) -> None:
-        """Delete the state on disk, which cannot be used for this reason, and log that."""
+        """Delete the state on disk, which cannot be used for this reason. Log that, unless it has no checkpoint."""
         if self.checkpoint is not None:
             log.warning("the state on disk is deleted and restored", folder=str(self.db.folder), reason=reason)
         if not self.db.is_new:

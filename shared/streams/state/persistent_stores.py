@@ -350,7 +350,7 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         self._cache.put(key, start, end, states)
 
     def remove(self, key: Any, start: int) -> None:
-        """Remove a row without a final; a missing row is no error."""
+        """Remove a row; a missing row is no error."""
         self._fetch_key_rows(key)
         self._cache.remove(key, start)
 

@@ -108,7 +108,7 @@ class RocksMemory:
 
 
 class _FolderErrors:
-    """Raises errors with the folder, since RocksDB's have no classes of their own."""
+    """Raises every error inside it as StateStoreFailed with the folder, since RocksDB's errors have no classes."""
 
     __slots__ = ("_folder",)
 

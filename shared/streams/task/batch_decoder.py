@@ -5,8 +5,8 @@ numbers of a struct or a `dict`, a kernel reads them from the JSON where it can 
 other values. For a struct, it checks the declared fields and skips all others. It decodes a `dict` completely.
 
 A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded, it has no
-timestamp, its key is too large for a result, or an aggregation rejects its value. Exceptional records are processed one
-by one, so that the reason is found and reported.
+timestamp, its key is too large for a result, a function of the operator chain raises, or an aggregation rejects its
+value. Exceptional records are processed one by one, so that the reason is found and reported.
 """
 
 from __future__ import annotations

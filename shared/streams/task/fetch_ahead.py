@@ -1,4 +1,4 @@
-"""Fetches the rows of records' keys into memory: for a slice of records at once, from the stores on disk they reach."""
+"""Fetches the rows of records' keys from stores on disk into memory, for a slice of records at once."""
 
 from __future__ import annotations
 

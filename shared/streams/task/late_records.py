@@ -1,4 +1,7 @@
-"""Late records for the late topic: the unchanged source record, with headers that describe its lateness.
+"""Late records for the late topic: the source record, with headers that describe its lateness.
+
+Behind a repartition topic, the value and the timestamp are those of the record in that topic. Nodes before the topic
+may have changed them.
 
 A record that a punctuation or a commit forwards has no source record. If such a record is late, the forwarded record is
 written, without the headers that name a source record (`forwarded_late_record`).

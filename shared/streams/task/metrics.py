@@ -80,7 +80,7 @@ class StreamTaskMetrics:
         self._open.set(open_windows)
 
     def operator_times(self, times_ms: Mapping[str, int]) -> None:
-        """Set the times of the operators by the names of their stores; -1 before their first record with a key."""
+        """Set the operators' times by the names of their stores. A time is -1 ms before the first record with a key."""
         for store, time_ms in times_ms.items():
             self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
 
@@ -156,7 +156,7 @@ class RestoreMetrics:
     def progress(
         self, partition: int, remaining_records: int, records_per_second: int | None, eta_ms: int | None
     ) -> None:
-        """Report a restore in progress; a figure that is not known yet is not shown."""
+        """Report a restore in progress; a figure that is not known yet keeps its previous value, if it has one."""
         self._left.labels(partition=partition).set(remaining_records)
         if records_per_second is not None:
             self._rate.labels(partition=partition).set(records_per_second)

@@ -50,7 +50,7 @@ class OutputColumns:
         return ProducerRecord(self.topic, self.values[index], self.keys[index], headers, partition, timestamp)
 
     def bulks(self) -> list[RecordColumns]:
-        """Return all outputs as bulks for the producer, one for each partition."""
+        """Return all outputs as bulks for the producer: one for each partition, or one for all without `partitions`."""
         if self.partitions is None:
             return [RecordColumns(self.topic, self.keys, self.values, self.timestamps, headers=self.headers)]
         partitions = np.array(self.partitions)

@@ -1,8 +1,9 @@
 """The processor nodes of a task and the edges between them.
 
-A node is a processor, created for each task, or a `SinkNodeWriter`. If a node has one child, its `forward` calls the
-child's `process` directly. To keep this call cheap, the current node is not tracked. After an error, the failed node is
-found in the traceback: it is the node of the innermost frame that belongs to one.
+A node is a processor, created for each task, or a `SinkNodeWriter`. If a node has one child, and the output guard
+does not handle the child's errors, its `forward` calls the child's `process` directly. To keep this call cheap, the
+current node is not tracked. After an error, the failed node is found in the traceback: it is the node of the innermost
+frame that belongs to one.
 """
 
 from __future__ import annotations

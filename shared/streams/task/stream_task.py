@@ -95,10 +95,10 @@ RECORD_BYTES_MAX = 1024 * 1024
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch of its changelog entries.
 
-    With `local` the state is on disk, otherwise in memory. No record that the task writes may have more than
+    With `local` the state is on disk, otherwise in memory. No result and no changelog entry may have more than
     `record_bytes_max` bytes. Batches of at least `columns_min` records are processed as columns if the topology allows
-    it. With `keeps_late`, late records are written to the changelog, for the lake. Windows and joins reject records
-    more than `max_future_ms` ahead of the wall clock.
+    it. With `keeps_late`, late records are written to the changelog, for the lake. Aggregations and joins of two
+    streams reject records more than `max_future_ms` ahead of the wall clock.
     """
 
     def __init__(
@@ -388,7 +388,10 @@ class StreamTask:
             self.needs_commit = True
 
     def advance_time(self, ms: int) -> None:
-        """Advance times without a record, if there was one before; 0 ms advances only those that follow watermarks."""
+        """Advance times without a record, if there was a record before.
+
+        0 ms advances only operators that are behind other operators or repartition topics.
+        """
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
         self.stream_time_ms += ms
@@ -452,7 +455,7 @@ class StreamTask:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether there is work that no commit contains yet; a prepared commit does not count as one."""
+        """Whether there is work that no successful commit contains yet. A prepared commit has not succeeded yet."""
         # A grid that no commit contains would begin again after a restart.
         return self._uncommitted or self._committing or (self.schedules.has_new_grid and self.failed is None)
 

@@ -82,7 +82,7 @@ class AggregateStore(WindowStore, AggregateRows):
         self.names = names
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
-        """As for windows, but without arrays for the only row, because joins call it for each record."""
+        """As `WindowStore.rows_of`, but without arrays for the only row, because joins call it for each record."""
         code = self._find_key_code(key)
         if code == NONE:
             return []

@@ -163,7 +163,7 @@ def _op_replaces_value(op, new, old):
 
 @compiled
 def _add_number_to_cells(op, cells, floats, row, cell, n_more, number, float_number):
-    """Put a number, or the result of n_more of them, into an aggregation's cells; it is given in both types."""
+    """Add a number, or the result of `n_more` numbers, to an aggregation's cells; `float_number` has the same bits."""
     n = cells[row, cell + 1]
     cells[row, cell + 1] = n + n_more
     if n == 0:
@@ -1222,7 +1222,7 @@ def load_rows(
     codes, starts, ends, states, retains, retained_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads,
     free, ring, heap, dues, meta,
 ):  # fmt: skip
-    """Restore windows that are as of the last commit. None of them may exist yet, and enough rows must be free.
+    """Restore windows as of the last commit. None of them may exist yet, and enough rows must be free.
 
     With `retains`, windows that end below the close time are restored as closed and retained.
     """

@@ -135,7 +135,7 @@ def _find_key_slot(data, length, slots, hashes, arena, key_offsets, sizes):
 
 @compiled
 def _drop_unused_keys(candidates, is_used, slots, hashes, sizes, free, counts):
-    """Free the numbers of unused keys, and move up the keys that follow in their slots."""
+    """Free the numbers of the candidates that are not used, and close the gaps that they leave in the slots."""
     mask = np.int64(len(slots) - 1)
     for code in candidates:
         if is_used[code] or sizes[code] == NONE:

@@ -1,6 +1,7 @@
-"""Late records as changelog entries. An entry has the state of its record alone, and the windows that it missed.
+"""Records that missed a window, as changelog entries. An entry has the state that its record alone has, and the starts
+of the windows that the record missed.
 
-Late records are kept until the next commit, also those that missed only some of their hopping windows.
+The records are kept until the next commit: late ones, and those that missed only some of their hopping windows.
 """
 
 from __future__ import annotations

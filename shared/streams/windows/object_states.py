@@ -1,8 +1,8 @@
 """States that are Python objects, one for each row of a table, changed by the steps that a kernel writes.
 
-A step begins a row, adds a record to it, merges two rows, or copies or closes one. Python executes the steps of a batch
-in order, for one aggregation after another. Records that are added to a row without another step in between are added
-in one call.
+A step begins a row, adds a record to it, merges two rows, or copies, forwards, closes or drops one. Python executes the
+steps of a batch in order, for one aggregation after another. Records that are added to a row without another step of
+this row in between are added in one call.
 
 >>> from penstock.shared.streams.aggregations.collect import CollectList
 >>> states = ObjectStates(CollectList("page").bind(dict))

@@ -1,6 +1,6 @@
 """Results of many windows: as records for the next node, or encoded at once for a sink.
 
-Results that are encoded at once are byte for byte the same as those of `result_encoders` (`json_rows`). Rows of an
+Results that `json_rows` encodes at once are byte for byte the same as those of `result_encoders`. Rows of an
 aggregation without windows are results without bounds.
 
 A commit forwards the results of updates in order of timestamps, so that none of them makes another one late for a
@@ -86,7 +86,7 @@ class ResultBatch:
             yield Record(key, result, times[at]), error
 
     def _results_or_none(self) -> list[list[Any]] | None:
-        """Return each aggregation's results; None if one of them cannot be made."""
+        """Return each aggregation's results; None if one of them cannot be made, or if a window is retracted."""
         if self.is_retracted is not None and self.is_retracted.any():
             return None
         try:
@@ -99,7 +99,10 @@ class ResultBatch:
         return [own[0] for own in results[self._has_latest_record :]]
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
-        """Return encoded keys and values, as by `encode_updates` or else `encode_json`; raises encoding errors."""
+        """Return keys and values encoded as by `encode_updates` with `whole_window_keys`, else as by `encode_json`.
+
+        Raises encoding errors.
+        """
         order = self._order
         present = order if self.is_retracted is None else order[~self.is_retracted[order]]
         keys, is_bare = json_key_texts(self.windows.keys, self.keys_of)

@@ -2,8 +2,9 @@
 
 A result contains the window's key twice: in the record's key and in a field of the JSON value. A result that is too
 large to be written is rejected when its window closes, after the store has taken all its records. To reject a record
-instead, its key is measured before a store takes it, as twice its size in JSON. In JSON, a control character takes six
-bytes, and bytes grow by a third. The key and states of a changelog entry are also measured before a store takes them.
+instead, its key is measured before a store takes it, as twice its size in JSON. In JSON, a control character takes up
+to six bytes, and bytes grow by a third. The key and states of a changelog entry are limited too: a record that makes
+them too large is rejected.
 
 >>> key_bytes("ann"), key_bytes(b"ann"), key_bytes("\\0")
 (10, 12, 16)

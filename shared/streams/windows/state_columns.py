@@ -1,8 +1,8 @@
 """The states of a store's aggregations as columns: numbers in the cells of a table's rows, or Python objects.
 
-The kernels compute Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, in the
-cells. The states of all other aggregations are Python objects, one for each row (`ObjectStates`). For these the kernels
-write steps, which Python executes. The cells of a missing number are 0.
+The kernels compute Count, Latest, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, in
+the cells. The states of all other aggregations are Python objects, one for each row (`ObjectStates`). For these the
+kernels write steps, which Python executes. In `RecordNumbers`, the cell of a missing number is 0.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])

@@ -75,7 +75,7 @@ class StateSizeBounds:
         return np.flatnonzero(np.isin(codes, doubtful)).tolist() if len(doubtful) else []
 
     def _measure_key_states(self, code: int) -> int:
-        """Return the size of the key's windows now: the largest, or for sessions the sum."""
+        """Return the size of the key's growing states now: those of the largest window, or for sessions of all."""
         used_bytes = 0
         for row in self._table.rows_of(code):
             size = sum(states.encoded_bytes(row) for states in self._growing)

@@ -67,7 +67,7 @@ class WindowRule:
 
     @property
     def reach_ms(self) -> int:
-        """How far after a record's timestamp a bound of its windows may be, in ms; for sessions, plus the grace."""
+        """The ms that must be left between a record's timestamp and 2**63, so that the times of its windows fit."""
         if self.kind == "session":
             return self.span_ms + self.grace_ms
         return self.span_ms + 1 if self.kind == "sliding" else self.span_ms  # one may start just after a record

@@ -108,7 +108,7 @@ class WindowStore:
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp of a record with a key; -1 before the first."""
+        """The highest timestamp of a record with a key, or time passed to `advance`; -1 before the first."""
         return int(self.table.meta[k.STREAM_TIME])
 
     @property
@@ -355,7 +355,10 @@ class WindowStore:
         return self._window_columns(self.table.changed_rows())
 
     def deleted(self) -> tuple[PackedBytes, Int64Array]:
-        """Return keys and starts of the last commit's windows that no longer exist, except closed ones."""
+        """Return keys and starts that windows had at the last commit and no window has now.
+
+        The start of a window that closed is left out, unless the window was retained.
+        """
         keys, starts, _ = self._removed_windows(k.REMOVED)
         return keys, starts
 

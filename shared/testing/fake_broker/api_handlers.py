@@ -27,7 +27,7 @@ def api_versions(_: ClusterState, request: Request) -> Response:
 
 
 def supported_versions(code: ErrorCode) -> Message:
-    """The response to ApiVersions: the APIs that have a handler and their versions, with this error code."""
+    """The response to ApiVersions: the supported APIs and their versions, with this error code."""
     rows = [
         Message(api_key=int(one.api), min_version=one.min_version, max_version=one.max_version)
         for one in SUPPORTED_APIS.values()

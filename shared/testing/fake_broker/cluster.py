@@ -1,7 +1,7 @@
 """The fake cluster's interface for tests: nodes on local ports, topics, faults, and the written records.
 
-Everything runs on the event loop that started it. Its time is the loop's, set to the wall clock when the cluster
-starts.
+The cluster runs on the event loop that started it. The cluster's time is the loop's, set to the wall clock when the
+cluster starts.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class FakeCluster:
             await server.close_connections()
 
     def records(self, topic: str, partition: int | None = None, *, committed: bool = True) -> list[ConsumerRecord]:
-        """The records of a topic, by partition and offset; with `committed`, without open and aborted transactions."""
+        """The records of a topic, by partition and offset; with `committed`, those that `read_committed` returns."""
         topics = self._state.topics[topic].partitions
         found: list[ConsumerRecord] = []
         for one in topics if partition is None else [topics[partition]]:

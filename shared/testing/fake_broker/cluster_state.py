@@ -1,4 +1,4 @@
-"""The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
+"""The state of the cluster behind all its nodes, without sockets.
 
 All nodes share one state. Each node leads some partitions and coordinates some groups and transactions. For those of
 other nodes it returns Kafka's error, such as NOT_LEADER_OR_FOLLOWER. A handler is a function of the cluster and a

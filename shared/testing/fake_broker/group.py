@@ -209,7 +209,11 @@ class BrokerGroup:
         return ErrorCode.NONE
 
     def commit_error(self, body: Message, now_ms: int, *, transactional: bool) -> ErrorCode:
-        """NONE if a member of this generation commits, or if the group has no members."""
+        """The error of a commit. NONE for a member of this generation, and without a generation if the group is empty.
+
+        A transactional commit may name no member. Any other commit gets REBALANCE_IN_PROGRESS while the group waits for
+        the leader's sync.
+        """
         if body.generation_id < 0 and self.state is BrokerGroupState.EMPTY:
             return ErrorCode.NONE
         if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:

@@ -29,7 +29,7 @@ CURRENT_LEADER_SINCE = {0: 10, 1: 12}
 
 
 def respond_for_partitions(request: Request, response: Callable[[TopicPartition, Any], Message]) -> list[Message]:
-    """The topics of a response from logs: one response for each partition of the request."""
+    """The topics of a response, with one response for each partition of the request."""
     return [
         Message(
             name=topic.name, partitions=[response(TopicPartition(topic.name, p.partition), p) for p in topic.partitions]

@@ -23,7 +23,7 @@ ALLOW_AUTO_CREATE_SINCE = 4
 
 
 def metadata(state: ClusterState, request: Request) -> Response:
-    """Handle Metadata: return the running nodes, and the requested topics (all topics if the request names none)."""
+    """Handle Metadata: return the running nodes, and the requested topics; all topics for null, or [] in version 0."""
     requested = request.body.topics
     if requested is None or (not requested and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
         topics = [_describe_topic(topic) for topic in state.topics.values()]
@@ -180,7 +180,7 @@ def _results_of_topics(request: Request, act: Callable[[Message], ErrorAndMessag
 def describe_configs(state: ClusterState, request: Request) -> Response:
     """Handle DescribeConfigs: return the requested configs of topics with the values in force.
 
-    If the requested names are null, it returns all configs of a topic. For a broker it returns none.
+    If the requested names are null or empty, it returns all configs of a topic. For a broker it returns none.
     """
     with_synonyms = request.body.include_synonyms
     return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])

@@ -1,15 +1,16 @@
 """One partition's log: batches in order of offset, and the part of them that a reader may see.
 
 The high watermark is the log's end: a batch is on all replicas as soon as it is appended. The last stable offset is the
-first offset of the first open transaction. `read_committed` reads up to there, and the response lists the aborted
-transactions in the returned range.
+first offset of the first open transaction, or the log's end if none is open. `read_committed` reads up to there, and
+the response lists the aborted transactions in the returned range.
 
 An idempotent producer numbers its records. The partition appends a batch whose sequence number follows the last one. If
 the batch is one of the producer's last five, the partition repeats its earlier response. It rejects any other sequence
 number. With a newer epoch the numbers start at zero; an older epoch is fenced. If the partition does not know the
 producer (its records may be deleted), it accepts any number. An example, with batches of ten:
 
-    sequence 0 -> appended;  10 -> appended;  10 again -> the first one's offset;  30 -> OUT_OF_ORDER_SEQUENCE_NUMBER
+    sequence 0 -> appended;  10 -> appended;  10 again -> the offset of the first 10;  30 ->
+    OUT_OF_ORDER_SEQUENCE_NUMBER
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class PartitionLog:
         return batch
 
     def fetch(self, offset: int, max_bytes: int, *, committed: bool, at_least_one: bool = True) -> Fetched:
-        """Whole batches from the one that holds `offset`, up to `max_bytes`, but at least one."""
+        """Whole batches from `offset` on, up to `max_bytes`; with `at_least_one`, the first batch may be larger."""
         if not self.start_offset <= offset <= self.end_offset:
             return Fetched(ErrorCode.OFFSET_OUT_OF_RANGE)
         end = self.last_stable_offset if committed else self.end_offset
@@ -151,7 +152,10 @@ class PartitionLog:
         return Fetched(ErrorCode.NONE, b"".join(taken), aborted)
 
     def end_of_epoch(self, epoch: int, current: int) -> EpochEnd | None:
-        """The largest epoch up to this one that led here, and its end; None for an epoch that has not begun."""
+        """The largest epoch up to this one that leads or has a batch here, else this one; with its end.
+
+        None for an epoch that has not begun.
+        """
         if epoch > current:
             return None
         if epoch == current:

@@ -1,7 +1,8 @@
 """The messages that clients exchange with brokers and with the coordinators of groups and transactions.
 
-In every message, topics are `topics` with a `name`, partitions are `partitions` with a `partition`, and errors are
-`error_code`. Kafka's own definitions use several names for one concept. With one name, the same code can put a fault
+In every response, topics are `topics` with a `name`, partitions are `partitions` with a `partition`, and errors are
+`error_code`. In requests this is the same, but names or numbers without a struct are plain lists: `topic_names`, or
+`partitions`. Kafka's own definitions use several names for one concept. With one name, the same code can put a fault
 into any response. The oldest version of each message is the oldest that Kafka 4 supports.
 """
 

@@ -3,6 +3,7 @@
 The states of a transaction, with the events that change them:
 
     Empty, CompleteCommit, CompleteAbort --add partitions or offsets--> Ongoing
+    CompleteCommit, CompleteAbort --InitProducerId--> Empty
     Ongoing --EndTxn--> PrepareCommit or PrepareAbort
     Ongoing --InitProducerId, or the timeout--> PrepareAbort, under the next epoch: the producer is fenced
     PrepareCommit --markers are written--> CompleteCommit, and PrepareAbort to CompleteAbort
@@ -203,7 +204,10 @@ class Transactions:
         return ErrorCode.NONE
 
     def _abort_fenced(self, known: BrokerTransaction, now_ms: int) -> None:
-        """Abort under the next epoch, so that the producer that had it open can only request that epoch."""
+        """Abort the transaction under the next epoch.
+
+        Its producer still has the old one, and can only request the next.
+        """
         known.last_epoch = known.producer_epoch
         known.producer_epoch = known.producer_epoch + 1
         self.end(known, now_ms, committed=False)

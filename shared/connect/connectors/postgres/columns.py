@@ -107,7 +107,7 @@ def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
 
 
 def value_of(schema: Schema, value: Any, scale: int) -> Any:
-    """Return a column's value, as the driver returns it, in the form of its schema."""
+    """Return a column's value in the form of its schema. `value` has the driver's form."""
     if value is None:
         return None
     if isinstance(value, Decimal):

@@ -288,7 +288,8 @@ class PostgresSinkTask(SinkTask):
         return self._settings.mode != "insert" or group.deletes
 
     def _fit_groups_to_tables(self, groups: list[RowsToWrite]) -> list[RowsToWrite]:
-        """The groups without columns that are null and in no table, and without deletes from missing tables."""
+        """Return the groups without the columns that their table lacks, which have only nulls, and without deletes from
+        missing tables."""
         return [
             group.with_columns(self._tables[group.table].columns) for group in groups if group.table in self._tables
         ]

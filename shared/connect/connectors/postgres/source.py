@@ -148,7 +148,10 @@ class PostgresSourceTask(SourceTask):
         return records
 
     async def commit(self) -> None:
-        """Note that the records are stored, so the slot can move; it moves with the next read."""
+        """Note that the records are stored, so the slot can move.
+
+        It moves before its next read, or when the task stops.
+        """
         if self._logical is not None:
             self._logical.stored(await self.context.offset_storage_reader.offset(self._slot))
 
@@ -158,7 +161,7 @@ class PostgresSourceTask(SourceTask):
         return self._connection
 
     async def _read_rows(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
-        """The next rows of one table or query, and whether the next one has its turn."""
+        """Return the next records of one table or query, and whether the next table has its turn."""
         await self._connect_if_needed()
         if self._values["mode"] == "bulk":
             most = self._values["batch.max.rows"]
