@@ -177,6 +177,8 @@ class Aggregator:
         """Return a store's rows of all partitions. Raises Problem if a partition is missing."""
         if self._settings.queries.all_instances:
             return await self._application_view.read_store(store, partial=False, **params)
+        if not self.worker.topics.partitions:
+            raise Problem(INCOMPLETE, "the source topics are not known yet")
         here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}
         if gone := sorted(set(range(self.worker.topics.partitions)) - here):
             raise Problem(INCOMPLETE, f"partitions {gone} do not run here, and queries.all_instances is false")

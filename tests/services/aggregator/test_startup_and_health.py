@@ -8,12 +8,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import structlog
 
 from penstock.api.http.health import CheckResult
+from penstock.api.http.problem import Problem
 from penstock.services import daemon
 from penstock.services.aggregator.main import Aggregator, main
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -170,6 +172,15 @@ async def test_an_instance_without_partitions_is_healthy() -> None:
     assert result.ok
     assert result.detail.startswith("owns no partition: others have them")
     assert (result.facts["partitions_running"], result.facts["partitions"]) == (0, 4)
+
+
+async def test_a_query_before_the_topics_are_known_is_rejected() -> None:
+    """Without a number of partitions the instance cannot know whether it has all of them."""
+    flags = ["--topology=my_topologies:sessions", "--no-queries.all-instances"]
+    aggregator = Aggregator(AggregatorSettings.load(flags, environ={}))
+    narrowing: Any = dict.fromkeys(("key", "key_from", "key_to", "from_ms", "to_ms", "continuation"))
+    with pytest.raises(Problem, match="the source topics are not known yet"):
+        await aggregator.find_windows("visits", status="open", **narrowing, rows_max=2)
 
 
 @asynccontextmanager
