@@ -98,7 +98,7 @@ def check_state_size(
 def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
     """Raise ConfigError if a late record can miss more windows than half of a changelog entry's limit can list."""
     for store in stores:
-        windows = store.size_ms // store.advance_ms if store.advance_ms else 1
+        windows = -(-store.size_ms // store.advance_ms) if store.advance_ms else 1
         if NUMBER_BYTES * windows > state_bytes_max // 2:
             raise ConfigError(
                 f"store {store.name!r}: a record is in {windows} windows, and the changelog entry of a late one, which "
