@@ -184,3 +184,17 @@ def test_one_field_may_be_wanted_twice() -> None:
     assert fields is not None
     cells, _, _ = fields.read(PackedBytes.of([b'{"ms":5,"score":1,"path":"","ok":null,"rate":1}']))
     assert cells.tolist() == [[5], [5]]
+
+
+class Odd(dict[str, Any]):
+    """A value of the user's own class whose fields cannot be read."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise ValueError("odd")
+
+
+def test_a_value_that_raises_any_error_is_rejected() -> None:
+    """Its record alone is then handled by itself, and becomes a dead letter."""
+    columns = StateColumns([Sum("ms").bind(dict)])
+    with pytest.raises(ValueRejected):
+        columns.take([Odd()], np.zeros(1, np.int64))
