@@ -177,7 +177,7 @@ def without_partitions(request: Request, partitions: Collection[TopicPartition])
 
 
 def merge_failures(response: Message, failures: Message) -> Message:
-    """The broker's response in which the partitions that fail are replaced.
+    """The broker's response in which the partitions that fail are replaced, or topics of an API without partitions.
 
     A partition that fails with DUPLICATE_SEQUENCE_NUMBER keeps the offset of the broker's response.
     """
@@ -185,6 +185,9 @@ def merge_failures(response: Message, failures: Message) -> Message:
     for topic in failures.topics:
         if topic.name not in by_name:
             response.topics.append(topic)
+            continue
+        if not hasattr(topic, "partitions"):
+            by_name[topic.name].error_code = topic.error_code
             continue
         known = {row.partition: row for row in by_name[topic.name].partitions}
         for row in topic.partitions:

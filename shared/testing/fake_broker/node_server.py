@@ -153,8 +153,13 @@ class NodeServer:
                 return action
         return None
 
-    async def respond(self, request: Request, action: Action | None) -> Message | None:
-        """The response to a request after a hook's action; None if the client expects none."""
+    async def respond(
+        self, request: Request, action: Action | None, authenticate: Callable[[Request], Message]
+    ) -> Message | None:
+        """The response to a request after a hook's action; None if the client expects none.
+
+        `authenticate` handles the two requests of SASL, since a login belongs to a connection.
+        """
         while isinstance(action, Delay):
             await asyncio.sleep(action.ms / 1000)
             action = action.then
@@ -164,7 +169,8 @@ class NodeServer:
         if isinstance(action, Fail):
             return await self._fail_request(request, action)
         if action is None or action.handled:
-            response = await self._handle_request(request)
+            is_login = request.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)
+            response = authenticate(request) if is_login else await self._handle_request(request)
         if isinstance(action, Drop):
             raise Silence
         if isinstance(action, Close):
@@ -266,10 +272,7 @@ class _Connection:
         action = await self._server.decide(request)
         if self._writer.is_closing():
             raise HangUp
-        if supported.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
-            response: Message | None = self._authenticate(request)
-        else:
-            response = await self._server.respond(request, action)
+        response = await self._server.respond(request, action, self._authenticate)
         if response is None:
             return None
         return encode_response(supported, header.version, header.correlation_id, response)

@@ -187,6 +187,15 @@ async def test_a_handled_request_without_partitions_can_fail(cluster: FakeCluste
     assert (await wire.request(Api.INIT_PRODUCER_ID, **fields)).producer_epoch == 1
 
 
+async def test_a_topic_can_fail_after_it_was_created(cluster: FakeCluster, wire: Wire) -> None:
+    """The topic exists although the response is an error."""
+    row = Message(name="new", num_partitions=1, replication_factor=1)
+    cluster.control(Api.CREATE_TOPICS, Fail(ErrorCode.REQUEST_TIMED_OUT, handled=True), times=1)
+    (topic,) = (await wire.request(Api.CREATE_TOPICS, timeout_ms=1_000, topics=[row])).topics
+    assert (topic.name, topic.error_code) == ("new", ErrorCode.REQUEST_TIMED_OUT)
+    assert cluster.end_offset("new", 0) == 0
+
+
 async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
     """A failure of a handled request with acks 0 closes the connection."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, handled=True))
@@ -370,6 +379,19 @@ async def test_passwords_are_checked() -> None:
                 assert ErrorCode(rejected.error_code) is ErrorCode.SASL_AUTHENTICATION_FAILED
             assert (await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
             assert (await wire.request(Api.METADATA)).brokers
+
+
+async def test_logins_can_be_delayed_and_dropped() -> None:
+    """A hook's actions apply to the requests of a login as to all others."""
+    async with FakeCluster(users={"ann": "secret"}) as cluster, connected(cluster) as wire:
+        cluster.control(None, Delay(1))
+        assert (await wire.request(Api.SASL_HANDSHAKE, mechanism="PLAIN")).mechanisms == ["PLAIN"]
+        assert (await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
+        assert (await wire.request(Api.METADATA)).brokers
+    async with FakeCluster(users={"ann": "secret"}) as cluster, connected(cluster) as wire:
+        cluster.control(Api.SASL_HANDSHAKE, Close(handled=True))
+        wire.send(Api.SASL_HANDSHAKE, mechanism="PLAIN")
+        assert await wire.is_closed()
 
 
 def request(api: Api, node: int = 1, **body: object) -> Request:
