@@ -169,6 +169,10 @@ def _has_min_bytes(state: ClusterState, request: Request) -> bool:
             return True
         if row.fetch_offset < partition.log.start_offset:
             return True
+        if epoch_error(row.current_leader_epoch, partition.leader_epoch) is not ErrorCode.NONE:
+            return True
+        if _diverging_epoch_response(partition, row) is not None:
+            return True
         found += partition.log.bytes_from(row.fetch_offset, wanted - found, committed=committed)
         if found >= wanted:
             return True
