@@ -932,7 +932,7 @@ class WindowedTable(Generic[K]):
         return self._add_window_aggregate("on_close")
 
     def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
-        """Forward each window's last result of every commit, and None for old bounds of sessions that grew or merged."""
+        """Forward windows' last results of every commit, and None for old bounds of sessions that grew or merged."""
         return self._add_window_aggregate("on_update")
 
     def _add_window_aggregate(self, emit: Emit) -> Stream:
