@@ -241,6 +241,22 @@ async def test_coordinator_errors_that_only_abort(api: Api, code: ErrorCode, err
         assert cluster.committed("g")[TP].offset == 1
 
 
+@pytest.mark.parametrize("before", [0, 1])
+async def test_an_abort_of_a_transaction_that_did_not_begin(before: int) -> None:
+    """The first request is rejected, so the coordinator has no transaction. The abort and the next one succeed."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        for _ in range(before):
+            await transact(producer, offsets=False)
+        cluster.control(Api.ADD_OFFSETS_TO_TXN, Fail(ErrorCode.GROUP_AUTHORIZATION_FAILED), times=1)
+        await producer.begin_transaction()
+        with pytest.raises(AuthorizationFailed, match="group g"):
+            await producer.send_offsets_to_transaction({TP: OffsetAndMetadata(1)}, GroupMetadata("g"))
+        await producer.abort_transaction()
+        await transact(producer, offsets=True)
+        assert cluster.committed("g")[TP].offset == 1
+
+
 @pytest.mark.parametrize(
     ("api", "code", "error"),
     [
