@@ -560,7 +560,7 @@ class Producer:
         with self._note_transaction_errors(txn):
             known = group.group_id in txn.groups
             first = txn.is_empty
-            # Before the request: if its response is lost, the coordinator may know the group, and EndTxn is needed.
+            txn.is_empty = False
             txn.groups.add(group.group_id)
             await self._sender.transaction_requests.add_offsets(offsets, group, known=known, first=first)
 

@@ -251,6 +251,9 @@ class Transaction:
         """Partitions that have records and must be added first."""
         self.groups: set[str] = set()
         """The groups whose offsets are part of the transaction."""
+        self.is_empty = True
+        """Whether no request to add a partition or a group was sent: then no EndTxn is needed. After a request without
+        a response, the coordinator may have begun the transaction."""
         self.epoch_is_spent = False
         """Whether the abort must request the next epoch (KIP-360)."""
         self.abort_failed = False
@@ -324,11 +327,6 @@ class Transaction:
         """Note partitions that have queued records."""
         self.pending |= partitions - self.added
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the coordinator knows nothing of this transaction: then no EndTxn is needed."""
-        return not self.added and not self.groups
-
     def ended(self) -> None:
         """Note that the coordinator has committed or aborted."""
         self.move(TxnState.READY)
@@ -336,3 +334,4 @@ class Transaction:
         self.added.clear()
         self.pending.clear()
         self.groups.clear()
+        self.is_empty = True
