@@ -558,11 +558,9 @@ class Producer:
         if not offsets:
             return
         with self._note_transaction_errors(txn):
-            known = group.group_id in txn.groups
             first = txn.is_empty
             txn.is_empty = False
-            txn.groups.add(group.group_id)
-            await self._sender.transaction_requests.add_offsets(offsets, group, known=known, first=first)
+            await self._sender.transaction_requests.add_offsets(offsets, group, first=first)
 
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()

@@ -29,8 +29,7 @@ ProducerState(producer_id=7, epoch=0, base_sequence=10)
 >>> ledger.assign(tp, 1).base_sequence
 10
 
-`Transaction` is the state of a transactional producer, as a table, and the partitions and groups of its open
-transaction.
+`Transaction` is the state of a transactional producer, as a table, and the partitions of its open transaction.
 
     UNINITIALIZED ─init─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
                                              │    └─abort─▶ ABORTING ─▶ READY
@@ -249,8 +248,6 @@ class Transaction:
         """The partitions that the coordinator knows."""
         self.pending: set[TopicPartition] = set()
         """Partitions that have records and must be added first."""
-        self.groups: set[str] = set()
-        """The groups whose offsets are part of the transaction."""
         self.is_empty = True
         """Whether no request to add a partition or a group was sent: then no EndTxn is needed. After a request without
         a response, the coordinator may have begun the transaction."""
@@ -333,5 +330,4 @@ class Transaction:
         self.error = None
         self.added.clear()
         self.pending.clear()
-        self.groups.clear()
         self.is_empty = True
