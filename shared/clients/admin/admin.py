@@ -661,12 +661,24 @@ class Admin:
         Raises GroupNotEmpty, which names the members, or GroupNotFound if there is no such group.
         """
         where = f"group {group_id}"
+        maybe_deleted = False
 
         async def delete() -> None:
-            response = await self._request_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
-            for _, code in response.results:
-                if code:
-                    self._raise_group_error(code, group_id, where)
+            nonlocal maybe_deleted
+            # An attempt that fails here has deleted nothing.
+            await self._connection.coordinator("group", group_id)
+            try:
+                response = await self._request_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
+                for _, code in response.results:
+                    if code:
+                        self._raise_group_error(code, group_id, where)
+            except (BrokerNotAvailable, KafkaTimeout):
+                # The coordinator may have carried out the request.
+                maybe_deleted = True
+                raise
+            except GroupNotFound:
+                if not maybe_deleted:
+                    raise
 
         try:
             await self._retry_request(delete, where, timeout_ms)

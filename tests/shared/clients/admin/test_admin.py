@@ -12,7 +12,7 @@ from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.errors import GroupNotFound, KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import (
@@ -198,6 +198,16 @@ async def test_a_lost_response_is_no_error() -> None:
         assert await admin.list_topics() == ["a", "b"]
         await admin.delete_topics(["a", "b"])
         assert await admin.list_topics() == []
+
+
+async def test_a_lost_response_to_the_deletion_of_a_group_is_no_error(cluster: FakeCluster) -> None:
+    """The retry finds no group: the attempt without a response has deleted it. A group that never existed is named."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.control(Api.DELETE_GROUPS, Close(handled=True), times=1)
+        await admin.delete_group("g")
+        assert await admin.list_groups() == []
+        with pytest.raises(GroupNotFound, match="group g"):
+            await admin.delete_group("g")
 
 
 async def test_a_change_that_timed_out_at_the_broker_may_have_been_done() -> None:
