@@ -380,16 +380,20 @@ class Admin:
         sizes: dict[TopicPartition, int] = {}
 
         async def describe_log_dirs() -> None:
+            error: PenstockError | None = None
             for node, topics in (await by_leader(self._connection, wanted)).items():
                 request = requests.DESCRIBE_LOG_DIRS([(name, list(of)) for name, of in topics.items()])
                 response = await self._connection.send(node, request, "log dirs")
                 for log_dir in response.log_dirs:
                     if log_dir.error_code:
-                        raise error_for_code(log_dir.error_code, f"log dirs of node {node}")
+                        error = error_for_code(log_dir.error_code, f"log dirs of node {node}")
                     for topic in log_dir.topics:
                         for row in topic.partitions:
                             if not row.is_future:
                                 sizes[TopicPartition(topic.name, row.partition)] = row.size
+            # The wanted partitions may all be in other log dirs than the one with the error.
+            if error is not None and not sizes.keys() >= set(wanted):
+                raise error
             # This version of the response has no error code of its own (later ones add it). Without the permission,
             # Describe on the cluster, the broker returns no log dirs.
             if sizes.keys() < set(wanted) and not sizes:

@@ -246,6 +246,29 @@ async def test_a_retry_leaves_out_the_topics_that_are_done() -> None:
     assert requested == [["a", "b", "c"], ["b"]] * 2
 
 
+async def test_a_failed_disk_hides_only_its_own_partitions(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker with an offline log dir still reports the sizes of partitions in its other log dirs."""
+    row = Message(partition=0, size=70, is_future=False)
+    healthy = Message(error_code=ErrorCode.NONE, topics=[Message(name="t", partitions=[row])])
+    failed = Message(error_code=ErrorCode.KAFKA_STORAGE_ERROR, topics=[])
+    log_dirs = [failed, healthy]
+    send_request = Connection.send
+
+    async def send(connection: Connection, node: int, request: Any, where: str, **options: Any) -> Any:
+        if where != "log dirs":
+            return await send_request(connection, node, request, where, **options)
+        return Message(log_dirs=log_dirs)
+
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        monkeypatch.setattr(Connection, "send", send)  # the fake broker has no DescribeLogDirs
+        assert await admin.partition_bytes([A]) == {A: 70}
+        log_dirs.remove(healthy)
+        with pytest.raises(KafkaTimeout, match="KAFKA_STORAGE_ERROR"):
+            await admin.partition_bytes([A], timeout_ms=50)
+
+
 def test_event_time_topic() -> None:
     """Event-time topics never expire and accept any timestamp. The caller's own configs take precedence."""
     topic = event_time_topic("t", 4, cleanup_policy="compact", segment_ms="5")
