@@ -126,7 +126,11 @@ async def _resolve_host(host: str, port: int) -> Found:
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # A label is empty or too long.
+        except UnicodeError:
+            raise OSError(f"{host} is not a host name") from None
         return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     return [(family, (host, port))]
 

@@ -123,6 +123,14 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
         assert f"127.0.0.1:{second}: the broker closed" in str(caught.value)
 
 
+@pytest.mark.parametrize("lookup", ["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"])
+async def test_a_server_without_a_valid_host_name_is_named(lookup: str) -> None:
+    """A host name with an empty label, as from an unset variable, is an unreachable server with that reason."""
+    kafka_settings = KafkaSettings(bootstrap_servers=".svc:9092", client_dns_lookup=lookup, request_timeout_ms=50)
+    with pytest.raises(BrokerNotAvailable, match=r"\.svc:9092: .*not a host name"):
+        await Connection(kafka_settings).open()
+
+
 async def test_unreachable_brokers_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     """Unreachable brokers are logged once for all clients of the process, unless one is reached in time."""
     log.configure(LogSettings(format="json"), "test")
