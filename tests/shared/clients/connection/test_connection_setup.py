@@ -224,6 +224,21 @@ async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.Monk
     await client.close()
 
 
+async def test_a_slow_resolver_does_not_delay_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to look up canonical names counts against `request_timeout_ms`."""
+
+    async def names(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(sockets, "canonical_names", names)
+    lookup = "resolve_canonical_bootstrap_servers_only"
+    kafka_settings = KafkaSettings(bootstrap_servers="slow:1", client_dns_lookup=lookup, request_timeout_ms=50)
+    async with asyncio.timeout(5):
+        with pytest.raises(BrokerNotAvailable, match="slow:1: no canonical names after"):
+            await Connection(kafka_settings).open()
+
+
 async def test_callers_share_one_attempt_to_a_broker() -> None:
     """Callers that wait for an unresponsive broker share one attempt. Other brokers can be connected to meanwhile."""
     async with serving(silent, answering) as [(mute, first), (_, second)]:
