@@ -405,7 +405,8 @@ class Admin:
     async def unsupported_requests(self) -> list[str]:
         """Return, as texts, the requests that Penstock needs and some broker does not support; [] if there are none.
 
-        Raises BrokerNotAvailable at once if a broker cannot be reached.
+        Raises BrokerNotAvailable at once if a broker cannot be reached, and AuthenticationFailed if a broker rejects
+        the client.
         """
         self._check_open()
         used = [api for api in vars(requests).values() if isinstance(api, ApiVersion) and not api.optional]

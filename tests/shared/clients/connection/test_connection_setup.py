@@ -412,8 +412,8 @@ async def test_requests_and_errors_name_their_client(caplog: pytest.LogCaptureFi
 
 
 async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The errors of the bootstrap, of an unreachable coordinator, and of a broker that rejects the client have the
-    note."""
+    """The errors of the bootstrap, of an unreachable coordinator, and of a broker that rejects the client have their
+    reason and the note."""
     connection = Connection(settings(1, client_id="shop-1", request_timeout_ms=50))
     with pytest.raises(BrokerNotAvailable, match="no broker reached") as bootstrapping:
         await connection.open()
@@ -438,9 +438,10 @@ async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(client, "ready", is_ready)
     client._node_errors[7] = AuthenticationFailed("rejected")
-    with pytest.raises(AuthenticationFailed, match="rejected") as rejecting:
-        await connection.connect(7)
-    assert getattr(rejecting.value, "__notes__", ()) == ["client shop-1"]
+    for call in (connection.connect, connection.api_versions):
+        with pytest.raises(AuthenticationFailed, match="node 7: rejected") as rejecting:
+            await call(7)
+        assert getattr(rejecting.value, "__notes__", ()) == ["client shop-1"]
     await connection.close()
 
 
