@@ -378,6 +378,9 @@ class Connection:
             ) from None
         finally:
             self._waited_for[topic] -= 1
+            # Otherwise the counter would keep every name that was ever waited for.
+            if not self._waited_for[topic]:
+                del self._waited_for[topic]
 
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None
