@@ -380,16 +380,20 @@ class Admin:
         sizes: dict[TopicPartition, int] = {}
 
         async def describe_log_dirs() -> None:
+            error: PenstockError | None = None
             for node, topics in (await by_leader(self._connection, wanted)).items():
                 request = requests.DESCRIBE_LOG_DIRS([(name, list(of)) for name, of in topics.items()])
                 response = await self._connection.send(node, request, "log dirs")
                 for log_dir in response.log_dirs:
                     if log_dir.error_code:
-                        raise error_for_code(log_dir.error_code, f"log dirs of node {node}")
+                        error = error_for_code(log_dir.error_code, f"log dirs of node {node}")
                     for topic in log_dir.topics:
                         for row in topic.partitions:
                             if not row.is_future:
                                 sizes[TopicPartition(topic.name, row.partition)] = row.size
+            # The wanted partitions may all be in other log dirs than the one with the error.
+            if error is not None and not sizes.keys() >= set(wanted):
+                raise error
             # This version of the response has no error code of its own (later ones add it). Without the permission,
             # Describe on the cluster, the broker returns no log dirs.
             if sizes.keys() < set(wanted) and not sizes:
@@ -401,7 +405,8 @@ class Admin:
     async def unsupported_requests(self) -> list[str]:
         """Return, as texts, the requests that Penstock needs and some broker does not support; [] if there are none.
 
-        Raises BrokerNotAvailable at once if a broker cannot be reached.
+        Raises BrokerNotAvailable at once if a broker cannot be reached, and AuthenticationFailed if a broker rejects
+        the client.
         """
         self._check_open()
         used = [api for api in vars(requests).values() if isinstance(api, ApiVersion) and not api.optional]
@@ -661,12 +666,24 @@ class Admin:
         Raises GroupNotEmpty, which names the members, or GroupNotFound if there is no such group.
         """
         where = f"group {group_id}"
+        maybe_deleted = False
 
         async def delete() -> None:
-            response = await self._request_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
-            for _, code in response.results:
-                if code:
-                    self._raise_group_error(code, group_id, where)
+            nonlocal maybe_deleted
+            # An attempt that fails here has deleted nothing.
+            await self._connection.coordinator("group", group_id)
+            try:
+                response = await self._request_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
+                for _, code in response.results:
+                    if code:
+                        self._raise_group_error(code, group_id, where)
+            except (BrokerNotAvailable, KafkaTimeout):
+                # The coordinator may have carried out the request.
+                maybe_deleted = True
+                raise
+            except GroupNotFound:
+                if not maybe_deleted:
+                    raise
 
         try:
             await self._retry_request(delete, where, timeout_ms)

@@ -236,11 +236,14 @@ class Connection:
             return int(node)
 
     async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
-        """Return the lowest and highest version of each API that a broker supports, by the API's key."""
+        """Return the lowest and highest version of each API that a broker supports, by the API's key.
+
+        Raises the error of the attempt to connect: BrokerNotAvailable or AuthenticationFailed.
+        """
         with translating_errors(f"node {node}", self.client_id):
             client = self._open_client
             if not await client.ready(node):
-                raise BrokerNotAvailable(f"node {node} cannot be reached")
+                raise self.connection_error(node, f"node {node}")
             return dict(client._conns[node, ConnectionGroup.DEFAULT]._versions)
 
     def partitions(self, topic: str) -> list[int] | None:
@@ -375,6 +378,9 @@ class Connection:
             ) from None
         finally:
             self._waited_for[topic] -= 1
+            # Otherwise the counter would keep every name that was ever waited for.
+            if not self._waited_for[topic]:
+                del self._waited_for[topic]
 
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None

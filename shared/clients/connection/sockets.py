@@ -126,7 +126,11 @@ async def _resolve_host(host: str, port: int) -> Found:
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # A label is empty or too long.
+        except UnicodeError:
+            raise OSError(f"{host} is not a host name") from None
         return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     return [(family, (host, port))]
 
@@ -213,7 +217,12 @@ class SocketClient(AIOKafkaClient):  # type: ignore[misc]
 
     async def _bootstrap_from_any(self, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
-        hosts = await self._bootstrap_hosts()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                hosts = await self._bootstrap_hosts()
+        except TimeoutError:
+            servers = self._settings.bootstrap_servers
+            raise BrokerNotAvailable(f"{servers}: no canonical names after {timeout_ms:.0f} ms") from None
         reasons: list[str] = []
         for index, (host, port) in enumerate(hosts):
             # Each server gets its share of the time that is left: a silent one must not use up the time of the others.

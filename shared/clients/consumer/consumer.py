@@ -767,8 +767,12 @@ class Consumer(Generic[K, V]):
             except CommitFailed:
                 positions.reported({tp: at.offset for tp, at in offsets.items()})
                 raise
-        # A drifting position is committed without waiting for the interval (see `ConsumedPositions.has_drifting`).
-        elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms and not positions.has_drifting:
+        # A drifting position is committed without waiting for the interval (see `ConsumedPositions.drifting`).
+        elif (
+            strategy == "auto"
+            and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms
+            and positions.drifting.isdisjoint(offsets)
+        ):
             return
         else:
             self._next_commit_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.auto_commit_interval_ms

@@ -155,10 +155,14 @@ class ConsumerCoordinator:
             # The leader assigns the topics of all members, also those that it has not subscribed to itself.
             self.member.metadata(self.known_partitions(subscription.topics | self.member.group_topics))
             return
-        known = {topic: self._connection.partitions(topic) or () for topic in subscription.topics}
-        every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
+        assigned = self._fetches.fetcher.assignment
+        known = {topic: self._connection.partitions(topic) for topic in subscription.topics}
+        every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found or ())
+        # The metadata may lack a topic only for a while, for example while its ACLs change. Without a group its
+        # positions are nowhere else, and `auto_offset_reset` would skip records, or read them again.
+        every |= {tp for tp in assigned if known.get(tp.topic, ()) is None}
         # Partitions that are read already keep their position and buffer.
-        if every != (assigned := self._fetches.fetcher.assignment):
+        if every != assigned:
             self._fetches.assign(sorted(every), every & assigned)
 
     # --- the polls ---

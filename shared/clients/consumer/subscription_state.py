@@ -200,10 +200,10 @@ class ConsumedPositions:
         self.unread = UnreadRecords()
         self.is_one_by_one = False
         """Whether the last return was one record of an iteration."""
-        self.has_drifting = False
-        """Whether a position was found from the end, or by a time, and is not registered for a commit yet. If the
-        member dies before the commit, its successor uses the policy again, which then skips the records that arrived
-        meanwhile."""
+        self.drifting: set[TopicPartition] = set()
+        """The partitions with a position that was found from the end, or by a time, and is not registered for a commit
+        yet. If the member dies before the commit, its successor uses the policy again, which then skips the records
+        that arrived meanwhile."""
 
     def __repr__(self) -> str:
         return (
@@ -240,7 +240,8 @@ class ConsumedPositions:
         if self.unread.position(tp) is not None:
             return
         self._note_return(tp, move.position)
-        self.has_drifting |= move.drifts
+        if move.drifts:
+            self.drifting.add(tp)
         # A reset may find a lower offset than the registered one. Commits must follow it, or a restart would skip the
         # records in between.
         if move.replaced is not None:
@@ -272,7 +273,7 @@ class ConsumedPositions:
     def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Note offsets that are to be committed: automatic commits stay above them."""
         self._registered.update({tp: at.offset for tp, at in offsets.items()})
-        self.has_drifting = False
+        self.drifting.difference_update(offsets)
 
     def all_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the consumed positions after all returned records, for a commit that the user requests."""
@@ -335,6 +336,7 @@ class ConsumedPositions:
         """Forget the consumed positions of all partitions except these."""
         kept = set(partitions)
         self.unread.retain(kept)
+        self.drifting &= kept
         for hand in (self._returned, self._processed, self._registered, self._handed, self._reported):
             for tp in [tp for tp in hand if tp not in kept]:
                 del hand[tp]

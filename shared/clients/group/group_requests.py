@@ -180,7 +180,7 @@ class GroupRequests:
                 log.warning("heartbeat without response", **self.fields(), **times, reason=str(e) or "session timeout")
             self._member.on_heartbeat_lost(now_ms)
         except PenstockError as e:
-            self._member.fail(e)
+            self._member.on_heartbeat_failed(sent_as, e)
         else:
             if (times := self._unanswered.succeeded(self._clock.monotonic_ms())) is not None:
                 log.info("heartbeats are answered again", **self.fields(), **times)

@@ -210,9 +210,7 @@ class Member(ABC):
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
         """Apply the coordinator's response to a heartbeat."""
-        # The member has joined again in the meantime: the response is about a generation that it has left (Java:
-        # `HeartbeatResponseHandler`). Acting on it would make the member join once more.
-        if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
+        if self._is_outdated(sent_as):
             return
         # There are four cases.
         # 1. The coordinator knows the member, and its session goes on during a rebalance too.
@@ -242,7 +240,18 @@ class Member(ABC):
             self.forget_coordinator = True
             self.on_session_over()
 
+    def on_heartbeat_failed(self, sent_as: tuple[int, str], error: PenstockError) -> None:
+        """Handle a heartbeat's error that is not retriable."""
+        if not self._is_outdated(sent_as):
+            self.fail(error)
+
     # --- helpers ---
+
+    def _is_outdated(self, sent_as: tuple[int, str]) -> bool:
+        """Whether the member has begun to join again since it sent a heartbeat."""
+        # The response is about a generation that the member leaves (Java: `HeartbeatResponseHandler`). Acting on it
+        # would make the member join once more, or fail while its join succeeds.
+        return sent_as != (self.generation, self.member_id) or self.state not in BEATING
 
     def _handle_rejected_request(self, api: str, code: int, now_ms: int) -> None:
         self._reason = f"{api}: {name_of(code)}"

@@ -160,7 +160,7 @@ class KeyScheduler:
             partition = self._turn[0]
             self._turn.rotate(-1)
             state = self._partitions[partition]
-            works = self._take_works_of_partition(state) if state.ready else ()
+            works = self._take_works_of_partition(state) if state.ready and not state.draining else ()
             if works:
                 self._executions.add(execution := Execution(partition, works, state, state.epoch))
                 return execution
@@ -235,13 +235,11 @@ class KeyScheduler:
     def _continue_lane(self, partition: TopicPartition, state: PartitionProgress, lane: Lane) -> None:
         if not lane.queue:
             state.lanes.pop(lane.key, None)
-        elif not state.draining:
-            due_ms = lane.queue[0].due_ms
-            if due_ms is None:
-                heapq.heappush(state.ready, (lane.queue[0].offset, lane))
-            else:
-                self._sequence += 1
-                heapq.heappush(self._waiting, (due_ms, self._sequence, partition, state, lane))
+        elif (due_ms := lane.queue[0].due_ms) is None:
+            heapq.heappush(state.ready, (lane.queue[0].offset, lane))
+        else:
+            self._sequence += 1
+            heapq.heappush(self._waiting, (due_ms, self._sequence, partition, state, lane))
 
     def next_due_ms(self) -> int | None:
         """Return the time in ms at which the next retry is due. Returns None if there is none."""
@@ -285,7 +283,6 @@ class KeyScheduler:
         going = {p: self._partitions[p] for p in partitions if p in self._partitions}
         for state in going.values():
             state.draining = True
-            state.ready.clear()
         return [e for e in self._executions if e.owner is going.get(e.topic_partition)]
 
     def lost(self, partitions: Iterable[TopicPartition]) -> list[Execution]:

@@ -69,6 +69,7 @@ from penstock.shared.common.errors import (
     FatalError,
     IllegalState,
     InvalidProducerIdMapping,
+    InvalidTxnState,
     PenstockError,
     ProducerFenced,
     RetriableError,
@@ -505,10 +506,11 @@ class Producer:
             if not txn.is_empty:
                 try:
                     await self._sender.transaction_requests.end(commit=False)
-                except (ProducerFenced, InvalidProducerIdMapping):
-                    # Step 3 shows which of three cases it is. 1. The coordinator has aborted the transaction after its
+                except (ProducerFenced, InvalidProducerIdMapping, InvalidTxnState):
+                    # Step 3 shows which of four cases it is. 1. The coordinator has aborted the transaction after its
                     # timeout: it grants the next epoch (KIP-588). 2. It has forgotten the id: it grants a new one
-                    # (KIP-360). 3. A newer producer has the id: it answers PRODUCER_FENCED.
+                    # (KIP-360). 3. It has no transaction, since the first request of this one was rejected or did not
+                    # arrive: it grants the next epoch. 4. A newer producer has the id: it answers PRODUCER_FENCED.
                     txn.epoch_is_spent = True
             # 3. Request the next epoch if this one is spent. A lost batch may still be in flight with sequence numbers
             #    that are used again. The new epoch makes the broker reject it (KIP-360).
@@ -556,11 +558,9 @@ class Producer:
         if not offsets:
             return
         with self._note_transaction_errors(txn):
-            known = group.group_id in txn.groups
             first = txn.is_empty
-            # Before the request: if its response is lost, the coordinator may know the group, and EndTxn is needed.
-            txn.groups.add(group.group_id)
-            await self._sender.transaction_requests.add_offsets(offsets, group, known=known, first=first)
+            txn.is_empty = False
+            await self._sender.transaction_requests.add_offsets(offsets, group, first=first)
 
     async def _abort_on_close(self) -> None:
         txn = self._require_transaction()

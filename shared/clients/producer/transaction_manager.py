@@ -29,8 +29,7 @@ ProducerState(producer_id=7, epoch=0, base_sequence=10)
 >>> ledger.assign(tp, 1).base_sequence
 10
 
-`Transaction` is the state of a transactional producer, as a table, and the partitions and groups of its open
-transaction.
+`Transaction` is the state of a transactional producer, as a table, and the partitions of its open transaction.
 
     UNINITIALIZED ─init─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
                                              │    └─abort─▶ ABORTING ─▶ READY
@@ -249,8 +248,9 @@ class Transaction:
         """The partitions that the coordinator knows."""
         self.pending: set[TopicPartition] = set()
         """Partitions that have records and must be added first."""
-        self.groups: set[str] = set()
-        """The groups whose offsets are part of the transaction."""
+        self.is_empty = True
+        """Whether no request to add a partition or a group was sent: then no EndTxn is needed. After a request without
+        a response, the coordinator may have begun the transaction."""
         self.epoch_is_spent = False
         """Whether the abort must request the next epoch (KIP-360)."""
         self.abort_failed = False
@@ -324,15 +324,10 @@ class Transaction:
         """Note partitions that have queued records."""
         self.pending |= partitions - self.added
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the coordinator knows nothing of this transaction: then no EndTxn is needed."""
-        return not self.added and not self.groups
-
     def ended(self) -> None:
         """Note that the coordinator has committed or aborted."""
         self.move(TxnState.READY)
         self.error = None
         self.added.clear()
         self.pending.clear()
-        self.groups.clear()
+        self.is_empty = True

@@ -116,29 +116,26 @@ class TransactionRequests:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
         *,
-        known: bool,
         first: bool = False,
     ) -> None:
         """Add a group's offsets to the transaction, under the group's generation and member id.
 
-        `known` means that the coordinator already has the group in the transaction. `first` means that this begins the
-        transaction there.
+        `first` means that this begins the transaction at its coordinator.
         """
         member = f"member {group.member_id}, generation {group.generation_id}"
         where = f"transactional id {self._transactional_id}, group {group.group_id} ({member})"
         # 1. The transaction coordinator must know the group: it will write its marker to the group's partition of
         #    `__consumer_offsets` (KIP-98).
-        if not known:
-            announce = requests.ADD_OFFSETS_TO_TXN(*self._producer_identity(), group.group_id)
+        announce = requests.ADD_OFFSETS_TO_TXN(*self._producer_identity(), group.group_id)
 
-            async def request_add_offsets() -> None:
-                response = await self._connection.request_coordinator(
-                    "transaction", self._transactional_id, announce, where
-                )
-                abortable = EXPIRED | {GROUP_AUTHORIZATION_FAILED}
-                self._check_error_code(response.error_code, "transaction", self._transactional_id, where, abortable)
+        async def request_add_offsets() -> None:
+            response = await self._connection.request_coordinator(
+                "transaction", self._transactional_id, announce, where
+            )
+            abortable = EXPIRED | {GROUP_AUTHORIZATION_FAILED}
+            self._check_error_code(response.error_code, "transaction", self._transactional_id, where, abortable)
 
-            await self._retry_request(request_add_offsets, where, soon=first)
+        await self._retry_request(request_add_offsets, where, soon=first)
         # 2. The group coordinator stores the offsets as pending. It checks generation and member, which fences a
         #    consumer that has lost its partitions (KIP-447).
         topics: dict[str, list[Any]] = defaultdict(list)

@@ -12,7 +12,7 @@ from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.admin.types import MemberDescription, OffsetChange, event_time_topic
 from penstock.shared.clients.connection.connection import UNKNOWN_TOPIC_GRACE_MS, Connection
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.errors import GroupNotFound, KafkaTimeout, TopicAlreadyExists, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import (
@@ -200,6 +200,16 @@ async def test_a_lost_response_is_no_error() -> None:
         assert await admin.list_topics() == []
 
 
+async def test_a_lost_response_to_the_deletion_of_a_group_is_no_error(cluster: FakeCluster) -> None:
+    """The retry finds no group: the attempt without a response has deleted it. A group that never existed is named."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        cluster.control(Api.DELETE_GROUPS, Close(handled=True), times=1)
+        await admin.delete_group("g")
+        assert await admin.list_groups() == []
+        with pytest.raises(GroupNotFound, match="group g"):
+            await admin.delete_group("g")
+
+
 async def test_a_change_that_timed_out_at_the_broker_may_have_been_done() -> None:
     """The retry of such a topic finds it created. That is no error, but a topic that existed before still is."""
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
@@ -234,6 +244,29 @@ async def test_a_retry_leaves_out_the_topics_that_are_done() -> None:
         with pytest.raises(UnknownTopicOrPartition, match="topic c"):
             await admin.delete_topics(["a", "b", "c"])
     assert requested == [["a", "b", "c"], ["b"]] * 2
+
+
+async def test_a_failed_disk_hides_only_its_own_partitions(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker with an offline log dir still reports the sizes of partitions in its other log dirs."""
+    row = Message(partition=0, size=70, is_future=False)
+    healthy = Message(error_code=ErrorCode.NONE, topics=[Message(name="t", partitions=[row])])
+    failed = Message(error_code=ErrorCode.KAFKA_STORAGE_ERROR, topics=[])
+    log_dirs = [failed, healthy]
+    send_request = Connection.send
+
+    async def send(connection: Connection, node: int, request: Any, where: str, **options: Any) -> Any:
+        if where != "log dirs":
+            return await send_request(connection, node, request, where, **options)
+        return Message(log_dirs=log_dirs)
+
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        monkeypatch.setattr(Connection, "send", send)  # the fake broker has no DescribeLogDirs
+        assert await admin.partition_bytes([A]) == {A: 70}
+        log_dirs.remove(healthy)
+        with pytest.raises(KafkaTimeout, match="KAFKA_STORAGE_ERROR"):
+            await admin.partition_bytes([A], timeout_ms=50)
 
 
 def test_event_time_topic() -> None:

@@ -189,6 +189,19 @@ async def test_which_topics_are_removed_from_metadata() -> None:
     assert not connection.unwatch("c")
 
 
+async def test_a_name_that_was_waited_for_takes_no_memory() -> None:
+    """A long-lived producer may wait for any number of unknown topics. None of their names is kept."""
+    connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    connection.adopt(AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"]))
+    calls = [asyncio.ensure_future(connection.wait_for_topic(topic, 60_000)) for topic in ("a", "a", "b")]
+    await asyncio.sleep(0)
+    assert connection._waited_for == {"a": 2, "b": 1}
+    for call in calls:
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    assert list(connection._waited_for) == []
+
+
 BUSY, DOWN = ConcurrentTransactions("x"), BrokerNotAvailable("x")
 
 

@@ -123,6 +123,14 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
         assert f"127.0.0.1:{second}: the broker closed" in str(caught.value)
 
 
+@pytest.mark.parametrize("lookup", ["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"])
+async def test_a_server_without_a_valid_host_name_is_named(lookup: str) -> None:
+    """A host name with an empty label, as from an unset variable, is an unreachable server with that reason."""
+    kafka_settings = KafkaSettings(bootstrap_servers=".svc:9092", client_dns_lookup=lookup, request_timeout_ms=50)
+    with pytest.raises(BrokerNotAvailable, match=r"\.svc:9092: .*not a host name"):
+        await Connection(kafka_settings).open()
+
+
 async def test_unreachable_brokers_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     """Unreachable brokers are logged once for all clients of the process, unless one is reached in time."""
     log.configure(LogSettings(format="json"), "test")
@@ -214,6 +222,21 @@ async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.Monk
     wanted = {("a-1.example", 1), ("a-2.example", 1), ("b-1.example", 3), ("b-2.example", 3)}
     assert set(await client._bootstrap_hosts()) == wanted
     await client.close()
+
+
+async def test_a_slow_resolver_does_not_delay_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to look up canonical names counts against `request_timeout_ms`."""
+
+    async def names(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(sockets, "canonical_names", names)
+    lookup = "resolve_canonical_bootstrap_servers_only"
+    kafka_settings = KafkaSettings(bootstrap_servers="slow:1", client_dns_lookup=lookup, request_timeout_ms=50)
+    async with asyncio.timeout(5):
+        with pytest.raises(BrokerNotAvailable, match="slow:1: no canonical names after"):
+            await Connection(kafka_settings).open()
 
 
 async def test_callers_share_one_attempt_to_a_broker() -> None:
@@ -389,8 +412,8 @@ async def test_requests_and_errors_name_their_client(caplog: pytest.LogCaptureFi
 
 
 async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The errors of the bootstrap, of an unreachable coordinator, and of a broker that rejects the client have the
-    note."""
+    """The errors of the bootstrap, of an unreachable coordinator, and of a broker that rejects the client have their
+    reason and the note."""
     connection = Connection(settings(1, client_id="shop-1", request_timeout_ms=50))
     with pytest.raises(BrokerNotAvailable, match="no broker reached") as bootstrapping:
         await connection.open()
@@ -415,9 +438,10 @@ async def test_errors_of_connecting_name_their_client(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(client, "ready", is_ready)
     client._node_errors[7] = AuthenticationFailed("rejected")
-    with pytest.raises(AuthenticationFailed, match="rejected") as rejecting:
-        await connection.connect(7)
-    assert getattr(rejecting.value, "__notes__", ()) == ["client shop-1"]
+    for call in (connection.connect, connection.api_versions):
+        with pytest.raises(AuthenticationFailed, match="node 7: rejected") as rejecting:
+            await call(7)
+        assert getattr(rejecting.value, "__notes__", ()) == ["client shop-1"]
     await connection.close()
 
 

@@ -149,6 +149,18 @@ async def test_a_position_found_at_the_end_is_committed_before_any_record_came(w
                 records += sum(map(len, (await later.poll(50)).values()))
 
 
+async def test_a_position_found_at_the_end_is_committed_despite_a_commit_of_another_partition() -> None:
+    """A user's commit of one partition does not delay the commit of another one's position, found at the end."""
+    async with asyncio.timeout(20), running(2, 0) as cluster:
+        given = {"commit_strategy": "auto", "auto_offset_reset": "latest", "auto_commit_interval_ms": 60_000}
+        async with opened(cluster, **given) as consumer:
+            consumer.assign([A, B])
+            assert [await consumer.position(tp) for tp in (A, B)] == [0, 0]
+            await consumer.commit({A: 0})
+            while B not in offsets_of(cluster):
+                await consumer.poll(10)
+
+
 async def test_commits_skip_transaction_markers() -> None:
     """A group that has read all of a transactional topic has no lag."""
     async with asyncio.timeout(20), running(1, 0) as cluster:

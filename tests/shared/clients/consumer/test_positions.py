@@ -116,11 +116,24 @@ def test_a_reset_position_counts_as_processed() -> None:
     positions = ConsumedPositions()
     positions.moved(A, Move(7, drifts=True))
     assert positions.uncommitted() == positions.all_consumed() == {A: OffsetAndMetadata(7)}
-    assert positions.has_drifting
+    assert positions.drifting == {A}
     positions.registered(positions.uncommitted())
-    assert not positions.has_drifting
+    assert positions.drifting == set()
     positions.moved(A, Move(4, replaced=7, reason="out of range"))
     assert positions.uncommitted() == {A: OffsetAndMetadata(4)}
+
+
+def test_a_drifting_position_drifts_until_its_own_commit() -> None:
+    """A position that drifts does so until an offset of its own partition is committed, or its partition is lost."""
+    positions = ConsumedPositions()
+    positions.moved(A, Move(7, drifts=True))
+    positions.registered({B: OffsetAndMetadata(5)})
+    assert positions.drifting == {A}
+    positions.registered({A: OffsetAndMetadata(7)})
+    assert positions.drifting == set()
+    positions.moved(A, Move(7, drifts=True))
+    positions.retain([B])
+    assert positions.drifting == set()
 
 
 def test_a_move_after_returned_records_counts_with_them() -> None:
@@ -146,13 +159,12 @@ def test_a_move_below_a_commit_counts_only_if_it_replaces_a_position() -> None:
 
 
 def test_the_log_start_is_a_position_to_commit() -> None:
-    """Offset 0 is committed if there is no commit. One drifting position sets `has_drifting`."""
+    """Offset 0 is committed if there is no commit, whether the position drifts or not."""
     positions = ConsumedPositions()
-    assert not positions.has_drifting
     for tp, drifts in ((A, True), (A, True), (B, False)):
         positions.moved(tp, Move(0, drifts=drifts))
     assert positions.uncommitted() == {A: OffsetAndMetadata(0), B: OffsetAndMetadata(0)}
-    assert positions.has_drifting
+    assert positions.drifting == {A}
 
 
 def test_records_one_by_one() -> None:

@@ -51,6 +51,28 @@ async def test_without_a_group_all_partitions_are_read() -> None:
             assert (await consumer.position(A0), consumer.paused()) == (5, {A0})
 
 
+async def test_without_a_group_a_subscribed_topic_keeps_its_positions() -> None:
+    """A topic that a metadata response lacks keeps its partitions and positions, until it is no longer subscribed."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("a", partitions=1)
+        cluster.create_topic("b", partitions=1)
+        async with Consumer(cluster.bootstrap_servers) as consumer:
+            consumer.subscribe(["a", "b"])
+            await consumer._connection.refresh_metadata()
+            consumer.pause(A0)
+            consumer.seek(A0, 5)
+            cluster.delete_topic("a")
+            await consumer._connection.refresh_metadata()
+            assert consumer._connection.partitions("a") is None
+            assert consumer.assignment() == {A0, B0}
+            cluster.create_topic("a", partitions=2)
+            await consumer._connection.refresh_metadata()
+            assert consumer.assignment() == {A0, A1, B0}
+            assert (await consumer.position(A0), consumer.paused()) == (5, {A0})
+            consumer.subscribe(["b"])
+            assert consumer.assignment() == {B0}
+
+
 async def test_assigned_partitions_are_not_the_group_s() -> None:
     """A consumer with a group may assign partitions itself. Then it cannot subscribe."""
     async with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from penstock.shared.clients.group.group_requests import GroupRequests
 from penstock.shared.clients.group.member import GroupConfig, Join, JoinResponse, Member, MemberState
 from penstock.shared.clients.protocol.requests import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError
+from penstock.shared.common.errors import AuthenticationFailed, AuthorizationFailed, KafkaTimeout, PenstockError
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
@@ -86,6 +87,30 @@ def test_a_heartbeat_response_of_an_old_generation_is_ignored() -> None:
     member.generation = 5
     member.on_heartbeat(sent_as, UNKNOWN, 2)
     assert (member.generation, member.member_id) == (5, "me")
+
+
+@pytest.mark.parametrize("is_outdated", [False, True])
+async def test_an_error_of_an_outdated_heartbeat_is_ignored(is_outdated: bool) -> None:
+    """An error that is not retriable fails the member, unless the member has begun to join meanwhile."""
+    member = stable()
+    error = AuthenticationFailed("rejected")
+
+    async def request_coordinator(*_: object, **__: object) -> None:
+        if is_outdated:
+            member._change_state(MemberState.UNJOINED)
+            member._change_state(MemberState.JOINING)
+        raise error
+
+    requests = GroupRequests(
+        SimpleNamespace(request_coordinator=request_coordinator),  # type: ignore[arg-type]
+        member,
+        SYSTEM_CLOCK,
+        protocol_type="any",
+        rebalance_timeout_ms=1_000,
+        on_heartbeat=lambda _ok: None,
+    )
+    await requests._send_heartbeat()
+    assert member.error is (None if is_outdated else error)
 
 
 def test_an_unresponsive_coordinator_is_looked_up_again() -> None:

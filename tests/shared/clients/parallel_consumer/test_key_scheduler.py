@@ -225,6 +225,18 @@ def test_revocation_drains_and_starts_nothing_more() -> None:
     assert scheduler.ignored == 0
 
 
+def test_a_revoked_partition_starts_no_retry() -> None:
+    """A retry that becomes due after the revocation is left to the next owner. Other partitions continue."""
+    scheduler = scheduler_of([0])
+    scheduler.assign(OTHER, None)
+    scheduler.deliver(columns([1], tp=OTHER))
+    running = take_all(scheduler)
+    for execution in running.values():
+        scheduler.settle(execution, retry=execution.works, due_ms=500)
+    assert scheduler.revoke([TP]) == []
+    assert sorted(take_all(scheduler, now_ms=500)) == [1]
+
+
 def test_results_after_a_loss_are_ignored_and_counted() -> None:
     """A lost partition that is assigned again starts fresh. Results of the former ownership are ignored and counted."""
     scheduler = scheduler_of([0, 1])

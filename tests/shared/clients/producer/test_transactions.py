@@ -30,7 +30,7 @@ from penstock.shared.common.errors import (
     TransactionAborted,
 )
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
-from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Message, Request, Respond
+from penstock.shared.testing.fake_broker import Api, Close, ErrorCode, Fail, FakeCluster, Message, Request, Respond
 from tests.shared.clients.producer.clusters import producing, values
 from tests.shared.clients.producer.harness import (
     ABORTABLE,
@@ -128,21 +128,21 @@ def test_a_commit_that_was_not_sent_leaves_the_transaction_open(state: TxnState)
 
 
 def test_partitions_added_to_a_transaction() -> None:
-    """A partition is muted until it is added. A transaction without added partitions is empty."""
+    """A partition is muted until it is added. After the end no partition is."""
     transaction = in_state(TxnState.IN_TRANSACTION)
     transaction.want({TP})
     assert transaction.muted(TP)
-    assert transaction.is_empty
+    transaction.is_empty = False
     transaction.added.add(TP)
     transaction.want({TP, TopicPartition("t", 1)})
     assert not transaction.muted(TP)
-    assert not transaction.is_empty
     transaction.pending.discard(TP)
     transaction.want({TopicPartition("t", 2)})
     assert transaction.pending == {TopicPartition("t", 1), TopicPartition("t", 2)}
     transaction.move(TxnState.COMMITTING)
     transaction.ended()
     assert (transaction.state, transaction.added, transaction.pending) == (TxnState.READY, set(), set())
+    assert transaction.is_empty
 
 
 class Granting:
@@ -239,6 +239,52 @@ async def test_coordinator_errors_that_only_abort(api: Api, code: ErrorCode, err
         await transact(producer, offsets=True)
         assert values(cluster) == [b"v"], "the first was aborted"
         assert cluster.committed("g")[TP].offset == 1
+
+
+@pytest.mark.parametrize("before", [0, 1])
+async def test_an_abort_of_a_transaction_that_did_not_begin(before: int) -> None:
+    """The first request is rejected, so the coordinator has no transaction. The abort and the next one succeed."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        for _ in range(before):
+            await transact(producer, offsets=False)
+        cluster.control(Api.ADD_OFFSETS_TO_TXN, Fail(ErrorCode.GROUP_AUTHORIZATION_FAILED), times=1)
+        await producer.begin_transaction()
+        with pytest.raises(AuthorizationFailed, match="group g"):
+            await producer.send_offsets_to_transaction({TP: OffsetAndMetadata(1)}, GroupMetadata("g"))
+        await producer.abort_transaction()
+        await transact(producer, offsets=True)
+        assert cluster.committed("g")[TP].offset == 1
+
+
+async def test_offsets_are_sent_again_after_a_cancelled_call() -> None:
+    """If a call was cancelled before the coordinator knew the group, the next call in the transaction adds it."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        async with producer.transaction():
+            sent = producer.send_offsets_to_transaction({TP: OffsetAndMetadata(1)}, GroupMetadata("g"))
+            cancelled = asyncio.ensure_future(sent)
+            cluster.control(Api.ADD_OFFSETS_TO_TXN, lambda _: Close() if cancelled.cancel() else None, times=1)
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await producer.send_offsets_to_transaction({TP: OffsetAndMetadata(2)}, GroupMetadata("g"))
+        assert cluster.committed("g")[TP].offset == 2
+
+
+async def test_an_abort_of_a_transaction_whose_begin_had_no_response() -> None:
+    """The coordinator began the transaction, but its response was lost. The abort ends the transaction there."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        cluster.control(Api.ADD_PARTITIONS_TO_TXN, Close(handled=True), times=1)
+        cluster.control(Api.ADD_PARTITIONS_TO_TXN, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED), times=1)
+        await producer.begin_transaction()
+        await producer.send("t", b"v")
+        with pytest.raises(TransactionAborted, match="TOPIC_AUTHORIZATION_FAILED"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        assert cluster.end_offset("t") == 1, "the marker of the abort"
+        await transact(producer, offsets=False)
+        assert values(cluster) == [b"v"]
 
 
 @pytest.mark.parametrize(
