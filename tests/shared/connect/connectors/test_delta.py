@@ -101,6 +101,32 @@ async def test_invalid_rows_are_reported_or_fail_the_task(tmp_path: Path) -> Non
         await task.put([])
 
 
+async def test_nulls_and_empty_values_have_the_type_of_their_column(tmp_path: Path) -> None:
+    """A null, an empty list and an empty object have the table's type. They determine no type of a new column."""
+    values = [
+        {"n": 0, "user": {"email": None}, "tags": [], "empty": {}},
+        {"n": 1, "user": {"email": "x", "age": None}, "tags": [{"name": "a"}], "empty": {"x": 1}},
+        {"n": 2, "user": {"email": None}, "tags": [{"name": None}, {}], "empty": {}},
+        {"n": 3, "user": {}, "tags": [], "empty": {"y": []}},
+        {"n": None},
+    ]
+    task = await started(tmp_path, Context(reporter := Reporter()), A)
+    for offset, value in enumerate(values):
+        await task.put([record(A, offset, value)])
+        await task.pre_commit(at(a=offset + 1))
+    assert reporter.errors == []
+    assert pa.table(DeltaTable(tmp_path).to_pyarrow_table()).sort_by("n").to_pylist() == [
+        {"n": 0, "user": None, "tags": None, "empty": None},
+        {"n": 1, "user": {"email": "x"}, "tags": [{"name": "a"}], "empty": {"x": 1}},
+        {"n": 2, "user": {"email": None}, "tags": [{"name": None}, {"name": None}], "empty": {"x": None}},
+        {"n": 3, "user": {"email": None}, "tags": [], "empty": {"x": None}},
+        {"n": None, "user": None, "tags": None, "empty": None},
+    ]
+    await task.put([record(A, 5, {"n": []}), record(A, 6, {"new": [None]})])
+    await task.pre_commit(at(a=7))
+    assert sorted(reporter.reported) == [(A, 5), (A, 6)]
+
+
 async def test_a_fenced_task_fails(tmp_path: Path) -> None:
     """After another writer has appended, the next `put` fails the task."""
     task = await started(tmp_path, Context(), A)

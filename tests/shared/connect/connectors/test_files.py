@@ -16,7 +16,7 @@ import pytest
 
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, table_of
+from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
 from penstock.shared.connect.errors import ConnectError
@@ -171,10 +171,10 @@ def test_columns_of_structs_come_from_their_schema() -> None:
     assert table.column("a").to_pylist() == [1, 2]
 
 
-def test_nulls_without_a_type_are_no_table() -> None:
-    """Records of which no column can be made are rejected. They would be lost as a table without rows."""
+def test_nulls_without_a_type_are_no_file() -> None:
+    """Records of which no column can be made are rejected. They would be lost as a file without rows."""
     with pytest.raises(NothingInIt):
-        table_of(typed_records((None, {"a": None}), (None, {"b": None})))
+        columns_of_file(table_of(typed_records((None, {"a": None}), (None, {"b": None}))))
 
 
 @pytest.mark.parametrize("value", [None, 1, [1], {1: 2}, {None: 2}, {b"x": 2}])
