@@ -27,7 +27,7 @@ _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("u
 
 
 class NothingInIt(DataError):
-    """The records have only nulls without a type, so no file can be made of them."""
+    """The records have only nulls and empty structs without a type, so no file can be made of them."""
 
 
 def arrow_type(schema: Schema) -> Any:
@@ -88,8 +88,22 @@ def table_of(records: list[SinkRecord]) -> Any:
 
 
 def columns_of_file(table: Any) -> Any:
-    """Return the table without columns that have only nulls. Raises NothingInIt if no column is left."""
-    kept = [field.name for field in table.schema if not pa.types.is_null(field.type)]
+    """Return the table without columns that have only nulls, and without structs that have no fields: a Parquet file
+    cannot have these structs. Raises NothingInIt if no column is left."""
+    kinds = {field.name: _with_fields(field.type) for field in table.schema}
+    kept = {name: kind for name, kind in kinds.items() if kind is not None and not pa.types.is_null(kind)}
     if not kept:
-        raise NothingInIt("the records have no values that are not null")
-    return table.select(kept)
+        raise NothingInIt("the records have no values that are not null or empty")
+    return pa.table({name: table.column(name).cast(kind) for name, kind in kept.items()})
+
+
+def _with_fields(kind: Any) -> Any:
+    """Return a type without the structs in it that have no fields; None if nothing is left."""
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _with_fields(field.type)) for field in kind]
+        known = [(name, one) for name, one in fields if one is not None]
+        return pa.struct(known) if known else None
+    if pa.types.is_list(kind):
+        item = _with_fields(kind.value_type)
+        return None if item is None else pa.list_(item)
+    return kind
