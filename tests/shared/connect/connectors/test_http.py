@@ -210,6 +210,30 @@ async def test_an_unchanged_answer_is_not_written_again() -> None:
         assert len(run.cluster.records("t")) == 1
 
 
+async def test_an_etag_is_sent_only_for_its_own_address() -> None:
+    """A server may give all pages one ETag: the first request of a page has none, so each page is read."""
+
+    def respond(request: Request) -> Response:
+        if request.headers.get("if-none-match") == '"1"':
+            return 304, {}, b""
+        after = int(request.path.partition("=")[2])
+        page = [{"id": n} for n in range(after + 1, min(after + 3, 4))]
+        return 200, {"ETag": '"1"'}, json.dumps(page).encode()
+
+    async with serving(respond) as server:
+        task = HttpSourceTask()
+        task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
+        await task.start(
+            {"http.url": f"{server.url}/?after=${{offset}}", "topic": "t", "http.offset.pointer": "/id",
+             "http.offset.initial": "0", "poll.interval.ms": "1"}
+        )  # fmt: skip
+        polled = [[record.value["id"] for record in await task.poll() or ()] for _ in range(4)]
+        assert polled == [[1, 2], [3], [], []]
+        sent = [(request.path, request.headers.get("if-none-match")) for request in server.requests]
+        assert sent == [("/?after=0", None), ("/?after=2", None), ("/?after=3", None), ("/?after=3", '"1"')]
+        await task.stop()
+
+
 @pytest.mark.parametrize("setting", ["records.pointer", "key.pointer", "http.offset.pointer"])
 def test_an_invalid_pointer_is_a_configuration_error(setting: str) -> None:
     """A JSON pointer is empty or begins with a slash, and has `~` only before 0 or 1."""
