@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -55,6 +56,8 @@ DECIMAL_DIGITS_MAX = 100_000
 DEPTH_MAX = 200
 """The maximum depth of a schema; a deeper one is an error."""
 _TYPES = {kind.value: kind for kind in SchemaType}
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""The text of Kafka Connect for floats that JSON lacks, by Python's text."""
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -311,7 +314,11 @@ def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = Fa
     if schema.type is SchemaType.BYTES and isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     schema.validate(value)
-    return value
+    return _float_to_json(value) if isinstance(value, float) else value
+
+
+def _float_to_json(value: float) -> float | str:
+    return value if math.isfinite(value) else NOT_FINITE[str(value)]
 
 
 def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replace_null: bool) -> Any:
@@ -323,8 +330,10 @@ def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replac
 
 def _schemaless_to_json(value: Any) -> Any:
     """Return a value without a schema as JSON. Raises DataError for a type that JsonConverter does not write."""
-    if value is None or isinstance(value, str | int | float | bool):
+    if value is None or isinstance(value, str | int | bool):
         return value
+    if isinstance(value, float):
+        return _float_to_json(value)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: _schemaless_to_json(item) for key, item in value.items()}
@@ -363,7 +372,9 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
         return _map_from_json(schema, json, replace_null)
     if schema.type is SchemaType.BYTES and isinstance(json, str):
         return _decode_base64(json)
-    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) in (int, Decimal):
+    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and (
+        type(json) in (int, Decimal) or json in NOT_FINITE.values()
+    ):
         return float(json)
     schema.validate(json)
     return json
