@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres import sink
+from penstock.shared.connect.connectors.postgres.database import transaction
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
 from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
@@ -232,6 +234,34 @@ async def test_exactly_once_writes_each_record_once(url: str, db: Any) -> None:
         await run.until(lambda: "failure" in run.listener.of(ConnectorTaskId("c", 0)))
         assert "was written by another task" in run.listener.traces[0]
         assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
+
+
+async def test_a_commit_without_an_answer_is_not_of_another_task(
+    url: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the connection breaks after Postgres has committed, the retry skips the rows of this transaction."""
+    await db.execute("CREATE TABLE t (n int)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context()
+    await task.start({"name": "c", "connection.url": url, "exactly.once": "true", "batch.size": "2"})
+    await task.open(frozenset({TP}))
+    given = [SinkRecord("t", 0, None, None, None, {"n": n}, kafka_offset=n) for n in range(4)]
+
+    @asynccontextmanager
+    async def unanswered(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
+        async with transaction(connection, keep=keep):
+            yield
+        connection.terminate()
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "transaction", unanswered)
+        with pytest.raises(RetriableError):
+            await task.put(given)
+    assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(0,), (1,)]
+    await task.put(given)
+    assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(n,) for n in range(4)]
+    await task.stop()
 
 
 async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db: Any) -> None:
