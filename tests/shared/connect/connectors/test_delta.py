@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SinkRecord
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import running
 
@@ -125,6 +127,30 @@ async def test_nulls_and_empty_values_have_the_type_of_their_column(tmp_path: Pa
     await task.put([record(A, 5, {"n": []}), record(A, 6, {"new": [None]})])
     await task.pre_commit(at(a=7))
     assert sorted(reporter.reported) == [(A, 5), (A, 6)]
+
+
+class FailingOnce(Reporter):
+    """A reporter whose first dead letter cannot be stored for now."""
+
+    def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
+        if self.errors:
+            return super().report(record, error)
+        self.errors.append("failed")
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(RetriableError("no broker"))
+        return failed
+
+
+async def test_records_are_delivered_again_after_a_failed_report(tmp_path: Path) -> None:
+    """If a dead letter cannot be stored for now, the same records are delivered again, and each is appended once."""
+    task = await started(tmp_path, Context(reporter := FailingOnce()), A)
+    batch = [*records(A, 0, 3), record(A, 3, None), record(A, 4)]
+    with pytest.raises(RetriableError, match="no broker"):
+        await task.put(batch)
+    await task.put(batch)
+    await task.pre_commit(at(a=5))
+    assert rows(tmp_path) == [0, 1, 2, 4]
+    assert reporter.reported == [(A, 3)]
 
 
 async def test_a_fenced_task_fails(tmp_path: Path) -> None:
