@@ -36,7 +36,7 @@ from penstock.shared.connect.connector import Props, SinkConnector, SourceConnec
 from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
-from penstock.shared.connect.task import SinkTask, SourceTask
+from penstock.shared.connect.task import POLL_WAIT_MAX_MS, SinkTask, SourceTask
 
 RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 BODY_BYTES_MAX = 64 << 20
@@ -280,12 +280,17 @@ class HttpSourceTask(SourceTask):
         self._etag: tuple[str, str | None] = ("", None)
         """The URL of the last successful response, and its ETag."""
         self._wait_ms = 0
+        """The wait before the next request. Each poll waits for a part of it."""
         # Digests of the records at the last offset: a server with inclusive offsets returns them again.
         self._written: frozenset[bytes] = frozenset()
         self._written_now: set[bytes] = set()
 
     async def poll(self) -> list[SourceRecord] | None:
-        await asyncio.sleep(self._wait_ms / 1000)
+        wait_ms = min(self._wait_ms, POLL_WAIT_MAX_MS)
+        await asyncio.sleep(wait_ms / 1000)
+        self._wait_ms -= wait_ms
+        if self._wait_ms > 0:
+            return None
         self._wait_ms = self._values["poll.interval.ms"]
         url = self._values["http.url"].replace("${offset}", quote(str(self._offset), safe=""))
         try:

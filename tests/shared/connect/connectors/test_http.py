@@ -20,6 +20,7 @@ from penstock.shared.connect.connectors.http import (
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
+from tests import virtual_time
 from tests.shared.connect.connectors.http_server import Request, Response, serving
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, produce, records
 from tests.shared.connect.harness import Store, running
@@ -194,6 +195,30 @@ async def test_an_inclusive_offset_writes_each_record_once() -> None:
         items.append({"id": 5, "at": 30})
         assert [await polled() for _ in range(2)] == [[5], []]
         await task.stop()
+
+
+def test_a_poll_waits_at_most_a_second() -> None:
+    """The wait for the next request is longer than a poll: each poll returns after a second at most, without records.
+
+    So a pause, or the end of a transaction, does not wait for the whole interval.
+    """
+
+    async def poll_until_next_request() -> None:
+        task = HttpSourceTask()
+        task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
+        await task.start({"http.url": "http://127.0.0.1:1/", "topic": "t", "retry.backoff.ms": "2500"})
+        with pytest.raises(RetriableError):
+            await task.poll()  # nothing listens there
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            before_s = loop.time()
+            assert await task.poll() is None
+            assert loop.time() - before_s == 1
+        with pytest.raises(RetriableError):
+            await task.poll()
+        await task.stop()
+
+    virtual_time.run(poll_until_next_request())
 
 
 async def test_an_unchanged_answer_is_not_written_again() -> None:
