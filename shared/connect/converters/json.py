@@ -204,21 +204,22 @@ def schema_from_envelope(json: Any, depth: int = 0) -> Schema | None:
     """Return the schema in JsonConverter's envelope; None for null. Raises DataError if it is invalid."""
     if json is None:
         return None
-    if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
-        raise DataError(f"Unknown schema type: {json.get('type') if isinstance(json, dict) else json!r:.100}")
-    kind = _TYPES[json["type"]]
+    kind = json.get("type") if isinstance(json, dict) else json
+    if not isinstance(json, dict) or not isinstance(kind, str) or kind not in _TYPES or depth > DEPTH_MAX:
+        raise DataError(f"Unknown schema type: {kind!s:.100}")
+    name = json.get("name")
     parameters = json.get("parameters") or {}
     version = json.get("version")
-    if not isinstance(parameters, dict) or not (version is None or type(version) is int):
-        raise DataError("Invalid schema: parameters must be an object and version an integer")
+    if not (isinstance(name, str | None) and isinstance(parameters, dict) and type(version) in (int, type(None))):
+        raise DataError("Invalid schema: name must be text, parameters an object, and version an integer")
     schema = Schema(
-        kind,
+        _TYPES[kind],
         optional=json.get("optional") is True,
-        name=json.get("name"),
+        name=name,
         version=version,
         doc=json.get("doc"),
         parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
-        **_parts_of_schema(kind, json, depth),
+        **_parts_of_schema(_TYPES[kind], json, depth),
     )
     if (default := json.get("default")) is not None:
         schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})

@@ -101,7 +101,10 @@ def test_invalid_bytes_have_kafka_connects_messages() -> None:
     for data in (b'{"a":1}', b"5", b'{"schema":null,"payload":1,"more":2}'):
         with pytest.raises(DataError, match='"schema" and "payload"'):
             converter().to_connect_data("t", data)
-    for schema in ('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"):
+    for schema in (
+        *('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"),
+        *('{"type":["int32"]}', '{"type":{}}', '{"type":"int32","name":["n"]}'),
+    ):
         with pytest.raises(DataError):
             converter().to_connect_data("t", b'{"schema":' + schema.encode() + b',"payload":1}')
 
