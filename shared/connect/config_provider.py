@@ -36,7 +36,7 @@ class ConfigProvider(ABC):
     """Returns values by path and key. Raises ConfigError if it cannot read them."""
 
     def configure(self, params: Mapping[str, str]) -> None:
-        """Take the provider's settings, `config.providers.<name>.param.*`."""
+        """Take the provider's settings, `config.providers.<name>.param.*`. Raises ConfigError if one is invalid."""
 
     @abstractmethod
     def get(self, path: str, key: str) -> str | None:
@@ -55,7 +55,10 @@ class EnvVarConfigProvider(ConfigProvider):
 
     def configure(self, params: Mapping[str, str]) -> None:
         if pattern := params.get("allowlist.pattern"):
-            self._allowed = re.compile(pattern)
+            try:
+                self._allowed = re.compile(pattern)
+            except re.error as e:
+                raise ConfigError(f"allowlist.pattern: {pattern!r} is not a regular expression: {e}") from None
 
     def get(self, path: str, key: str) -> str | None:
         if self._allowed is not None and not self._allowed.fullmatch(key):
@@ -126,7 +129,8 @@ class ConfigTransformer:
         """Make the providers that `config.providers` names.
 
         `config.providers.<name>.class` is the class of the provider `<name>`: a key of `PROVIDERS`. The default is
-        `<name>`, which must then be `env`, `file` or `dir`. Raises ConfigError for any other class.
+        `<name>`, which must then be `env`, `file` or `dir`. Raises ConfigError for any other class, and for an invalid
+        setting of a provider.
         """
         providers = {}
         for name in names:
@@ -136,7 +140,10 @@ class ConfigTransformer:
                 raise ConfigError(f"config.providers.{name}.class: there is no config provider {path}, only {there}")
             prefix = f"config.providers.{name}.param."
             providers[name] = PROVIDERS[path]()
-            providers[name].configure({key[len(prefix) :]: props[key] for key in props if key.startswith(prefix)})
+            try:
+                providers[name].configure({key[len(prefix) :]: props[key] for key in props if key.startswith(prefix)})
+            except ConfigError as e:
+                raise ConfigError(f"{prefix}{e}") from None
         return cls(providers)
 
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,8 @@ from penstock.shared.connect.version import CONNECT_VERSION
 T = TypeVar("T")
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+POLL_WAIT_MAX_MS = 1_000
+"""The longest wait in one `poll` of a source task: a pause, and the end of a transaction by time, wait for its end."""
 
 
 class _Nothing:

@@ -4,8 +4,9 @@ An offset is stored as the version of a Delta transaction identifier (`appId`, h
 log. A writer knows the version that its last append left. If an append finds another version, another writer has taken
 over, and the append changes nothing.
 
-A column keeps its first type. A number is converted to the column's number type if its value stays the same. Any other
-difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
+A column keeps its first type. A number is converted to the column's number type if its value stays the same. Nulls,
+empty lists and empty structs have no type of their own: they get the column's, and are left out if there is no such
+column. Any other difference in type is an error: Delta's own cast would, for example, truncate 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def append_once(
 
     `versions` has, by application, the version that the table must have (None: no version) and the new version. New
     columns are added to the table. Raises WriterFenced if the table has another version, DataError if a column does not
-    fit its type, RetriableError if the storage fails or a concurrent commit conflicts.
+    fit its type or no value has a type, RetriableError if the storage fails or a concurrent commit conflicts.
     """
     # One load of the table for the check and the append: Delta then rejects the append if another commit has set one of
     # the versions since.
@@ -80,8 +81,7 @@ def append_once(
         if known.get(application) != before:
             raise WriterFenced(f"{uri}: {application} is at {known.get(application)}, and was left at {before}")
     transactions = [Transaction(name, after) for name, (_, after) in versions.items()]
-    if table is not None:
-        data = fitted(data, _table_schema(table))
+    data = fitted(data, pa.schema([]) if table is None else _table_schema(table))
     _append_to_table(uri, table, data, transactions, options, partition_by)
 
 
@@ -113,11 +113,15 @@ def _append_to_table(
 def fitted(data: Any, schema: Any) -> Any:
     """The Arrow table to append, with number columns cast to the number types of the Delta table's schema.
 
-    DataError names a column whose type or value does not fit the schema.
+    Nulls, empty lists and empty structs get the schema's type, or are left out. DataError names a column whose type or
+    value does not fit the schema. Raises DataError also if no column is left.
 
     >>> fitted(pa.table({"n": [1.0], "new": ["x"]}), pa.schema([("n", pa.int64())])).schema.types
     [DataType(int64), DataType(string)]
+    >>> fitted(pa.table({"n": [None], "list": [[]]}), pa.schema([("n", pa.int64())])).schema.types
+    [DataType(int64)]
     """
+    data = _typed(data, schema)
     for at, field in enumerate(data.schema):
         kept = schema.field(field.name).type if field.name in schema.names else field.type
         if _is_number_type(field.type) and _is_number_type(kept) and field.type != kept:
@@ -141,6 +145,39 @@ def _cast_numbers(numbers: Any, name: str, kept: Any) -> Any:
         number = numbers.filter(changed)[0].as_py()
         raise DataError(f"column {name} is {kept}, and cannot have {number!r} of {numbers.type}")
     return found
+
+
+def _typed(data: Any, schema: Any) -> Any:
+    columns = {}
+    for field in data.schema:
+        known = _known_type(field.type, schema.field(field.name).type if field.name in schema.names else None)
+        if known is not None:
+            columns[field.name] = data.column(field.name).cast(known)
+    if not columns:
+        raise DataError("the records have no values that are not null or empty")
+    return pa.table(columns)
+
+
+def _known_type(kind: Any, kept: Any) -> Any:
+    """Return the type `kind`, with the types of `kept` for nulls, and for the contents of empty lists and structs.
+
+    `kept` is the type in the table, or None if the table lacks the column. Nulls without a type in `kept` are left out.
+    Returns None if nothing is left.
+    """
+    if pa.types.is_null(kind):
+        return kept
+    if pa.types.is_struct(kind):
+        others = {field.name: field.type for field in kept} if kept is not None and pa.types.is_struct(kept) else {}
+        fields = [(field.name, _known_type(field.type, others.get(field.name))) for field in kind]
+        if known := [(name, one) for name, one in fields if one is not None]:
+            return pa.struct(known)
+        return kept if kept is None or others else kind
+    if _is_list_type(kind):
+        item = _known_type(kind.value_type, kept.value_type if kept is not None and _is_list_type(kept) else None)
+        if item is not None:
+            return pa.list_(item)
+        return kept if kept is None else kind
+    return kind
 
 
 def _is_number_type(kind: Any) -> bool:

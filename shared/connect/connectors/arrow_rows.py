@@ -27,7 +27,7 @@ _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("u
 
 
 class NothingInIt(DataError):
-    """The records have only nulls without a type, so no table can be made of them."""
+    """The records have only nulls and empty structs without a type, so no file can be made of them."""
 
 
 def arrow_type(schema: Schema) -> Any:
@@ -69,9 +69,8 @@ def check_row(record: SinkRecord) -> None:
 def table_of(records: list[SinkRecord]) -> Any:
     """Return an Arrow table of records that `check_row` accepts, one row each.
 
-    The columns are the fields of the records' common struct schema, or else the names in the values. A name whose
-    values are all null without a type has no column. Raises DataError if the records do not fit one table, and
-    NothingInIt if no column remains.
+    The columns are the fields of the records' common struct schema, or else the names in the values. A column without a
+    schema has Arrow's null type if all its values are null. Raises DataError if the records do not fit one table.
     """
     rows: list[Mapping[str, Any]] = [record.value for record in records]
     first = records[0].value_schema
@@ -83,11 +82,28 @@ def table_of(records: list[SinkRecord]) -> Any:
         # The type of all columns if the records share a map's schema. Otherwise the values of a column decide.
         kind = None if schema is None or schema.value_schema is None else arrow_type(schema.value_schema)
         names = list(dict.fromkeys(name for row in rows for name in row))
-        table = pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})
+        return pa.table({name: pa.array([row.get(name) for row in rows], kind) for name in names})
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
         raise DataError(f"the records do not form a table: {e}") from e
-    # A column with only nulls is left out, unless a schema gives its type.
-    kept = [name for name in names if not pa.types.is_null(table.schema.field(name).type)]
+
+
+def columns_of_file(table: Any) -> Any:
+    """Return the table without columns that have only nulls, and without structs that have no fields: a Parquet file
+    cannot have these structs. Raises NothingInIt if no column is left."""
+    kinds = {field.name: _with_fields(field.type) for field in table.schema}
+    kept = {name: kind for name, kind in kinds.items() if kind is not None and not pa.types.is_null(kind)}
     if not kept:
-        raise NothingInIt("the records have no values that are not null")
-    return table.select(kept)
+        raise NothingInIt("the records have no values that are not null or empty")
+    return pa.table({name: table.column(name).cast(kind) for name, kind in kept.items()})
+
+
+def _with_fields(kind: Any) -> Any:
+    """Return a type without the structs in it that have no fields; None if nothing is left."""
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _with_fields(field.type)) for field in kind]
+        known = [(name, one) for name, one in fields if one is not None]
+        return pa.struct(known) if known else None
+    if pa.types.is_list(kind):
+        item = _with_fields(kind.value_type)
+        return None if item is None else pa.list_(item)
+    return kind

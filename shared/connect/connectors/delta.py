@@ -81,25 +81,21 @@ class DeltaSinkTask(SinkTask):
     async def put(self, records: list[SinkRecord]) -> None:
         if self._failure is not None:
             raise self._failure
+        begun = dict(self._begun)
+        rows = []
         for record in records:
-            self._check_begun(record)
+            _check_begun(record, begun)
             try:
                 check_row(record)
             except DataError as e:
                 await self._report_errant_record(record, e)
                 continue
-            self._buffer.append(record)
+            rows.append(record)
+        # Only now: if a report has raised RetriableError, all these records are delivered again.
+        self._begun = begun
+        self._buffer += rows
         if len(self._buffer) >= self._flush_size:
             self.context.request_commit()
-
-    def _check_begun(self, record: SinkRecord) -> None:
-        tp, offset = _original_partition_and_offset(record)
-        if offset < self._begun.get(tp, 0):
-            raise ConnectError(
-                f"{tp} is read from offset {offset}, and was read up to {self._begun[tp]}: was the topic "
-                "deleted and created again? Reset the connector's offsets to have its records appended"
-            )
-        self._begun[tp] = offset + 1
 
     async def _report_errant_record(self, record: SinkRecord, error: DataError) -> None:
         reporter = self.context.errant_record_reporter
@@ -166,6 +162,17 @@ def delta_application_id(connector: str, tp: TopicPartition) -> str:
 def _original_partition_and_offset(record: SinkRecord) -> tuple[TopicPartition, int]:
     topic, partition, offset = record.original
     return TopicPartition(topic, partition), offset
+
+
+def _check_begun(record: SinkRecord, begun: dict[TopicPartition, int]) -> None:
+    """Move `begun`, the next offsets of the partitions, past a record. Raises ConnectError if it is before them."""
+    tp, offset = _original_partition_and_offset(record)
+    if offset < begun.get(tp, 0):
+        raise ConnectError(
+            f"{tp} is read from offset {offset}, and was read up to {begun[tp]}: was the topic "
+            "deleted and created again? Reset the connector's offsets to have its records appended"
+        )
+    begun[tp] = offset + 1
 
 
 class DeltaSinkConnector(SinkConnector):

@@ -35,7 +35,7 @@ from penstock.shared.connect.config_def import (
     one_of,
 )
 from penstock.shared.connect.connector import Props, SinkConnector
-from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, table_of
+from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.properties import with_prefix
@@ -210,7 +210,7 @@ class FilesSinkTask(SinkTask):
             rows = [value_to_json(record.value_schema, record.value) for record in records]
             return msgspec.json.Encoder().encode_lines(rows)
         sink = pa.BufferOutputStream()
-        pq.write_table(table_of(records), sink, compression=self._values["parquet.codec"])
+        pq.write_table(columns_of_file(table_of(records)), sink, compression=self._values["parquet.codec"])
         encoded: bytes = sink.getvalue().to_pybytes()
         return encoded
 

@@ -36,7 +36,7 @@ from penstock.shared.connect.connector import Props, SinkConnector, SourceConnec
 from penstock.shared.connect.converters.json import value_to_json
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord, SourceRecord
-from penstock.shared.connect.task import SinkTask, SourceTask
+from penstock.shared.connect.task import POLL_WAIT_MAX_MS, SinkTask, SourceTask
 
 RETRIED = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 BODY_BYTES_MAX = 64 << 20
@@ -277,14 +277,20 @@ class HttpSourceTask(SourceTask):
         self._partition = {"url": self._values["http.url"]}
         stored = await self.context.offset_storage_reader.offset(self._partition) or {}
         self._offset: Any = stored.get("offset", self._values["http.offset.initial"])
-        self._etag: str | None = None
+        self._etag: tuple[str, str | None] = ("", None)
+        """The URL of the last successful response, and its ETag."""
         self._wait_ms = 0
+        """The wait before the next request. Each poll waits for a part of it."""
         # Digests of the records at the last offset: a server with inclusive offsets returns them again.
         self._written: frozenset[bytes] = frozenset()
         self._written_now: set[bytes] = set()
 
     async def poll(self) -> list[SourceRecord] | None:
-        await asyncio.sleep(self._wait_ms / 1000)
+        wait_ms = min(self._wait_ms, POLL_WAIT_MAX_MS)
+        await asyncio.sleep(wait_ms / 1000)
+        self._wait_ms -= wait_ms
+        if self._wait_ms > 0:
+            return None
         self._wait_ms = self._values["poll.interval.ms"]
         url = self._values["http.url"].replace("${offset}", quote(str(self._offset), safe=""))
         try:
@@ -307,7 +313,8 @@ class HttpSourceTask(SourceTask):
         return records
 
     async def _get_url(self, url: str) -> httpx.Response:
-        headers = {} if self._etag is None else {"If-None-Match": self._etag}
+        etag = self._etag[1] if self._etag[0] == url else None
+        headers = {} if etag is None else {"If-None-Match": etag}
         async with self._client.stream("GET", url, headers=headers) as response:
             body = bytearray()
             async for chunk in response.aiter_bytes():
@@ -315,7 +322,7 @@ class HttpSourceTask(SourceTask):
                 if len(body) > BODY_BYTES_MAX:
                     raise ConnectError(f"the response has more than {BODY_BYTES_MAX} bytes")
         if response.is_success:
-            self._etag = response.headers.get("ETag")
+            self._etag = (url, response.headers.get("ETag"))
         headers_kept = {name: v for name, v in response.headers.items() if name.lower() != "content-encoding"}
         return httpx.Response(response.status_code, headers=headers_kept, content=bytes(body))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -55,6 +56,8 @@ DECIMAL_DIGITS_MAX = 100_000
 DEPTH_MAX = 200
 """The maximum depth of a schema; a deeper one is an error."""
 _TYPES = {kind.value: kind for kind in SchemaType}
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""The text of Kafka Connect for floats that JSON lacks, by Python's text."""
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -201,21 +204,22 @@ def schema_from_envelope(json: Any, depth: int = 0) -> Schema | None:
     """Return the schema in JsonConverter's envelope; None for null. Raises DataError if it is invalid."""
     if json is None:
         return None
-    if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
-        raise DataError(f"Unknown schema type: {json.get('type') if isinstance(json, dict) else json!r:.100}")
-    kind = _TYPES[json["type"]]
+    kind = json.get("type") if isinstance(json, dict) else json
+    if not isinstance(json, dict) or not isinstance(kind, str) or kind not in _TYPES or depth > DEPTH_MAX:
+        raise DataError(f"Unknown schema type: {kind!s:.100}")
+    name = json.get("name")
     parameters = json.get("parameters") or {}
     version = json.get("version")
-    if not isinstance(parameters, dict) or not (version is None or type(version) is int):
-        raise DataError("Invalid schema: parameters must be an object and version an integer")
+    if not (isinstance(name, str | None) and isinstance(parameters, dict) and type(version) in (int, type(None))):
+        raise DataError("Invalid schema: name must be text, parameters an object, and version an integer")
     schema = Schema(
-        kind,
+        _TYPES[kind],
         optional=json.get("optional") is True,
-        name=json.get("name"),
+        name=name,
         version=version,
         doc=json.get("doc"),
         parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
-        **_parts_of_schema(kind, json, depth),
+        **_parts_of_schema(_TYPES[kind], json, depth),
     )
     if (default := json.get("default")) is not None:
         schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})
@@ -311,7 +315,11 @@ def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = Fa
     if schema.type is SchemaType.BYTES and isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     schema.validate(value)
-    return value
+    return _float_to_json(value) if isinstance(value, float) else value
+
+
+def _float_to_json(value: float) -> float | str:
+    return value if math.isfinite(value) else NOT_FINITE[str(value)]
 
 
 def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replace_null: bool) -> Any:
@@ -323,8 +331,10 @@ def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replac
 
 def _schemaless_to_json(value: Any) -> Any:
     """Return a value without a schema as JSON. Raises DataError for a type that JsonConverter does not write."""
-    if value is None or isinstance(value, str | int | float | bool):
+    if value is None or isinstance(value, str | int | bool):
         return value
+    if isinstance(value, float):
+        return _float_to_json(value)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: _schemaless_to_json(item) for key, item in value.items()}
@@ -363,7 +373,9 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
         return _map_from_json(schema, json, replace_null)
     if schema.type is SchemaType.BYTES and isinstance(json, str):
         return _decode_base64(json)
-    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) in (int, Decimal):
+    if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and (
+        type(json) in (int, Decimal) or json in NOT_FINITE.values()
+    ):
         return float(json)
     schema.validate(json)
     return json

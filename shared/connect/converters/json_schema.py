@@ -197,7 +197,10 @@ def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> 
 
     Raises DataError if Connect cannot represent it, such as recursion, or a union of several types besides null.
     """
-    return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
+    try:
+        return _JsonSchemaReader(json, dict(references or {})).whole(json, 0)
+    except (TypeError, AttributeError) as e:  # a part has another type than it must have
+        raise DataError(f"not a JSON Schema: {type(e).__name__}: {e}") from e
 
 
 class _JsonSchemaReader:

@@ -1,8 +1,9 @@
 """Cast: converts fields, or the whole key or value, to another primitive type.
 
-Numbers become narrower as in Java. Integers wrap around. Floats are truncated and limited to the range of int64 for
-int64, else of int32, and then wrap around. A text must be a number in the range of the type, or `true` or `false` for
-boolean. Bytes become base64 text. Dates and times become their underlying number, or ISO text.
+Numbers become narrower as in Java. Integers wrap around. Decimals are truncated and wrap around. Floats are truncated
+and limited to the range of int64 for int64, else of int32, and then wrap around. A number is true if its int64 is not
+0. A text must be a number in the range of the type, or `true` or `false` for boolean. Bytes become base64 text. Dates
+and times become their underlying number, or ISO text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -46,6 +48,7 @@ TYPES = {
     "boolean": SchemaType.BOOLEAN,
     "string": SchemaType.STRING,
 }
+INTEGER_TEXT = re.compile("[+-]?[0-9]+")
 
 
 def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
@@ -73,26 +76,24 @@ def cast(value: Any, target: SchemaType) -> Any:
     if target is SchemaType.STRING:
         return _as_string(value)
     number = _as_number_or_text(value)
-    if target in INTEGER_BITS:
-        return _as_integer(number, INTEGER_BITS[target], value)
     try:
+        if target in INTEGER_BITS:
+            return _as_integer(number, INTEGER_BITS[target])
         if target is SchemaType.BOOLEAN:
             if isinstance(number, str):
                 return {"true": True, "false": False}[number.strip().lower()]
-            return number != 0
+            return _as_integer(number, INTEGER_BITS[SchemaType.INT64]) != 0
         return float(number)
     except (KeyError, ValueError, OverflowError):
         raise DataError(f"Value ({value}) was out of range for requested data type") from None
 
 
-def _as_number_or_text(value: Any) -> int | float | str:
+def _as_number_or_text(value: Any) -> int | float | Decimal | str:
     """Return the number or text of a value, from which Cast converts to another type."""
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, int | float | str):
+    if isinstance(value, int | float | Decimal | str):
         return value
-    if isinstance(value, Decimal):
-        return float(value)
     if isinstance(value, dt.datetime):
         return timestamp_to_ms(value)
     if isinstance(value, dt.date):
@@ -102,21 +103,18 @@ def _as_number_or_text(value: Any) -> int | float | str:
     raise DataError(f"Unexpected type in Cast transformation: {type(value).__name__}")
 
 
-def _as_integer(number: int | float | str, bits: int, value: Any) -> int:
+def _as_integer(number: int | float | Decimal | str, bits: int) -> int:
+    """Return the integer. Raises ValueError or OverflowError for a text or a decimal that has none."""
     half = 1 << bits - 1
     if isinstance(number, str):
-        try:
-            parsed = int(number)
-        except ValueError:
-            parsed = half
-        if not -half <= parsed < half:
-            raise DataError(f"Value ({value}) was out of range for requested data type")
-        return parsed
+        if not INTEGER_TEXT.fullmatch(number) or not -half <= int(number) < half:
+            raise ValueError(number)
+        return int(number)
     if isinstance(number, float):
         limit = 1 << (63 if bits == 64 else 31)
         number = 0 if math.isnan(number) else int(min(max(number, -limit), limit - 1))
         number = min(number, limit - 1)
-    return (number + half) % (2 * half) - half
+    return (int(number) + half) % (2 * half) - half
 
 
 def _as_string(value: Any) -> str:

@@ -83,6 +83,7 @@ class DatePattern:
         found = {"y": 1970, "M": 1, "d": 1, "H": 0, "m": 0, "s": 0, "S": 0}
         offset = dt.timedelta(0)
         afternoon = None
+        day_of_year: int | None = None
         century_start: dt.datetime | None = None
         try:
             # 1. Read each token's number or name.
@@ -103,11 +104,17 @@ class DatePattern:
                 # The hour of midnight is 24 with k, 12 with h and 0 with K.
                 elif letter in ("h", "K", "k"):
                     found["H"] = int(value) % (24 if letter == "k" else 12)
+                elif letter == "D":
+                    day_of_year = int(value)
                 elif letter in found:
                     found[letter] = int(value)
-            # 2. With am or pm, only the hour within the half of the day counts.
+                    if letter == "d":
+                        day_of_year = None  # of the day of the month and the day of the year, the last one counts
+            # 2. With am or pm, only the hour within the half of the day counts. A day of the year counts from January.
             if afternoon is not None:
                 found["H"] = found["H"] % 12 + 12 * afternoon
+            if day_of_year is not None:
+                found |= {"M": 1, "d": day_of_year}
             # 3. Convert to UTC. A time before the 100 years of two-digit years is moved by 100 years.
             at = _time_of_numbers(found) - offset
             if century_start is not None and at < century_start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,12 +17,14 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres import sink
+from penstock.shared.connect.connectors.postgres.database import transaction
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
 from penstock.shared.connect.connectors.postgres.sink_offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.states import ConnectorTaskId
+from tests import virtual_time
 from tests.integration.connect.postgres import is_installed, server
 from tests.shared.connect.connectors import sink_context
 from tests.shared.connect.harness import TP, Running, running
@@ -234,6 +237,34 @@ async def test_exactly_once_writes_each_record_once(url: str, db: Any) -> None:
         assert await rows_of(db, "SELECT count(*)::int FROM t") == [(101,)]
 
 
+async def test_a_commit_without_an_answer_is_not_of_another_task(
+    url: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the connection breaks after Postgres has committed, the retry skips the rows of this transaction."""
+    await db.execute("CREATE TABLE t (n int)")
+    task = PostgresSinkTask()
+    task.context = sink_context.Context()
+    await task.start({"name": "c", "connection.url": url, "exactly.once": "true", "batch.size": "2"})
+    await task.open(frozenset({TP}))
+    given = [SinkRecord("t", 0, None, None, None, {"n": n}, kafka_offset=n) for n in range(4)]
+
+    @contextlib.asynccontextmanager
+    async def unanswered(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
+        async with transaction(connection, keep=keep):
+            yield
+        connection.terminate()
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "transaction", unanswered)
+        with pytest.raises(RetriableError):
+            await task.put(given)
+    assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(0,), (1,)]
+    await task.put(given)
+    assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(n,) for n in range(4)]
+    await task.stop()
+
+
 async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db: Any) -> None:
     """Altering offsets moves the offsets in the database, and reading restarts there; without exactly-once no table is
     created.
@@ -389,6 +420,32 @@ async def test_tasks_that_start_together_create_one_offset_table(url: str, db: A
         await connection.close()
 
 
+@pytest.mark.parametrize("tables", ["", "src"])
+def test_a_source_waits_at_most_a_second_in_a_poll(tables: str) -> None:
+    """The wait for the next read, or for the next retry, is divided: each poll returns after a second at most.
+
+    So a pause, or the end of a transaction, does not wait for the whole interval.
+    """
+
+    async def poll_times() -> list[float]:
+        task = PostgresSourceTask()
+        task.initialize(Context())
+        settings = {"connection.url": "postgresql://127.0.0.1:1/x", "mode": "bulk", "topic.prefix": ""}
+        waits = {"poll.interval.ms": "2500", "retry.backoff.ms": "2500"}
+        await task.start({**settings, **waits, "table.whitelist": tables})
+        loop = asyncio.get_running_loop()
+        times = []
+        for _ in range(3):
+            before_s = loop.time()
+            with contextlib.suppress(RetriableError):  # nothing listens there
+                assert await task.poll() is None
+            times.append(loop.time() - before_s)
+        await task.stop()
+        return times
+
+    assert virtual_time.run(poll_times())[1:] == [1, 1]
+
+
 async def test_new_and_changed_rows_are_read(url: str, db: Any) -> None:
     """`timestamp+incrementing` reads new and changed rows, each once and in order, also after a restart."""
     await db.execute("CREATE TABLE src (id serial PRIMARY KEY, v text, price numeric, at timestamptz DEFAULT now())")
@@ -500,6 +557,7 @@ async def test_a_paused_bulk_read_does_not_block_vacuum(url: str, db: Any) -> No
     await db.execute("CREATE TABLE src AS SELECT n AS id FROM generate_series(1, 25) n")
     task = PostgresSourceTask()
     settings = {"connection.url": url, "mode": "bulk", "table.whitelist": "src", "topic.prefix": ""}
+    settings |= {"retry.backoff.ms": "1"}
     task.initialize(Context())
     await task.start({**settings, "batch.max.rows": "10", "poll.interval.ms": "1", "bulk.idle.ms": "50"})
 

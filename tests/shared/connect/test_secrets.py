@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,16 @@ def test_files_outside_of_the_allowed_paths_are_errors(tmp_path: Path) -> None:
 
 
 def test_a_worker_names_its_providers(tmp_path: Path) -> None:
-    """`config.providers` names Kafka's or our classes; an unknown provider is an error."""
+    """`config.providers` names Kafka's or our classes; an unknown provider or an invalid pattern is an error."""
     props = {"config.providers.f.class": "org.apache.kafka.common.config.provider.FileConfigProvider"}
     file = tmp_path / "p"
     file.write_text("k=v")
     assert ConfigTransformer.of_worker(["f"], props).resolve({"x": f"${{f:{file}:k}}"}) == {"x": "v"}
     with pytest.raises(ConfigError, match="vault"):
         ConfigTransformer.of_worker(["vault"], {})
+    pattern = "config.providers.env.param.allowlist.pattern"
+    with pytest.raises(ConfigError, match=re.escape(pattern)):
+        ConfigTransformer.of_worker(["env"], {pattern: "APP_("})
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:

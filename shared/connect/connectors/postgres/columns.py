@@ -6,6 +6,7 @@ The source gets values from the driver, or as text. The sink converts the values
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple
@@ -172,8 +173,8 @@ def column_type(schema: Schema | None, value: Any) -> str | None:
 
 def column_adapter(kind: str) -> Callable[[Any], Any] | None:
     """Return the function that converts a record's value for a column of this type; None if none is needed."""
-    base = kind.partition("(")[0]
-    return _ADAPTERS.get(base)
+    # Without a precision or length: `timestamp(3) without time zone` is `timestamp without time zone`.
+    return _ADAPTERS.get(re.sub(r"\([^)]*\)", "", kind))
 
 
 def _adapt_json(value: Any) -> Any:

@@ -252,11 +252,11 @@ class SlotReader:
             # Under REPLICA IDENTITY FULL the old row has the large values that the update did not change.
             before = message.old if message.is_whole else None
             row = table.row(message.new, before)
-            if message.old is not None:
-                old = table.row(message.old)
-                # A changed key needs a delete of the old key. Otherwise the old row would stay in the topic for ever.
-                if table.old_key(old) != table.key(row):
-                    yield self._delete_change(table, old)
+            # Without an old row, the update has changed no column of the replica identity.
+            old = row if message.old is None else table.row(message.old)
+            # A changed key needs a delete of the old key. Otherwise the old row would stay in the topic for ever.
+            if table.old_key(old) != table.key(row):
+                yield self._delete_change(table, old)
             value = table.whole(row)
             # Large values that are neither in the message nor in an old row are read from the table afterwards.
             missing = [name for name in value if name not in row]

@@ -2,7 +2,8 @@
 
 A transaction locks the rows of its partitions and compares their offsets with those that the task knows. If they
 differ, another task has written to the partition, and the transaction fails. So two tasks never write the same records,
-even if one has lost the partition without noticing.
+even if one has lost the partition without noticing. There is one exception: the offset may be that of the task's own
+last transaction, if Postgres has committed it and the connection broke before the answer.
 
 Records that are delivered again are skipped if they are already written. But a task starts at the offset in the table,
 and after a complete batch no earlier record is delivered again. So a record with a lower offset comes from a topic that
@@ -33,6 +34,7 @@ class OffsetTable:
         self._connector = connector
         self._known: dict[TopicPartition, int] = {}
         self._written: dict[TopicPartition, int] = {}
+        """The ends of the last transaction, until it is known to be committed."""
         self._begun: dict[TopicPartition, int] = {}
 
     def __repr__(self) -> str:
@@ -90,6 +92,9 @@ class OffsetTable:
                 )
         for tp in sorted(ends):
             found = await self._read_next_offset(connection, tp, "FOR UPDATE")
+            # The last transaction was committed without an answer. Its records are written.
+            if found == self._written.get(tp):
+                self._known[tp] = found
             # Another task has written since: the partition belongs to it, and this task is a zombie.
             if found != self._known.get(tp):
                 raise ConnectError(f"{tp} was written by another task, up to {found}: this task cannot continue")

@@ -27,7 +27,7 @@ from penstock.shared.connect.connectors.postgres.table_reader import TableReader
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.schema import Schema
-from penstock.shared.connect.task import SourceTask
+from penstock.shared.connect.task import POLL_WAIT_MAX_MS, SourceTask
 
 log = get_logger(__name__)
 
@@ -114,17 +114,20 @@ class PostgresSourceTask(SourceTask):
         self._turn = 0
         self._idle = 0
         self._bulk: BulkRead | None = None
+        self._wait_ms = 0
+        """The wait before the next read. Each poll waits for a part of it."""
 
     async def poll(self) -> list[SourceRecord] | None:
+        wait_ms = min(self._wait_ms, POLL_WAIT_MAX_MS)
+        await asyncio.sleep(wait_ms / 1000)
+        self._wait_ms -= wait_ms
+        if self._wait_ms > 0:
+            return None
         if self._logical is not None:
             return await self._poll_logical(self._logical)
         if not self._readers:
-            await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
+            self._wait_ms = self._values["poll.interval.ms"]
             return None
-        # All tables were read in turn and none had new rows.
-        if self._idle >= len(self._readers):
-            await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
-            self._idle = 0
         reader = self._readers[self._turn]
         try:
             records, is_whole = await self._read_rows(reader)
@@ -135,15 +138,19 @@ class PostgresSourceTask(SourceTask):
             self._turn = (self._turn + 1) % len(self._readers)
             is_idle = self._values["mode"] == "bulk" or not records
             self._idle = self._idle + 1 if is_idle else 0
+        # All tables were read in turn and none had new rows.
+        if self._idle >= len(self._readers):
+            self._idle = 0
+            self._wait_ms = self._values["poll.interval.ms"]
         return records
 
     async def _poll_logical(self, logical: LogicalReader) -> list[SourceRecord]:
-        if logical.is_idle:
-            await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
         try:
             records = await logical.read(await self._connect_if_needed())
         except Exception as e:
             raise await self._failure_to_raise(e) from e
+        if logical.is_idle:
+            self._wait_ms = self._values["poll.interval.ms"]
         self._retries_left = self._values["max.retries"]
         return records
 
@@ -208,6 +215,7 @@ class PostgresSourceTask(SourceTask):
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
         ours = translated(error)
+        self._wait_ms = self._values["retry.backoff.ms"]
         await self._abandon_bulk_read()
         if self._connection is not None:
             connection = self._connection

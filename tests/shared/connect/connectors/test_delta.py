@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
 from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SinkRecord
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, Reporter, produce, record, records
 from tests.shared.connect.harness import running
 
@@ -99,6 +101,56 @@ async def test_invalid_rows_are_reported_or_fail_the_task(tmp_path: Path) -> Non
         await task.pre_commit(at(a=6))
     with pytest.raises(ConnectError, match="cannot be a row"):
         await task.put([])
+
+
+async def test_nulls_and_empty_values_have_the_type_of_their_column(tmp_path: Path) -> None:
+    """A null, an empty list and an empty object have the table's type. They determine no type of a new column."""
+    values = [
+        {"n": 0, "user": {"email": None}, "tags": [], "empty": {}},
+        {"n": 1, "user": {"email": "x", "age": None}, "tags": [{"name": "a"}], "empty": {"x": 1}},
+        {"n": 2, "user": {"email": None}, "tags": [{"name": None}, {}], "empty": {}},
+        {"n": 3, "user": {}, "tags": [], "empty": {"y": []}},
+        {"n": None},
+    ]
+    task = await started(tmp_path, Context(reporter := Reporter()), A)
+    for offset, value in enumerate(values):
+        await task.put([record(A, offset, value)])
+        await task.pre_commit(at(a=offset + 1))
+    assert reporter.errors == []
+    assert pa.table(DeltaTable(tmp_path).to_pyarrow_table()).sort_by("n").to_pylist() == [
+        {"n": 0, "user": None, "tags": None, "empty": None},
+        {"n": 1, "user": {"email": "x"}, "tags": [{"name": "a"}], "empty": {"x": 1}},
+        {"n": 2, "user": {"email": None}, "tags": [{"name": None}, {"name": None}], "empty": {"x": None}},
+        {"n": 3, "user": {"email": None}, "tags": [], "empty": {"x": None}},
+        {"n": None, "user": None, "tags": None, "empty": None},
+    ]
+    await task.put([record(A, 5, {"n": []}), record(A, 6, {"new": [None]})])
+    await task.pre_commit(at(a=7))
+    assert sorted(reporter.reported) == [(A, 5), (A, 6)]
+
+
+class FailingOnce(Reporter):
+    """A reporter whose first dead letter cannot be stored for now."""
+
+    def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
+        if self.errors:
+            return super().report(record, error)
+        self.errors.append("failed")
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(RetriableError("no broker"))
+        return failed
+
+
+async def test_records_are_delivered_again_after_a_failed_report(tmp_path: Path) -> None:
+    """If a dead letter cannot be stored for now, the same records are delivered again, and each is appended once."""
+    task = await started(tmp_path, Context(reporter := FailingOnce()), A)
+    batch = [*records(A, 0, 3), record(A, 3, None), record(A, 4)]
+    with pytest.raises(RetriableError, match="no broker"):
+        await task.put(batch)
+    await task.put(batch)
+    await task.pre_commit(at(a=5))
+    assert rows(tmp_path) == [0, 1, 2, 4]
+    assert reporter.reported == [(A, 3)]
 
 
 async def test_a_fenced_task_fails(tmp_path: Path) -> None:

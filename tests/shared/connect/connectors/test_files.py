@@ -16,7 +16,7 @@ import pytest
 
 from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, table_of
+from penstock.shared.connect.connectors.arrow_rows import NothingInIt, check_row, columns_of_file, table_of
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask
 from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
 from penstock.shared.connect.errors import ConnectError
@@ -143,6 +143,19 @@ async def test_each_invalid_record_is_reported_with_its_own_error(tmp_path: Path
     assert pq.read_table(tmp_path / name).column("n").to_pylist() == [0, 1, 4]
 
 
+async def test_objects_without_fields_are_left_out_of_a_parquet_file(tmp_path: Path) -> None:
+    """Parquet has no struct without fields: such an object is left out, at any depth, and the record is written."""
+    values = [{"n": n, "a": {}, "b": {"c": {}, "d": n}, "e": [{}], "f": [], "g": {"h": None}} for n in range(2)]
+    task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "2"})
+    await task.put([record(A, offset, value) for offset, value in enumerate(values)])
+    (name,) = names(tmp_path)
+    written = pq.ParquetFile(tmp_path / name).read().to_pylist()
+    assert written == [{"n": n, "b": {"d": n}, "f": [], "g": {"h": None}} for n in range(2)]
+    await task.put([record(A, 2, {"a": {}}), record(A, 3, {"n": 3})])
+    assert pq.ParquetFile(tmp_path / names(tmp_path)[1]).read().to_pylist() == [{"n": None}, {"n": 3}]
+    assert reporter.errors == []
+
+
 def typed_records(*pairs: tuple[Schema | None, Any]) -> list[SinkRecord]:
     return [
         SinkRecord("t", 0, None, None, schema, value, kafka_offset=offset)
@@ -171,10 +184,10 @@ def test_columns_of_structs_come_from_their_schema() -> None:
     assert table.column("a").to_pylist() == [1, 2]
 
 
-def test_nulls_without_a_type_are_no_table() -> None:
-    """Records of which no column can be made are rejected. They would be lost as a table without rows."""
+def test_nulls_without_a_type_are_no_file() -> None:
+    """Records of which no column can be made are rejected. They would be lost as a file without rows."""
     with pytest.raises(NothingInIt):
-        table_of(typed_records((None, {"a": None}), (None, {"b": None})))
+        columns_of_file(table_of(typed_records((None, {"a": None}), (None, {"b": None}))))
 
 
 @pytest.mark.parametrize("value", [None, 1, [1], {1: 2}, {None: 2}, {b"x": 2}])

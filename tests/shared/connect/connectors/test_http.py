@@ -20,6 +20,7 @@ from penstock.shared.connect.connectors.http import (
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.runtime.offset_backing_store import StoredOffsetReader
+from tests import virtual_time
 from tests.shared.connect.connectors.http_server import Request, Response, serving
 from tests.shared.connect.connectors.sink_context import JSON, A, B, Context, produce, records
 from tests.shared.connect.harness import Store, running
@@ -196,6 +197,30 @@ async def test_an_inclusive_offset_writes_each_record_once() -> None:
         await task.stop()
 
 
+def test_a_poll_waits_at_most_a_second() -> None:
+    """The wait for the next request is longer than a poll: each poll returns after a second at most, without records.
+
+    So a pause, or the end of a transaction, does not wait for the whole interval.
+    """
+
+    async def poll_until_next_request() -> None:
+        task = HttpSourceTask()
+        task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
+        await task.start({"http.url": "http://127.0.0.1:1/", "topic": "t", "retry.backoff.ms": "2500"})
+        with pytest.raises(RetriableError):
+            await task.poll()  # nothing listens there
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            before_s = loop.time()
+            assert await task.poll() is None
+            assert loop.time() - before_s == 1
+        with pytest.raises(RetriableError):
+            await task.poll()
+        await task.stop()
+
+    virtual_time.run(poll_until_next_request())
+
+
 async def test_an_unchanged_answer_is_not_written_again() -> None:
     """The next request contains the ETag, and a 304 writes no records."""
 
@@ -208,6 +233,30 @@ async def test_an_unchanged_answer_is_not_written_again() -> None:
         await run.run(HttpSourceConnector, http_url=server.url, topic="t", poll_interval_ms="5", **JSON)
         await run.until(lambda: len(server.requests) >= 4)
         assert len(run.cluster.records("t")) == 1
+
+
+async def test_an_etag_is_sent_only_for_its_own_address() -> None:
+    """A server may give all pages one ETag: the first request of a page has none, so each page is read."""
+
+    def respond(request: Request) -> Response:
+        if request.headers.get("if-none-match") == '"1"':
+            return 304, {}, b""
+        after = int(request.path.partition("=")[2])
+        page = [{"id": n} for n in range(after + 1, min(after + 3, 4))]
+        return 200, {"ETag": '"1"'}, json.dumps(page).encode()
+
+    async with serving(respond) as server:
+        task = HttpSourceTask()
+        task.context = WorkerSourceTaskContext({}, AllowedFiles(), StoredOffsetReader(Store(), "c"))
+        await task.start(
+            {"http.url": f"{server.url}/?after=${{offset}}", "topic": "t", "http.offset.pointer": "/id",
+             "http.offset.initial": "0", "poll.interval.ms": "1"}
+        )  # fmt: skip
+        polled = [[record.value["id"] for record in await task.poll() or ()] for _ in range(4)]
+        assert polled == [[1, 2], [3], [], []]
+        sent = [(request.path, request.headers.get("if-none-match")) for request in server.requests]
+        assert sent == [("/?after=0", None), ("/?after=2", None), ("/?after=3", None), ("/?after=3", '"1"')]
+        await task.stop()
 
 
 @pytest.mark.parametrize("setting", ["records.pointer", "key.pointer", "http.offset.pointer"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.shared.common.errors import DataError
 from penstock.shared.connect.converters.json import NO_JSON, JsonConverter
 from penstock.shared.connect.schema import (
     BYTES,
+    FLOAT64,
     INT32,
     INT64,
     OPTIONAL_INT32,
@@ -99,7 +101,10 @@ def test_invalid_bytes_have_kafka_connects_messages() -> None:
     for data in (b'{"a":1}', b"5", b'{"schema":null,"payload":1,"more":2}'):
         with pytest.raises(DataError, match='"schema" and "payload"'):
             converter().to_connect_data("t", data)
-    for schema in ('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"):
+    for schema in (
+        *('{"type":"int99"}', '{"type":"array"}', '{"type":"struct","fields":[{"type":"int32"}]}', "5"),
+        *('{"type":["int32"]}', '{"type":{}}', '{"type":"int32","name":["n"]}'),
+    ):
         with pytest.raises(DataError):
             converter().to_connect_data("t", b'{"schema":' + schema.encode() + b',"payload":1}')
 
@@ -118,7 +123,14 @@ def test_values_must_be_of_their_schema() -> None:
     maps = b'{"schema":{"type":"map","keys":{"type":"int32"},"values":{"type":"string"}},"payload":{"1":"a"}}'
     with pytest.raises(DataError, match="array of pairs"):
         converter().to_connect_data("t", maps)
-    for kind, payload in (("int8", "300"), ("string", "5"), ("boolean", "1"), ("bytes", '"?"'), ("int32", "null")):
+    for kind, payload in (
+        ("int8", "300"),
+        ("string", "5"),
+        ("boolean", "1"),
+        ("bytes", '"?"'),
+        ("int32", "null"),
+        ("float64", '"1"'),
+    ):
         with pytest.raises(DataError):
             converter().to_connect_data("t", f'{{"schema":{{"type":"{kind}"}},"payload":{payload}}}'.encode())
 
@@ -148,6 +160,19 @@ def test_decimals_may_be_numbers() -> None:
             numeric.to_connect_data("t", data)
     with pytest.raises(DataError, match="NaN"):
         numeric.from_connect_data("t", decimal_schema(2), Decimal("NaN"))
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
+def test_floats_without_a_json_number_are_text(value: float, text: str) -> None:
+    """NaN and infinity are written as Kafka Connect's text, with and without a schema. With a schema they are read."""
+    schema = Schema.struct(None, Field("a", FLOAT64), Field("b", Schema.array(Schema(SchemaType.FLOAT32))))
+    data = converter().from_connect_data("t", schema, {"a": value, "b": [value]})
+    assert data is not None
+    assert json.loads(data)["payload"] == {"a": text, "b": [text]}
+    _, read = converter().to_connect_data("t", data)
+    assert str(read) == str({"a": value, "b": [value]})
+    plain = converter(schemas_enable="false")
+    assert plain.from_connect_data("t", None, {"a": [value]}) == f'{{"a":["{text}"]}}'.encode()
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3))

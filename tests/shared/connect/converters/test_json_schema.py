@@ -153,7 +153,10 @@ def test_foreign_schemas_are_converted(json: Any, schema: Schema | None) -> None
         ({"type": "array"}, "no schema for its items"),
         ({"type": "object", "properties": {"a": {}}}, "property 'a'"),
         ({"type": "wave"}, "no equivalent in Connect"),
-        ([], "not a JSON Schema"),
+        *(
+            (json, "not a JSON Schema")
+            for json in ([], {"type": {}}, {"type": "string", "connect.type": []}, {"oneOf": 5})
+        ),
     ],
 )
 def test_unsupported_json_schemas_are_an_error(json: Any, message: str) -> None:

@@ -51,6 +51,12 @@ def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
         ("yyyy-MM-dd'T'HH:mm:ssXXX", "2024-02-09T15:04:05-01:30", "2024-02-09T16:34:05+00:00"),
         ("yyyyMMddHHmmssSSS", "20240209150405067", "2024-02-09T15:04:05.067000+00:00"),
         ("d MMM yyyy", "9 feb 2024 and more", "2024-02-09T00:00:00+00:00"),
+        ("yyyy-DDD HH", "2024-060 10", "2024-02-29T10:00:00+00:00"),
+        ("yyyyDDD", "2023366", "2024-01-01T00:00:00+00:00"),
+        ("yyyy-DDD MM", "2024-060 05", "2024-02-29T00:00:00+00:00"),
+        ("DDD yyyy-MM-dd", "060 2024-05-07", "2024-05-07T00:00:00+00:00"),  # the last day counts
+        ("yyyy-MM-dd DDD", "2024-05-07 060", "2024-02-29T00:00:00+00:00"),
+        ("yyyy-DDD dd", "2024-060 07", "2024-01-07T00:00:00+00:00"),
     ],
 )
 def test_times_are_read_as_java_reads_them(pattern: str, text: str, iso: str) -> None:

@@ -234,6 +234,15 @@ def test_a_schema_is_renamed() -> None:
         (7, "float32", 7.0),
         (0, "boolean", False),
         (2.5, "boolean", True),
+        (0.5, "boolean", False),
+        (float("nan"), "boolean", False),
+        (Decimal(9007199254740993), "int64", 9007199254740993),
+        (Decimal("3000000000.9"), "int32", -1294967296),
+        (Decimal("-1.9"), "int8", -1),
+        (Decimal("1.5"), "float64", 1.5),
+        (Decimal("0.5"), "boolean", False),
+        (Decimal(2), "boolean", True),
+        ("+12", "int16", 12),
         ("TRUE", "boolean", True),
         (True, "string", "true"),
         (1.0, "string", "1.0"),
@@ -251,7 +260,10 @@ def test_values_are_cast_as_java_casts_them(value: Any, target: str, expected: A
 
 @pytest.mark.parametrize(
     ("value", "target"),
-    [("128", "int8"), ("x", "int32"), ("1.0", "int32"), ("maybe", "boolean"), ([], "int32"), ({}, "string")],
+    [
+        *(("128", "int8"), ("x", "int32"), ("1.0", "int32"), ("1_000", "int32"), (" 1", "int32"), ("9" * 50, "int64")),
+        *(("maybe", "boolean"), ([], "int32"), ({}, "string"), (Decimal("NaN"), "int32"), (Decimal("NaN"), "boolean")),
+    ],
 )
 def test_values_that_cannot_be_cast_are_errors(value: Any, target: str) -> None:
     """Text that is no number or does not fit, and structures, are DataErrors."""

@@ -142,10 +142,13 @@ def test_other_tables_and_truncations_are_skipped() -> None:
     assert named.topic == "p-public.Odd"
 
 
-def test_a_key_column_missing_from_deletes_is_an_error() -> None:
-    """A key column that deletes and key updates do not contain is an error, as is an unknown key column."""
+def test_a_key_column_missing_from_old_rows_is_an_error() -> None:
+    """A key column that is not in old rows is an error of deletes and updates, as is an unknown key column.
+
+    An update may have changed this column: its old key would stay in the topic.
+    """
     assert read(changes(key_columns=["name"])[0], BEGIN, SRC, INSERT)[0].key == {"name": "one"}
-    for message in (DELETE, UPDATE_KEY):
+    for message in (DELETE, UPDATE_KEY, UPDATE):
         with pytest.raises(ConnectError, match=r"name.*row of src"):
             read(changes(key_columns=["name"])[0], BEGIN, SRC, message)
     with pytest.raises(ConnectError, match="not all of nope"):

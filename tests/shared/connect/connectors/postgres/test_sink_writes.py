@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from penstock.shared.common.errors import DataError
+from penstock.shared.connect.connectors.postgres.columns import column_adapter
 from penstock.shared.connect.connectors.postgres.sink_rows import RowBuilder, RowSettings, RowsToWrite, columns_of
 from penstock.shared.connect.connectors.postgres.sql import SqlTable, update_from
 from penstock.shared.connect.record import SinkRecord
@@ -14,6 +17,8 @@ from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field
 
 UPSERT = RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True)
 STRUCT = Schema.struct("Row", Field("id", INT32), Field("n", OPTIONAL_STRING))
+
+NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
 
 TABLE = SqlTable("t", {"id": "bigint", "n": "integer"}, ("id",))
 
@@ -70,6 +75,29 @@ def test_latest_keeps_the_last_row_of_each_key() -> None:
     """`latest` keeps only the last row of each key, since one statement may not change a row twice."""
     rows = RowBuilder(UPSERT).build([record(1, {"a": 1}), record(2, {"a": 2}), record(1, {"a": 3})])
     assert rows[0].latest() == [(1, 3), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "adapted"),
+    [
+        ("timestamp(3) without time zone", NOON, NOON.replace(tzinfo=None)),
+        ("timestamp without time zone", NOON, NOON.replace(tzinfo=None)),
+        ("timestamp(3) with time zone", 1704110400000, NOON),
+        ("numeric(10,2)", 1.5, Decimal("1.5")),
+        ("numeric(10,-2)", 1.5, Decimal("1.5")),
+        ("character varying(10)", 5, "5"),
+    ],
+)
+def test_values_are_adapted_to_columns_with_a_precision(kind: str, value: Any, adapted: Any) -> None:
+    """A column's precision or length does not change how its values are converted."""
+    adapt = column_adapter(kind)
+    assert adapt is not None
+    assert adapt(value) == adapted
+
+
+def test_values_of_array_columns_are_not_adapted() -> None:
+    """The driver converts lists for array columns, also if their items have a length."""
+    assert [column_adapter(kind) for kind in ("text[]", "character varying(10)[]", "numeric(10,2)[]")] == [None] * 3
 
 
 def test_an_update_needs_a_column_to_change() -> None:
