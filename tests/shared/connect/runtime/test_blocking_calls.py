@@ -7,6 +7,7 @@ end is abandoned.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -358,6 +359,34 @@ async def test_a_task_that_does_not_end_is_abandoned() -> None:
             await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
             await run.worker.stop_tasks([id])
             assert run.worker.task_ids() == frozenset()
+            assert run.listener.of(id) == ["startup"]
+    finally:
+        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_an_abandoned_task_does_not_report_a_failure() -> None:
+    """If `stop` of an abandoned task raises, the error is logged and not reported: the task may run again meanwhile."""
+
+    def slow_to_end(made: RecordingSourceTask) -> None:
+        async def poll() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await made.batches.get()
+            await made.batches.get()
+
+        async def stop() -> None:
+            raise ValueError("no connection")
+
+        made.poll = poll  # type: ignore[method-assign]
+        made.stop = stop  # type: ignore[method-assign]
+
+    RecordingSourceTask.prepare = staticmethod(slow_to_end)
+    try:
+        async with running(task_shutdown_graceful_timeout_ms="50") as run:
+            id = await run.run(RecordingSource)
+            await run.until(lambda: "startup" in run.listener.of(id))
+            with structlog.testing.capture_logs() as logged:
+                await run.worker.stop_tasks([id])
+                await run.until(lambda: any(line["event"] == "task failed" for line in logged))
             assert run.listener.of(id) == ["startup"]
     finally:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)
