@@ -285,6 +285,28 @@ async def test_wait_for_is_only_for_the_thread() -> None:
         thread.close()
 
 
+async def test_a_thread_of_the_connector_calls_the_worker_on_the_loop() -> None:
+    """Calls of the context run on the event loop, from a thread that the connector starts as well."""
+    thread = TaskThread()
+    called = []
+
+    def watch() -> None:
+        called.append(thread.on_loop(asyncio.get_running_loop))
+
+    def start() -> threading.Thread:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        return watcher
+
+    try:
+        watcher = await thread.call(start)
+        await thread.call(watcher.join)
+        watch()
+        assert called == [asyncio.get_running_loop()] * 2
+    finally:
+        thread.close()
+
+
 def test_methods_that_run_in_the_thread() -> None:
     """`def` methods run in the thread; an inherited `pre_commit` runs where `flush` runs."""
 
