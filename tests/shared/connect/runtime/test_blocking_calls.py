@@ -365,6 +365,26 @@ async def test_a_blocking_connector_delays_no_other() -> None:
     assert BlockingConnector.threads == ["connector-b", "connector-b", "alter-offsets"]
 
 
+async def test_a_connector_that_does_not_end_is_abandoned() -> None:
+    """After the graceful timeout the worker abandons a connector, and requests that wait for it return."""
+    BlockingConnector.may_start.clear()
+    try:
+        async with running(task_shutdown_graceful_timeout_ms="50") as run:
+            run.worker.plugins.add(BlockingConnector, "Blocking")
+            config = {**SINK, "connector.class": "Blocking"}
+            starting = asyncio.create_task(run.worker.start_connector("b", config, TargetState.STARTED, run.listener))
+            await run.until(lambda: "b" in run.worker.connector_names())
+            pausing = asyncio.create_task(run.worker.set_target_state("b", TargetState.PAUSED))
+            await asyncio.sleep(0)
+            await run.worker.stop_connector("b")
+            await run.until(lambda: starting.done() and pausing.done(), 1)
+            assert run.listener.of("b") == []
+            BlockingConnector.may_start.set()
+            await run.until(lambda: all(thread.name != "connector-b" for thread in threading.enumerate()))
+    finally:
+        BlockingConnector.may_start.set()
+
+
 async def test_a_task_that_does_not_end_is_abandoned() -> None:
     """After the graceful timeout the worker abandons a task and ignores its events."""
 
