@@ -134,11 +134,16 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
 
 def test_misspelled_settings_are_reported(worker: Path) -> None:
     """A misspelled setting is reported with a suggestion; settings with the prefix of a
-    converter, provider or client are not reported.
+    converter, provider, client or storage topic are not reported.
     """
-    flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
+    flags = [
+        *("--grup.id=x", "--topic.creation.enabled=false", "--metrics.recording.levels=INFO", "--producer.linger.ms=1"),
+        *("--key.converter.schemas.enable=false", "--security.protocol=SSL", "--status.storage.segment.bytes=1000"),
+    ]
     assert misspelled_settings(read_command_line("distributed", [str(worker), *flags]).config) == [
-        "grup.id (did you mean group.id?)"
+        "grup.id (did you mean group.id?)",
+        "topic.creation.enabled (did you mean topic.creation.enable?)",
+        "metrics.recording.levels",
     ]
 
 
