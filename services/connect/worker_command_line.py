@@ -24,9 +24,9 @@ Mode = Literal["standalone", "distributed"]
 LOG_FLAGS = ("log.level", "log.format")
 PREFIXES = (
     *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
-    *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
+    *("config.providers.", "config.storage.", "offset.storage.", "status.storage."),
 )
-"""Prefixes of settings that another component checks."""
+"""Prefixes of settings that the worker passes on: to its clients, converters, config providers or storage topics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,10 @@ class AllowedFiles:
         return os.fdopen(file, "a", encoding="utf-8", newline="")
 
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
-        """Write a file atomically and create missing folders. Raises OSError as `open` does."""
+        """Write a file atomically and create missing folders. Raises OSError as `open` does.
+
+        The file is on the disk when this method returns: a sink then commits the offsets of its records.
+        """
         path = self._allowed_local_file(setting, given)
         name = path.below[-1]
         beside = path.below[-1] + ".new"
@@ -94,7 +97,10 @@ class AllowedFiles:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(beside, flags, FILE_MODE, dir_fd=folder), "wb") as file:
                 file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
         finally:
             os.close(folder)
 
@@ -214,6 +220,7 @@ def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, FOLDER_MODE, dir_fd=at)
+                    os.fsync(at)
             # O_NOFOLLOW: a link that was made after the path was compared must not lead elsewhere.
             following = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)

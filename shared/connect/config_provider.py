@@ -24,7 +24,7 @@ from pathlib import Path
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.properties import parse_properties
-from penstock.shared.connect.redaction import VARIABLE, Mask, secrets_in
+from penstock.shared.connect.redaction import VARIABLE, Mask, redacted_value, secrets_in
 
 MASKED_LENGTH_MIN = 4
 """Shorter values are not masked in texts about other settings: they may be parts of words."""
@@ -161,16 +161,15 @@ class ConfigTransformer:
     def masking(self, raw: Mapping[str, str]) -> Mask:
         """Return a function that masks the values of this configuration's variables, and its other secrets.
 
-        A secret of fewer than MASKED_LENGTH_MIN characters is masked only in a text about its own setting. A setting
-        is not masked if the provider of a variable in it fails.
+        A secret of fewer than MASKED_LENGTH_MIN characters is masked only in a text about its own setting. The values
+        of a setting's variables are not masked if a provider fails.
         """
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():
+            own[name] = secrets_in(name, text)
             if "${" in text:
                 with contextlib.suppress(ConfigError):
-                    own[name] = self._secrets_in_text(text)
-            elif found := secrets_in(name, text):
-                own[name] = found
+                    own[name] |= self._values_of_variables(name, text)
         everywhere = {
             value: shown for each in own.values() for value, shown in each.items() if len(value) >= MASKED_LENGTH_MIN
         }
@@ -184,10 +183,10 @@ class ConfigTransformer:
 
         return mask_secrets
 
-    def _secrets_in_text(self, text: str) -> dict[str, str]:
-        """Map the text's value, and the value of each variable in it, to the text that is shown instead."""
+    def _values_of_variables(self, name: str, text: str) -> dict[str, str]:
+        """Map a setting's value, and the value of each variable in it, to the text that is shown instead."""
         found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
-        found[self._resolve_variables(text)] = text
+        found[self._resolve_variables(text)] = redacted_value(name, text)
         stripped = {value.strip(): shown for value, shown in found.items()}
         return {value: shown for value, shown in {**stripped, **found}.items() if value and value != shown}
 

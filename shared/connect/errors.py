@@ -60,6 +60,15 @@ class MoreNeeded(ConnectError):
         self.fetch = fetch
 
 
+def encodable(text: str) -> str:
+    """Return a text of an error with an escape for each lone surrogate, which no encoding has.
+
+    >>> encodable(b"caf\\xe9".decode(errors="surrogateescape"))
+    'caf\\\\udce9'
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def summary_of(error: BaseException) -> str:
     """Return the error in one line, with its class.
 
@@ -67,14 +76,14 @@ def summary_of(error: BaseException) -> str:
     "KeyError: 'k'"
     """
     kind = error.kind if isinstance(error, FailedThere) else type(error).__name__
-    return f"{kind}: {error}"
+    return encodable(f"{kind}: {error}")
 
 
 def trace_of(error: BaseException) -> str:
     """Return an error of a connector or task with its traceback: for FailedThere the one in the other process."""
     if isinstance(error, FailedThere):
         return error.trace
-    return "".join(traceback.format_exception(error)).rstrip()
+    return encodable("".join(traceback.format_exception(error)).rstrip())
 
 
 publish("penstock.connect", globals(), ["ConnectError", "MoreNeeded", "ToleranceExceeded"])

@@ -58,7 +58,12 @@ def _unescape_java_text(text: str) -> str:
             raise ConfigError(f"Malformed \\uxxxx encoding in {text!r:.100}")
         return _ESCAPED.get(char, char)
 
-    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", unescape_character, text, flags=re.DOTALL)
+    unescaped = re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", unescape_character, text, flags=re.DOTALL)
+    # Java writes a character beyond U+FFFF as two escapes.
+    try:
+        return unescaped.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise ConfigError("Malformed \\uxxxx encoding: a surrogate without its pair") from None
 
 
 def properties_from_json(body: Any, subject: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Redaction: configs, log lines and errors show `[hidden]` in place of each secret.
 
 The type of a setting decides whether the setting is secret. If the connector does not define the setting, its name
-decides. A URL is shown without its password. A variable such as `${env:TOKEN}` is not a secret.
+decides. A URL is shown without its password. A value that consists only of variables such as `${env:TOKEN}` is not a
+secret.
 
 A client may read a config over REST, change it and write it back. Then `[hidden]` stands for the stored secret, which
 stays in force.
@@ -36,8 +37,12 @@ PLUGINS_MAX = 1_000
 """How many plugins' secret settings are cached."""
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
 """A variable of a config: `${provider:[path:]key}`."""
-VARIABLE_BEGINS = "${"
-USER_INFO = re.compile(r"(?<=://)([^\s:/?#@]*):([^\s/?#]+)@")
+_ANY_VARIABLE = r"\$\{[^{}]*\}"
+_DOLLAR = rf"(?!{_ANY_VARIABLE})\$"
+# A ":" or "/" in a variable separates nothing: `http://${env:USER}:${file:/secrets:key}@host`.
+USER_INFO = re.compile(
+    rf"(?<=://)((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s:/?#@$])*):((?:{_ANY_VARIABLE}|{_DOLLAR}|[^\s/?#$])+)@"
+)
 PARAMETER = re.compile(
     r"([?&;][\w.\-]*(?:password|passwd|pwd|secret|token|credential|signature|api[._\-]?key|access[._\-]?key)[\w.\-]*=)"
     r"([^&;#\s]+)",
@@ -72,7 +77,7 @@ def hidden(name: str, value: Any) -> Any:
 
 
 def without_passwords(text: str) -> str:
-    """Return the text with `[hidden]` in place of each password in its URLs. A variable as password is kept.
+    """Return the text with `[hidden]` in place of each password in its URLs. A variable as the password is kept.
 
     >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
     'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
@@ -87,11 +92,11 @@ def secrets_in(name: str, value: str) -> dict[str, str]:
 
     This is the whole value if it is a secret, else each password in its URLs and the value with these passwords.
     """
-    if not value or (shown := hidden(name, value)) == value:
+    if (shown := redacted_value(name, value)) == value:
         return {}
     if shown == HIDDEN:
         return {value: shown, repr(value)[1:-1]: shown}
-    return {value: shown, **{password: HIDDEN for password in passwords_in(value) if VARIABLE_BEGINS not in password}}
+    return {value: shown, **{password: HIDDEN for password in passwords_in(value) if _has_literal_text(password)}}
 
 
 def passwords_in(text: str) -> list[str]:
@@ -104,11 +109,16 @@ def passwords_in(text: str) -> list[str]:
 
 
 def _redact_url_password(found: re.Match[str]) -> str:
-    return f"{found[1]}:{found[2] if VARIABLE_BEGINS in found[2] else HIDDEN}"
+    return f"{found[1]}:{HIDDEN if _has_literal_text(found[2]) else found[2]}"
 
 
 def _redact_parameter(found: re.Match[str]) -> str:
-    return found[0] if VARIABLE_BEGINS in found[2] else f"{found[1]}{HIDDEN}"
+    return f"{found[1]}{HIDDEN}" if _has_literal_text(found[2]) else found[0]
+
+
+def _has_literal_text(value: str) -> bool:
+    """Return whether a value has text that is not part of a variable."""
+    return bool(VARIABLE.sub("", value).strip())
 
 
 @lru_cache(PLUGINS_MAX)
@@ -124,13 +134,12 @@ def is_secret(name: str, plugin: type | None) -> bool:
 
 def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
     """Return the config as REST shows it."""
-    return {name: _redact_config_value(name, value, plugin) for name, value in config.items()}
+    return {name: redacted_value(name, value, plugin) for name, value in config.items()}
 
 
-def _redact_config_value(name: str, value: str, plugin: type | None) -> str:
-    if value and VARIABLE.search(value) is None and is_secret(name, plugin):
-        return HIDDEN
-    return without_passwords(value)
+def redacted_value(name: str, value: str, plugin: type | None = None) -> str:
+    """Return a setting's value as REST shows it."""
+    return HIDDEN if _has_literal_text(value) and is_secret(name, plugin) else without_passwords(value)
 
 
 def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
@@ -146,7 +155,7 @@ def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type 
             value = before[name]
         # Only for the same URL. Otherwise a client could have the stored password sent to a host of its choice.
         elif HIDDEN in passwords_in(value):
-            if _redact_config_value(name, before.get(name, ""), plugin) != value:
+            if redacted_value(name, before.get(name, ""), plugin) != value:
                 raise BadRequest(f"{name}: {HIDDEN} keeps the stored password only for the same URL: set the password")
             value = before[name]
         found[name] = value

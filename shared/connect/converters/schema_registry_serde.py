@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.common.json_decoding import InvalidJson, decode_schema
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
 from penstock.shared.connect.converters.schema_registry_client import RegistryAccess, RegistryClient, RegistrySchema
 from penstock.shared.connect.errors import MoreNeeded
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 MAGIC = b"\x00"
 HEAD_BYTES = 5
@@ -137,7 +140,7 @@ class SchemaRegistrySerde:
         if found is None:
 
             async def fetch_schema() -> None:
-                self._cache_schema(id, await self.client.by_id(id))
+                self._cache(self._by_id, id, await self.client.by_id(id))
 
             raise MoreNeeded(f"schema {id}", fetch_schema)
         if found.kind != self.kind:
@@ -155,7 +158,7 @@ class SchemaRegistrySerde:
             if subject not in self._latest:
 
                 async def fetch_latest_schema() -> None:
-                    self._latest[subject] = await self.client.latest(subject)
+                    self._cache(self._latest, subject, await self.client.latest(subject))
 
                 raise MoreNeeded(f"the latest schema of {subject}", fetch_latest_schema)
             return self._latest[subject]
@@ -163,18 +166,16 @@ class SchemaRegistrySerde:
         if id is None:
 
             async def fetch_schema_id() -> None:
-                if len(self._ids) >= self.cache_size:
-                    self._ids.pop(next(iter(self._ids)))
                 request = self.client.register if self.register else self.client.lookup
-                self._ids[subject, text] = await request(subject, self.kind, text)
+                self._cache(self._ids, (subject, text), await request(subject, self.kind, text))
 
             raise MoreNeeded(f"the id of a schema of {subject}", fetch_schema_id)
         return id, None
 
-    def _cache_schema(self, id: int, schema: RegistrySchema) -> None:
-        if len(self._by_id) >= self.cache_size:
-            self._by_id.pop(next(iter(self._by_id)))
-        self._by_id[id] = schema
+    def _cache(self, cache: dict[K, V], key: K, value: V) -> None:
+        if len(cache) >= self.cache_size:
+            cache.pop(next(iter(cache)))
+        cache[key] = value
 
 
 def parse_registered_schema(text: str) -> Any:

@@ -102,7 +102,7 @@ class WorkerMember(Member):
     _received: ExtendedAssignment | None = None
     _completed: int = NO_GENERATION
     _missed: bool = False
-    """The group completed a rebalance without this member, which did not join in time."""
+    """The group completed a rebalance without this member, which held work and did not join in time."""
 
     def __repr__(self) -> str:
         return f"<WorkerMember {self.state}, {self.where()}, holds {self.held}>"
@@ -272,13 +272,13 @@ class WorkerMember(Member):
         """Handle the response to a heartbeat, as every member does.
 
         If the response is UNKNOWN_MEMBER_ID, and the worker had to join again before this response, it has missed the
-        rebalance: `is_given_up` then returns True.
+        rebalance: `is_given_up` then returns True, unless the worker holds no work.
         """
         rejoin_requested = self._rejoin
         generation = self.generation
         Member.on_heartbeat(self, sent_as, code, now_ms)
         if code == UNKNOWN_MEMBER and rejoin_requested and generation != self.generation:
-            self._missed = True
+            self._missed = bool(self.held)
 
     def on_session_over(self) -> None:
         """Request to join again, after a session timeout without an answered heartbeat. The held work is stopped before

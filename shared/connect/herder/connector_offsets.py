@@ -35,6 +35,9 @@ Wanted = dict[TopicPartition, int | None] | list[Row]
 TOPIC = "kafka_topic"
 PARTITION = "kafka_partition"
 OFFSET = "kafka_offset"
+PARTITION_MAX = 2**31 - 1
+OFFSET_MAX = 2**63 - 1
+"""Kafka's protocol has 32 bits for a partition, and 64 for an offset."""
 SETTLE_TRIES = 25
 """How often the request is retried while a group without members is not empty yet."""
 SETTLE_WAIT_MS = 200
@@ -73,11 +76,12 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
             raise BadRequest(
                 f"The partition for a sink connector offset must contain the keys '{TOPIC}' and '{PARTITION}'"
             )
-        number = _parse_offset_number(partition[PARTITION])
+        number = _parse_offset_number(partition[PARTITION], PARTITION_MAX)
         if number is None:
             raise BadRequest(
                 f"Failed to parse the following Kafka partition value in the provided offsets: "
-                f"'{partition[PARTITION]}'. Partition values for sink connectors need to be integers."
+                f"'{partition[PARTITION]}'. Partition values for sink connectors need to be integers from 0 to "
+                f"{PARTITION_MAX}."
             )
         tp = TopicPartition(str(partition[TOPIC]), number)
         if offset is None:
@@ -85,11 +89,11 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
             continue
         if OFFSET not in offset:
             raise BadRequest(f"The offset for a sink connector should either be null or contain the key '{OFFSET}'")
-        at = _parse_offset_number(offset[OFFSET])
+        at = _parse_offset_number(offset[OFFSET], OFFSET_MAX)
         if at is None:
             raise BadRequest(
                 f"Failed to parse the following Kafka offset value in the provided offsets: '{offset[OFFSET]}'. "
-                "Offset values for sink connectors need to be integers."
+                f"Offset values for sink connectors need to be integers from 0 to {OFFSET_MAX}."
             )
         found[tp] = at
     return found
@@ -193,12 +197,9 @@ def _result_message(rows: Sequence[Row] | None, altered: bool) -> str:
     return MAYBE_RESET if rows is None else MAYBE_ALTERED
 
 
-def _parse_offset_number(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
+def _parse_offset_number(value: object, largest: int) -> int | None:
     try:
-        return int(str(value))
+        number = int(str(value))
     except ValueError:
         return None
+    return number if 0 <= number <= largest else None

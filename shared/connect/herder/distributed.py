@@ -40,7 +40,7 @@ from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, Com
 from penstock.shared.connect.herder.connector_offsets import Row
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
 from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
-from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRejected
+from penstock.shared.connect.herder.leader_client import LeaderClient
 from penstock.shared.connect.herder.restart_plan import RestartPlan, merge_restart_requests, plan_restart
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, verify
 from penstock.shared.connect.herder.views import Json
@@ -603,8 +603,7 @@ class DistributedHerder(BaseHerder):
             return
         try:
             await self._keep_tasks(name, made)
-        except LeaderRejected as e:
-            log.error("the leader rejected the task configs", connector=name, reason=str(e))
+        # Also if the leader rejects the request: until this worker has read a new session key, its signature is wrong.
         except PenstockError as e:
             self._retry_task_configs_later(name, attempt, e)
 

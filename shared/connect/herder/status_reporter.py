@@ -20,6 +20,10 @@ from penstock.shared.connect.storage.status_records import (
 )
 from penstock.shared.connect.storage.status_store import StatusStore
 
+TRACE_LENGTH_MAX = 32_768
+"""The end of a longer trace is left out. A status must fit into a record of `max.request.size` (1 MiB by default), and
+JSON has up to six bytes for a character."""
+
 
 class StatusReporter:
     """Reports for one worker. `generation` returns the group's current one. `version` returns the version of a
@@ -47,12 +51,13 @@ class StatusReporter:
         return f"<StatusReporter {self._worker_id}>"
 
     def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
-        """Write the status after the event."""
+        """Write the status after the event. The end of a very long trace is left out."""
         if event is Event.DELETION:
             self._statuses.put(Forgotten(id))
         # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
         elif event in (Event.FAILURE, Event.SHUTDOWN):
-            self._statuses.put_safe(self._status_to_report(id, TRANSITIONS[event][1], trace))
+            shown = None if trace is None else trace[:TRACE_LENGTH_MAX]
+            self._statuses.put_safe(self._status_to_report(id, TRANSITIONS[event][1], shown))
         else:
             self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
 

@@ -41,6 +41,7 @@ from penstock.shared.connect.errors import (
     ConnectorNotFound,
     ConnectorNotFoundThere,
     FailedThere,
+    encodable,
     trace_of,
 )
 
@@ -77,7 +78,7 @@ KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
 def error_message(error: Exception) -> Message:
     """Return an error as a message."""
     kind = next(name for name, (here, _) in KINDS.items() if isinstance(error, here))
-    return {"error": str(error), "kind": kind, "class": type(error).__name__, "trace": trace_of(error)}
+    return {"error": encodable(str(error)), "kind": kind, "class": type(error).__name__, "trace": trace_of(error)}
 
 
 def error_of(message: Message) -> FailedThere:

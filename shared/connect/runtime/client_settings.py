@@ -33,7 +33,9 @@ WITHOUT_COUNTERPART = {
     *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "client.dns.lookup", "allow.auto.create.topics"),
 }
 """Properties that need no warning: they have no effect here, or are read elsewhere."""
-JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
+JAAS = re.compile(r"""(\w+)\s*=\s*(?:(["'])((?:\\.|(?!\2)[^\\])*)\2|([^\s;]+))""")
+_JAAS_ESCAPE = re.compile(r"\\(?:([0-3][0-7]{0,2}|[4-7][0-7]?)|(.))")
+_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
 def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
@@ -43,9 +45,18 @@ def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
     """
     fields = {}
     if jaas := props.get("sasl.jaas.config"):
-        given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}
+        given = {name: _unescape_jaas(quoted) or plain for name, _, quoted, plain in JAAS.findall(str(jaas))}
         fields = {f"sasl_{name}": given[name] for name in ("username", "password") if name in given}
     return _client_settings_of_props(KafkaSettings, props, fields)
+
+
+def _unescape_jaas(quoted: str) -> str:
+    """Return a quoted value of `sasl.jaas.config` as Java's StreamTokenizer reads it."""
+
+    def unescape_character(match: re.Match[str]) -> str:
+        return chr(int(match[1], 8)) if match[1] else _ESCAPED.get(match[2], match[2])
+
+    return _JAAS_ESCAPE.sub(unescape_character, quoted)
 
 
 def producer_settings(props: Mapping[str, Any], **fixed: Any) -> ProducerSettings:

@@ -27,6 +27,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.connect.errors import ConnectError, ToleranceExceeded
 from penstock.shared.connect.record import SinkRecord, SourceRecord
+from penstock.shared.connect.redaction import Mask, unmasked
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage
 from penstock.shared.connect.runtime.plugins import class_name
@@ -62,14 +63,17 @@ class ErrorReporters:
         metrics: TaskMetrics,
         producer: Producer | None = None,
         admin: Admin | None = None,
+        *,
+        mask: Mask = unmasked,
     ) -> None:
         """`producer` and `admin` are for the dead-letter topic, if there is one. `start` opens both and closes `admin`
-        again, and `close` closes `producer`."""
+        again, and `close` closes `producer`. `mask` takes secrets out of the errors."""
         self._id = id
         self._settings = settings
         self._metrics = metrics
         self._producer = producer
         self._admin = admin
+        self._mask = mask
         self._pending: list[asyncio.Future[Any]] = []
         self._failed: ConnectError | None = None
 
@@ -104,13 +108,15 @@ class ErrorReporters:
         dead letter is stored, or None without a dead letter."""
         if self._settings.log:
             self._metrics.add("total_errors_logged")
-            log.error("record failed", **log_fields(record, failure, self._id, messages=self._settings.log_messages))
+            fields = log_fields(record, failure, self._id, messages=self._settings.log_messages, mask=self._mask)
+            log.error("record failed", **fields)
         # As in Kafka Connect (KIP-298), only sinks have a dead letter queue.
         if self._producer is None or not isinstance(record, ConsumerRecord):
             return None
         self._metrics.add("deadletterqueue_produce_requests")
+        topic = self._settings.dead_letter_topic
         headers = self._settings.dead_letter_headers
-        written = dead_letter(self._settings.dead_letter_topic, record, failure, self._id, headers=headers)
+        written = dead_letter(topic, record, failure, self._id, headers=headers, mask=self._mask)
         delivery = await self._producer.send(
             written.topic, written.value, key=written.key, headers=written.headers, timestamp=written.timestamp
         )
@@ -219,9 +225,10 @@ def kafka_error_name(error: Exception) -> str:
 
 
 def dead_letter(
-    topic: str, record: ConsumerRecord, failure: Failure, id: ConnectorTaskId, *, headers: bool
+    topic: str, record: ConsumerRecord, failure: Failure, id: ConnectorTaskId, *, headers: bool, mask: Mask = unmasked
 ) -> ProducerRecord:
-    """Return the dead letter that reports a failed record: the record for Connect's dead-letter topic."""
+    """Return the dead letter that reports a failed record: the record for Connect's dead-letter topic. `mask` takes
+    secrets out of the error."""
     own: tuple[tuple[str, bytes | None], ...] = ()
     if headers:
         error = failure.error
@@ -236,8 +243,8 @@ def dead_letter(
             "stage": failure.stage.name,
             "class.name": class_name(failure.executing_class),
             "exception.class.name": name,
-            "exception.message": str(error),
-            "exception.stacktrace": f"{name}: {error}\n{trace}",
+            "exception.message": mask(str(error)),
+            "exception.stacktrace": mask(f"{name}: {error}\n{trace}"),
         }
         own = tuple((PREFIX + key, _encode_header_text(value)) for key, value in headers_by_name.items())
     timestamp = record.timestamp if record.timestamp >= 0 else None
@@ -245,9 +252,14 @@ def dead_letter(
 
 
 def log_fields(
-    record: ConsumerRecord | SourceRecord, failure: Failure, id: ConnectorTaskId, *, messages: bool
+    record: ConsumerRecord | SourceRecord,
+    failure: Failure,
+    id: ConnectorTaskId,
+    *,
+    messages: bool,
+    mask: Mask = unmasked,
 ) -> dict[str, Any]:
-    """Return the log fields that report a failure.
+    """Return the log fields that report a failure. `mask` takes secrets out of the error.
 
     With `messages` there are also fields for the record's timestamp, topic, partition and offset. A source record has
     its source partition and source offset instead of the offset. No field is for the key, value or headers.
@@ -256,7 +268,7 @@ def log_fields(
         "task": str(id),
         "stage": failure.stage.name,
         "class_name": class_name(failure.executing_class),
-        "error": f"{type(failure.error).__name__}: {failure.error}",
+        "error": mask(f"{type(failure.error).__name__}: {failure.error}"),
         "attempt": failure.attempt,
     }
     if messages:

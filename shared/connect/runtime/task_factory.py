@@ -21,6 +21,7 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer
 from penstock.shared.connect.connector import Connector, SinkConnector
 from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.redaction import Mask
 from penstock.shared.connect.runtime.abstract_source_task import SourceParts, WorkerSourceTaskContext
 from penstock.shared.connect.runtime.client_settings import (
     consumer_settings,
@@ -86,6 +87,7 @@ class TaskFactory:
             self._files.check(plugin.file_settings, given)
         task = plugin.task_class()
         metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
+        mask = self._transformer.masking({**spec.connector_config, **spec.task_config})
         build = _Build(
             factory=self,
             id=spec.id,
@@ -94,6 +96,7 @@ class TaskFactory:
             props=props,
             values=values,
             metrics=metrics,
+            mask=mask,
         )
         made: WorkerTask
         if isinstance(task, SinkTask):
@@ -101,7 +104,7 @@ class TaskFactory:
         else:
             assert isinstance(task, SourceTask)
             made = build.source(task, plugin)
-        made.mask = self._transformer.masking({**spec.connector_config, **spec.task_config})
+        made.mask = mask
         return made
 
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
@@ -136,6 +139,7 @@ class _Build:
         props: Props,
         values: Mapping[str, Any],
         metrics: TaskMetrics,
+        mask: Mask,
     ) -> None:
         self._factory = factory
         self._id = id
@@ -144,6 +148,7 @@ class _Build:
         self._props = props
         self._values = values
         self._metrics = metrics
+        self._mask = mask
         self._config = factory._config
         self._clock = factory._clock
         self._errors = ErrorSettings.of(values)
@@ -156,7 +161,7 @@ class _Build:
         if self._errors.dead_letter_topic:
             producer = self._make_producer()
             admin = self._make_admin()
-        return ErrorReporters(self._id, self._errors, self._metrics, producer, admin)
+        return ErrorReporters(self._id, self._errors, self._metrics, producer, admin, mask=self._mask)
 
     def _make_producer(self, **fixed: Any) -> Producer:
         props = self._factory.client_props(self._id, "producer", self._connector)

@@ -35,6 +35,7 @@ class TaskThread:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = threading.get_ident()
         # Only one thread writes each of the two.
         self._submitted = 0
         self._ended = 0
@@ -57,6 +58,7 @@ class TaskThread:
         runs on the event loop at once.
         """
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         result: Any
         if runs_in_thread(like or method):
             result = await asyncio.wrap_future(self._submit_call(method, *args))
@@ -78,8 +80,11 @@ class TaskThread:
             thread.close()
 
     def on_loop(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function of the worker on its event loop, from either thread, and return its result."""
-        if self._loop is None or threading.current_thread() is not self._thread:
+        """Call a function of the worker on its event loop, from any thread, and return its result.
+
+        A connector may call its context in a thread that it has started, to watch its system.
+        """
+        if self._loop is None or threading.get_ident() == self._loop_thread:
             return function(*args)
 
         async def call_on_loop() -> T:

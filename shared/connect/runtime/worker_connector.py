@@ -67,7 +67,8 @@ class WorkerConnector:
         return await self._request_target_state(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
-        """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
+        """Stop the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`. Requests that still
+        wait then return its state."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._request_target_state(None)
@@ -75,6 +76,10 @@ class WorkerConnector:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
         if self._runner is not None:
             self._runner.cancel()
+        while not self._wanted.empty():
+            _, done = self._wanted.get_nowait()
+            if not done.done():
+                done.set_result(self.state)
         self._thread.close()
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:

@@ -308,7 +308,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.add("offset_commit_skip_total")
         elif error is not None:
             self.metrics.add("offset_commit_failure_total")
-            log.error("offset commit failed", task=str(self.id), error=f"{type(error).__name__}: {error}")
+            log.error("offset commit failed", task=str(self.id), error=self.mask(f"{type(error).__name__}: {error}"))
         else:
             self.raw.committed(offsets or {})
             self.metrics.timed("offset_commit", took_ms)

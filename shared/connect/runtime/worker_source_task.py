@@ -55,7 +55,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self._acknowledged: list[tuple[SourceRecord, RecordMetadata | None]] = []
 
     async def _before_loop(self) -> None:
-        if self._committer is None:
+        if self._committer is None and not self.cancelled:
             self._committer = asyncio.create_task(self._commit_regularly(), name=f"offsets-{self.id}")
 
     async def _commit_regularly(self) -> None:
@@ -63,6 +63,13 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             await asyncio.sleep(self._interval_ms / 1000)
             if await self.commit_offsets() and (self._notifier is None or self._notifier.done()):
                 self._notifier = asyncio.create_task(self._notify_committed(), name=f"committed-{self.id}")
+
+    def cancel(self) -> None:
+        """End the task now, as every task, and with it the regular commits."""
+        super().cancel()
+        for commits in (self._committer, self._notifier):
+            if commits is not None:
+                commits.cancel()
 
     async def iteration(self) -> None:
         await self._report_acknowledged()

@@ -169,15 +169,16 @@ class WorkerTask(ABC):
     def moved(self, event: Event) -> None:
         """Record and report a change."""
         self.state = after(self.state, event)
-        self.metrics.moved(self.state, self._clock.monotonic_ms())
-        self._listener.on_event(self.id, event)
+        self._report_state(event)
 
     def _fail_task(self, error: Exception) -> None:
         self.error = error
         log.error("task failed", task=str(self.id), error=self.mask(summary_of(error)))
         self.state = after(self.state, Event.FAILURE)
-        self.metrics.moved(self.state, self._clock.monotonic_ms())
-        self._listener.on_event(self.id, Event.FAILURE, self._masked_trace(error))
+        self._report_state(Event.FAILURE, self.mask(trace_of(error)))
 
-    def _masked_trace(self, error: Exception) -> str:
-        return self.mask(trace_of(error))
+    def _report_state(self, event: Event, trace: str | None = None) -> None:
+        self.metrics.moved(self.state, self._clock.monotonic_ms())
+        # The worker does not wait for a cancelled task, and may already run the task again.
+        if not self.cancelled:
+            self._listener.on_event(self.id, event, trace)

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,8 @@ class FileOffsetStore(MemoryOffsetStore):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        # With one thread, the newest offsets are written last, even if a caller stopped waiting for an earlier write.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="offsets")
 
     async def start(self) -> None:
         """Read the file if it exists. Raises ConfigError if it has another format or cannot be read."""
@@ -176,7 +179,8 @@ class FileOffsetStore(MemoryOffsetStore):
         await super()._write_offsets(values)
         stored = {base64.b64encode(k).decode(): base64.b64encode(v).decode() for k, v in self.cache.raw().items()}
         try:
-            await asyncio.to_thread(self._replace_offset_file, msgspec.json.encode(stored))
+            data = msgspec.json.encode(stored)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._replace_offset_file, data)
         except OSError as e:
             raise self._file_error(e.strerror) from None
 

@@ -11,7 +11,7 @@ import contextlib
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.errors import PenstockError, SerializationError
+from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
@@ -122,7 +122,7 @@ class KafkaStatusStore(StatusStore):
                     # Applied at once, so that a worker sees its own reports before it has read them back. The topic may
                     # hold something newer of another worker, which is then read next.
                     self.cache.apply(status)
-            except PenstockError as e:
+            except Exception as e:  # any error: the other statuses are still written
                 log.error("a status could not be written", status=repr(status), reason=str(e))
             finally:
                 self._reports.task_done()

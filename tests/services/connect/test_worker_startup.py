@@ -105,6 +105,18 @@ def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
             read_properties(file)
 
 
+def test_two_escapes_may_be_one_character(tmp_path: Path) -> None:
+    """Two escapes of a properties file that are a surrogate pair are one character, as in Java. A surrogate without its
+    pair is a ConfigError.
+    """
+    file = tmp_path / "c.properties"
+    file.write_text("password=a\\ud83d\\ude00\\u00e9\n")
+    assert read_properties(file) == {"password": "a\U0001f600é"}
+    file.write_text("password=a\\ud83d\n")
+    with pytest.raises(ConfigError, match=r"c\.properties"):
+        read_properties(file)
+
+
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
     """JSON that is invalid, nested too deeply or no object, and bytes that are no text, are a ConfigError with the
     file's name."""
@@ -122,11 +134,16 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
 
 def test_misspelled_settings_are_reported(worker: Path) -> None:
     """A misspelled setting is reported with a suggestion; settings with the prefix of a
-    converter, provider or client are not reported.
+    converter, provider, client or storage topic are not reported.
     """
-    flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
+    flags = [
+        *("--grup.id=x", "--topic.creation.enabled=false", "--metrics.recording.levels=INFO", "--producer.linger.ms=1"),
+        *("--key.converter.schemas.enable=false", "--security.protocol=SSL", "--status.storage.segment.bytes=1000"),
+    ]
     assert misspelled_settings(read_command_line("distributed", [str(worker), *flags]).config) == [
-        "grup.id (did you mean group.id?)"
+        "grup.id (did you mean group.id?)",
+        "topic.creation.enabled (did you mean topic.creation.enable?)",
+        "metrics.recording.levels",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,23 @@ def test_a_file_is_written_atomically(data: Path) -> None:
         assert (data / "later/a/b/file").read_bytes() == content
     with pytest.raises(ConfigError, match="a folder"):
         files.open("file", str(data / "later"), "rb")
+
+
+def test_a_written_file_is_on_the_disk(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write_whole` syncs the content before the file gets its name, then the folder, and each folder that it creates.
+
+    So a written file is complete after a power failure.
+    """
+    synced = []
+
+    def sync(file: int) -> None:
+        found = os.fstat(file)
+        what = "folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} bytes"
+        synced.append((what, sorted(path.name for path in (data / "deep").rglob("*"))))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    AllowedFiles((str(data),)).write_whole("url", f"{data}/deep/a/file", b"content")
+    assert synced == [("folder", ["a"]), ("7 bytes", ["a", "file.new"]), ("folder", ["a", "file"])]
 
 
 @pytest.mark.parametrize("name", CONNECTORS)

@@ -133,6 +133,29 @@ def test_secrets_are_hidden_and_variables_are_not() -> None:
     assert not is_secret("connection.user", PostgresSinkConnector)
 
 
+def test_a_secret_beside_a_variable_is_hidden() -> None:
+    """A secret is hidden unless it consists only of variables. This holds for URLs and masked texts, too."""
+    config = {
+        "producer.override.sasl.jaas.config": 'username="${env:USER_NAME}" password="pl41n"',
+        "http.headers": "X-Key: ${env:PASS}, Authorization: Bearer t0k3n",
+        "other.password": "${env:USER_NAME}${env:PASS}",
+        "http.url": "http://${env:USER_NAME}:pl41n${env:PASS}@api/x?api_key=${env:PASS}",
+        "proxy.url": "http://${env:USER_NAME}:${file:/no/such/file:k}@proxy",
+    }
+    shown = {
+        **config,
+        "producer.override.sasl.jaas.config": "[hidden]",
+        "http.headers": "[hidden]",
+        "http.url": "http://${env:USER_NAME}:[hidden]@api/x?api_key=${env:PASS}",
+    }
+    assert redacted(config, HttpSinkConnector) == shown
+    assert restored(shown, config, HttpSinkConnector) == config
+    mask = transformer().masking(config)
+    del config["proxy.url"]
+    for name, value in transformer().resolve(config).items():
+        assert mask(f"bad: {value}, {config[name]}") == f"bad: {shown[name]}, {shown[name]}"
+
+
 def test_a_config_that_was_read_can_be_written_back() -> None:
     """A redacted value keeps the stored one; without a stored value it is a BadRequest."""
     sent = {**redacted(CONFIG, PostgresSinkConnector), "connection.user": "bob", "other.password": "new"}

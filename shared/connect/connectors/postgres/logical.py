@@ -143,16 +143,20 @@ class _CapturedTable:
             raise ConnectError(f"key.columns: not all of {', '.join(self.key_names)} are columns of {name}")
         self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
 
-    def row(self, texts: Values, instead: Values | None = None) -> Row:
-        """Return the values of a row in the log. An unchanged large value is taken from `instead`, the old row.
+    def new_texts(self, update: Update) -> Values:
+        """Return an update's new row. Unchanged large values of the replica identity are taken from the old row.
 
-        Large values that are in neither row are left out.
+        Under REPLICA IDENTITY FULL these are the values of all columns.
         """
+        if (old := update.old) is None:
+            return update.new
+        columns = zip(update.new, old, self.relation.columns, strict=True)
+        return tuple(before if text is UNCHANGED and column.is_key else text for text, before, column in columns)
+
+    def row(self, texts: Values) -> Row:
+        """Return the values of a row in the log. Unchanged large values are left out."""
         found = {}
-        for at, (field, column) in enumerate(zip(self.schema.fields, self.relation.columns, strict=True)):
-            text = texts[at]
-            if text is UNCHANGED and instead is not None:
-                text = instead[at]
+        for text, field, column in zip(texts, self.schema.fields, self.relation.columns, strict=True):
             if isinstance(text, str):
                 found[field.name] = self.value(column.name, text)
             elif text is None:
@@ -177,16 +181,16 @@ class _CapturedTable:
         """Return the key of a row before its change. Raises ConnectError if the log does not contain it."""
         # Postgres logs only the columns of the replica identity of an old row.
         logged = {column.name for column in self.relation.columns if column.is_key}
-        if unknown := set(self.key_names) - logged:
-            raise ConnectError(
-                f"key.columns: the old {', '.join(sorted(unknown))} of a changed or deleted row of {self.name} is not "
-                "in the log: ALTER TABLE … REPLICA IDENTITY FULL, and reset the connector's offsets"
-            )
-        return self.key(row)
+        return self.key({name: value for name, value in row.items() if name in logged})
 
     def key(self, row: Row) -> Row | None:
-        """Return the key of a changed row; None if its table has no key columns."""
-        return {name: row.get(name) for name in self.key_names} if self.key_schema is not None else None
+        """Return the key of a row; None if its table has no key columns. Raises ConnectError if the row lacks one."""
+        if unknown := [name for name in self.key_names if name not in row]:
+            raise ConnectError(
+                f"key.columns: the old {', '.join(unknown)} of a changed or deleted row of {self.name} is not in the "
+                "log: ALTER TABLE … REPLICA IDENTITY FULL, and reset the connector's offsets"
+            )
+        return {name: row[name] for name in self.key_names} if self.key_schema is not None else None
 
 
 class SlotReader:
@@ -249,9 +253,8 @@ class SlotReader:
         elif isinstance(message, Delete):
             yield self._delete_change(table, table.row(message.old))
         else:
-            # Under REPLICA IDENTITY FULL the old row has the large values that the update did not change.
-            before = message.old if message.is_whole else None
-            row = table.row(message.new, before)
+            texts = table.new_texts(message)
+            row = table.row(texts)
             # Without an old row, the update has changed no column of the replica identity.
             old = row if message.old is None else table.row(message.old)
             # A changed key needs a delete of the old key. Otherwise the old row would stay in the topic for ever.
@@ -261,7 +264,7 @@ class SlotReader:
             # Large values that are neither in the message nor in an old row are read from the table afterwards.
             missing = [name for name in value if name not in row]
             if missing:
-                self._note_incomplete_row(table, message, missing, value)
+                self._note_incomplete_row(table, texts, missing, value)
             yield UPDATED, table.key(row), value
 
     def _delete_change(self, table: _CapturedTable, old: Row) -> tuple[str, Row | None, Row | None]:
@@ -269,11 +272,11 @@ class SlotReader:
         is_tombstone = self._values["tombstones.on.delete"] and key is not None
         return DELETED, key, None if is_tombstone else table.whole(old)
 
-    def _note_incomplete_row(self, table: _CapturedTable, message: Update, missing: Sequence[str], value: Row) -> None:
+    def _note_incomplete_row(self, table: _CapturedTable, texts: Values, missing: Sequence[str], value: Row) -> None:
         columns = table.relation.columns
         key = {
             column.name: (column.type_oid, text)
-            for column, text in zip(columns, message.new, strict=True)
+            for column, text in zip(columns, texts, strict=True)
             if column.is_key and isinstance(text, str)
         }
         self.incomplete.append(IncompleteRow(table.relation, list(missing), key, value))

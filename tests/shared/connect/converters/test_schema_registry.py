@@ -108,6 +108,20 @@ async def test_the_cache_is_bounded() -> None:
             registry.schema(1)
 
 
+async def test_the_cache_of_latest_schemas_is_bounded() -> None:
+    """With `use.latest.version`, the oldest subject's schema is evicted from the cache and fetched again."""
+    async with schema_registry() as server:
+        settings = {"auto_register_schemas": "false", "value_subject_name_strategy": "RecordNameStrategy"}
+        registry = registry_of(server, use_latest_version="true", schemas_cache_size="2", **settings)
+        for name in ("a", "b", "c"):
+            server.add(name, "int")
+            await fetching(lambda name=name: registry.to_write("t", INT, name))  # type: ignore[misc]
+        for name in ("b", "c"):
+            registry.to_write("t", INT, name)
+        with pytest.raises(MoreNeeded):
+            registry.to_write("t", INT, "a")
+
+
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_registry_client, "BACKOFF", ExponentialBackoff(0, 0))

@@ -218,6 +218,17 @@ def test_a_worker_that_misses_a_rebalance_loses_its_work() -> None:
     assert not worker.is_given_up(1)
 
 
+def test_a_worker_without_work_that_misses_a_rebalance_keeps_its_next_work() -> None:
+    """A worker without work that does not rejoin in time joins again, and keeps the work that it then gets."""
+    worker = settled(NOTHING)
+    worker.on_heartbeat(worker.on_heartbeat_sent(0), ErrorCode.REBALANCE_IN_PROGRESS, 0)
+    worker.on_heartbeat(worker.on_heartbeat_sent(1), ErrorCode.UNKNOWN_MEMBER_ID, 1)
+    join(worker, now_ms=1, leader="you")
+    assert complete(worker, ExtendedAssignment("you", "http://you:1/", 3, ALL), now_ms=1) == []
+    assert not worker.is_given_up(1)
+    assert not worker.has_lost_work(1)
+
+
 def test_work_is_lost_only_with_the_session() -> None:
     """Work is lost after the session timeout, but not while the worker waits for the group's response."""
     worker = settled()

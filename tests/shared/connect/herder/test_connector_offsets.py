@@ -62,6 +62,10 @@ def test_a_sinks_rows_are_kafkas() -> None:
         sink_row("first"),
         sink_row(True),
         sink_row(0, "now"),
+        sink_row(-1),
+        sink_row(2**31),
+        sink_row(0, -1),
+        sink_row(0, str(2**63)),
         {**sink_row(), "offset": {"position": 1}},
     ],
 )

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import ConfigError, KafkaTimeout, ProducerFenced
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
@@ -24,7 +26,9 @@ from penstock.shared.connect.herder import distributed
 from penstock.shared.connect.herder.base_herder import Stores
 from penstock.shared.connect.herder.distributed import DistributedHerder, PendingChanges
 from penstock.shared.connect.herder.distributed_config import DistributedConfig
-from penstock.shared.connect.herder.errors import AlreadyExists, NotHere
+from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, NotHere
+from penstock.shared.connect.herder.leader_client import LeaderRejected
+from penstock.shared.connect.herder.session_keys import new_key, sign
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
@@ -38,7 +42,7 @@ from penstock.shared.connect.storage.cluster_config_state import (
     TargetStateChanged,
     TasksChanged,
 )
-from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
@@ -207,6 +211,43 @@ async def test_two_workers_share_and_one_leads() -> None:
         assert other.rebalance_texts() == {"leader_name": leader.url, "connect_protocol": "sessioned"}
         with pytest.raises(ConnectorNotFound):
             await other.restart_task(ConnectorTaskId("c", 9))
+
+
+class KeyChangeClient:
+    """A client of the leader whose first request has the signature of an old session key."""
+
+    def __init__(self, leader: DistributedHerder) -> None:
+        self.leader = leader
+        self.rejected = 0
+
+    async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
+        data = msgspec.json.encode(configs)
+        used = key if self.rejected and key is not None else new_key("HmacSHA256", 0)
+        try:
+            await self.leader.put_task_configs(connector, configs, data, sign(used, data))
+        except Forbidden as e:
+            self.rejected += 1
+            raise LeaderRejected(f"403: {e}") from None
+
+    async def close(self) -> None: ...
+
+
+async def test_task_configs_are_sent_again_after_a_change_of_the_session_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the leader rejects task configs because the session key has just changed, the worker sends them again."""
+    monkeypatch.setattr(distributed, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1") as first,
+        running_herder(cluster, "b:1") as second,
+    ):
+        await until(lambda: first.member.is_leader != second.member.is_leader)
+        leader, other = (first, second) if first.member.is_leader else (second, first)
+        client = KeyChangeClient(leader)
+        other._leader_client = cast(Any, client)
+        for name in ("c", "d"):
+            await leader.put_connector(name, config(name), replace=False)
+        await until(lambda: states(leader, "c") == states(leader, "d") == ["RUNNING"] * 3)
+        assert client.rejected == 1
 
 
 async def test_the_work_of_a_leaving_worker_is_reassigned() -> None:

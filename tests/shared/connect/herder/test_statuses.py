@@ -6,7 +6,7 @@ import pytest
 
 from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
-from penstock.shared.connect.herder.status_reporter import StatusReporter
+from penstock.shared.connect.herder.status_reporter import TRACE_LENGTH_MAX, StatusReporter
 from penstock.shared.connect.herder.views import (
     active_topics,
     connector_info,
@@ -57,6 +57,16 @@ def test_states_carry_worker_and_generation() -> None:
         assert store.cache.connector("c") == ConnectorStatus("c", state, "me", 3, "1.0")
     reports.on_event(TASK, Event.FAILURE, "why")
     assert store.cache.task(TASK) == TaskStatus(TASK, State.FAILED, "me", 3, "1.0", "why")
+
+
+def test_a_long_trace_is_cut() -> None:
+    """The end of a long trace is left out, since a status must fit into a record."""
+    store = StatusStore()
+    reporter(store).on_event(TASK, Event.FAILURE, "ValueError: " + "x" * 2_000_000)
+    status = store.cache.task(TASK)
+    assert status is not None
+    assert status.trace is not None
+    assert (status.state, status.trace[:13], len(status.trace)) == (State.FAILED, "ValueError: x", TRACE_LENGTH_MAX)
 
 
 def test_a_late_end_does_not_overwrite_the_next_owner() -> None:

@@ -220,6 +220,7 @@ def test_invalid_messages_are_errors() -> None:
         (ConnectError("no"), ConnectError),
         (KafkaTimeout("slow"), FailedThere),
         (KeyError("k"), FailedThere),
+        (ValueError("caf\udce9"), FailedThere),
     ],
 )
 def test_errors_round_trip(error: Exception, base: type[Exception]) -> None:

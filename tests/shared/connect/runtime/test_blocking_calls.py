@@ -7,6 +7,7 @@ end is abandoned.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -284,6 +285,28 @@ async def test_wait_for_is_only_for_the_thread() -> None:
         thread.close()
 
 
+async def test_a_thread_of_the_connector_calls_the_worker_on_the_loop() -> None:
+    """Calls of the context run on the event loop, from a thread that the connector starts as well."""
+    thread = TaskThread()
+    called = []
+
+    def watch() -> None:
+        called.append(thread.on_loop(asyncio.get_running_loop))
+
+    def start() -> threading.Thread:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        return watcher
+
+    try:
+        watcher = await thread.call(start)
+        await thread.call(watcher.join)
+        watch()
+        assert called == [asyncio.get_running_loop()] * 2
+    finally:
+        thread.close()
+
+
 def test_methods_that_run_in_the_thread() -> None:
     """`def` methods run in the thread; an inherited `pre_commit` runs where `flush` runs."""
 
@@ -342,6 +365,26 @@ async def test_a_blocking_connector_delays_no_other() -> None:
     assert BlockingConnector.threads == ["connector-b", "connector-b", "alter-offsets"]
 
 
+async def test_a_connector_that_does_not_end_is_abandoned() -> None:
+    """After the graceful timeout the worker abandons a connector, and requests that wait for it return."""
+    BlockingConnector.may_start.clear()
+    try:
+        async with running(task_shutdown_graceful_timeout_ms="50") as run:
+            run.worker.plugins.add(BlockingConnector, "Blocking")
+            config = {**SINK, "connector.class": "Blocking"}
+            starting = asyncio.create_task(run.worker.start_connector("b", config, TargetState.STARTED, run.listener))
+            await run.until(lambda: "b" in run.worker.connector_names())
+            pausing = asyncio.create_task(run.worker.set_target_state("b", TargetState.PAUSED))
+            await asyncio.sleep(0)
+            await run.worker.stop_connector("b")
+            await run.until(lambda: starting.done() and pausing.done(), 1)
+            assert run.listener.of("b") == []
+            BlockingConnector.may_start.set()
+            await run.until(lambda: all(thread.name != "connector-b" for thread in threading.enumerate()))
+    finally:
+        BlockingConnector.may_start.set()
+
+
 async def test_a_task_that_does_not_end_is_abandoned() -> None:
     """After the graceful timeout the worker abandons a task and ignores its events."""
 
@@ -358,6 +401,34 @@ async def test_a_task_that_does_not_end_is_abandoned() -> None:
             await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
             await run.worker.stop_tasks([id])
             assert run.worker.task_ids() == frozenset()
+            assert run.listener.of(id) == ["startup"]
+    finally:
+        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_an_abandoned_task_does_not_report_a_failure() -> None:
+    """If `stop` of an abandoned task raises, the error is logged and not reported: the task may run again meanwhile."""
+
+    def slow_to_end(made: RecordingSourceTask) -> None:
+        async def poll() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await made.batches.get()
+            await made.batches.get()
+
+        async def stop() -> None:
+            raise ValueError("no connection")
+
+        made.poll = poll  # type: ignore[method-assign]
+        made.stop = stop  # type: ignore[method-assign]
+
+    RecordingSourceTask.prepare = staticmethod(slow_to_end)
+    try:
+        async with running(task_shutdown_graceful_timeout_ms="50") as run:
+            id = await run.run(RecordingSource)
+            await run.until(lambda: "startup" in run.listener.of(id))
+            with structlog.testing.capture_logs() as logged:
+                await run.worker.stop_tasks([id])
+                await run.until(lambda: any(line["event"] == "task failed" for line in logged))
             assert run.listener.of(id) == ["startup"]
     finally:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import structlog.testing
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError, RetriableError
@@ -151,6 +152,51 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
         (found,) = run.cluster.records("dlq")
         assert (found.key, found.value, found.headers) == (b"k", b"v", (("h", b"1"),))
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
+
+
+async def test_errors_of_records_and_commits_have_no_secrets() -> None:
+    """Secrets are masked in an error that is reported for a record, in the log and in the dead letter, and in the error
+    of a commit.
+    """
+    url = "postgresql://ann:s3cret@db/shop"
+
+    def prepare(made: RecordingSinkTask) -> None:
+        made.raising["pre_commit"] = [ValueError(f"cannot flush to {url}")]
+        made.on_put = lambda task, records: task.context.errant_record_reporter.report(  # type: ignore[union-attr]
+            records[0], ValueError(f"cannot write to {url}")
+        )
+
+    RecordingSinkTask.prepare = staticmethod(prepare)
+    try:
+        with structlog.testing.capture_logs() as logged:
+            async with running() as run:
+                run.cluster.create_topic("dlq")
+                async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+                    await producer.send("t", b"bad")
+                await run.run(
+                    RecordingSink,
+                    topics="t",
+                    connection_url=url,
+                    errors_tolerance="all",
+                    errors_log_enable="true",
+                    errors_deadletterqueue_topic_name="dlq",
+                    errors_deadletterqueue_topic_replication_factor="1",
+                    errors_deadletterqueue_context_headers_enable="true",
+                )
+                await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
+                (*_, message, trace) = [(value or b"").decode() for _, value in run.cluster.records("dlq")[0].headers]
+    finally:
+        RecordingSinkTask.prepare = staticmethod(lambda _task: None)
+    shown = url.replace("s3cret", "[hidden]")
+    assert message == f"cannot write to {shown}"
+    assert trace.startswith(f"ValueError: cannot write to {shown}")
+    assert "s3cret" not in trace
+    errors = {line["event"]: line["error"] for line in logged if "error" in line}
+    assert errors == {
+        "record failed": f"ValueError: cannot write to {shown}",
+        "offset commit failed, reading again": f"ValueError: cannot flush to {shown}",
+        "offset commit failed": f"ValueError: cannot flush to {shown}",
+    }
 
 
 def test_a_long_trace_is_truncated() -> None:

@@ -224,6 +224,22 @@ def test_credentials_come_from_jaas() -> None:
     assert unknown == []
 
 
+@pytest.mark.parametrize(
+    ("quoted", "password"),
+    [
+        (r'"a\"b\\c; d"', 'a"b\\c; d'),
+        (r"'a\'b\"c\\'", "a'b\"c\\"),
+        (r'"it\'s 100\%\t\41\1411"', "it's 100%\t!a1"),
+    ],
+)
+def test_quoted_credentials_are_unescaped(quoted: str, password: str) -> None:
+    """A quoted value of `sasl.jaas.config` is in double or single quotes, with Java's escapes."""
+    jaas = f"org.apache.kafka.common.security.plain.PlainLoginModule required password={quoted} username='ann';"
+    kafka, _ = kafka_settings({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas})
+    assert kafka.sasl_password is not None
+    assert (kafka.sasl_username, kafka.sasl_password.get_secret_value()) == ("ann", password)
+
+
 def test_invalid_values_are_named() -> None:
     """An invalid property is a ConfigError that names it."""
     with pytest.raises(ConfigError, match="linger_ms"):

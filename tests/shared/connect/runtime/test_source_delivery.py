@@ -7,6 +7,7 @@ transaction.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -211,6 +212,27 @@ async def test_a_failed_offset_store_is_retried() -> None:
         task().batches.put_nowait([source_record("a", 1)])
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
         assert failures == []
+
+
+async def test_an_abandoned_task_commits_nothing_more() -> None:
+    """After the graceful timeout a task stores no more offsets, and its `commit` is not called again."""
+    async with running(task_shutdown_graceful_timeout_ms="50") as run:
+        id = await started(run)
+        abandoned = task()
+
+        async def slow_to_end() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            await asyncio.Event().wait()
+
+        abandoned.poll = slow_to_end  # type: ignore[method-assign]
+        abandoned.batches.put_nowait(None)
+        await run.until(lambda: abandoned.commits)
+        await run.worker.stop_tasks([id])
+        commits = abandoned.commits
+        await started(run)
+        await run.until(lambda: task().commits > 2)
+        assert abandoned.commits == commits
 
 
 async def test_topics_are_created_by_their_group() -> None:

@@ -1,11 +1,15 @@
-"""The offset topic: source offsets by partition, in any order of the partition's members."""
+"""The offset topic: source offsets by partition, in any order of the partition's members. The file of a standalone
+worker's offsets."""
 
 from __future__ import annotations
+
+import asyncio
+from pathlib import Path
 
 import pytest
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.storage.offset_store import OffsetCache
+from penstock.shared.connect.storage.offset_store import FileOffsetStore, OffsetCache
 
 
 def test_the_recorded_offsets() -> None:
@@ -54,3 +58,14 @@ def test_null_forgets_like_a_tombstone() -> None:
     cache.apply(b'["c",{}]', b'{"x":1}')
     cache.apply(b'["c",{}]', b"null")
     assert cache.of_connector("c") == {}
+
+
+async def test_tasks_that_store_offsets_at_once_lose_none(tmp_path: Path) -> None:
+    """If many tasks store offsets in the file at the same time, each call succeeds and the file has all offsets."""
+    file = tmp_path / "offsets"
+    offsets = {b'["c",{"n":%d}]' % n: b'{"at":%d}' % n for n in range(16)}
+    store = FileOffsetStore(file)
+    await asyncio.gather(*(store.set({key: offset}) for key, offset in offsets.items()))
+    restarted = FileOffsetStore(file)
+    await restarted.start()
+    assert restarted.cache.raw() == offsets

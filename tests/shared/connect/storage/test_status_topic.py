@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.errors import trace_of
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.kafka_based_log import LogTopic
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
@@ -16,6 +21,8 @@ from penstock.shared.connect.storage.status_records import (
     decode,
     encode,
 )
+from penstock.shared.connect.storage.status_store import KafkaStatusStore
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.connect.recordings import recorded_records
 
 TASK = ConnectorTaskId("c", 1)
@@ -51,6 +58,29 @@ def test_statuses_round_trip(record: StatusRecord) -> None:
 def test_destroyed_is_a_tombstone() -> None:
     """A DESTROYED status is written as a tombstone."""
     assert encode(ConnectorStatus("a", State.DESTROYED, "w", 1)) == (b"status-connector-a", None)
+
+
+def test_a_trace_that_is_not_unicode_is_written_with_escapes() -> None:
+    """A lone surrogate in an error's text, as Python makes of an invalid byte, is escaped in the trace."""
+    line = b"caf\xe9".decode(errors="surrogateescape")
+    written = TaskStatus(TASK, State.FAILED, "w", 1, trace=trace_of(ValueError(line)))
+    status = decode(*encode(written))
+    assert isinstance(status, TaskStatus)
+    assert (status.state, status.trace) == (State.FAILED, r"ValueError: caf\udce9")
+
+
+async def test_a_status_that_cannot_be_written_delays_no_other() -> None:
+    """A status that cannot be encoded is logged, and the next one is written."""
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin, Producer(kafka) as producer:
+            store = KafkaStatusStore(kafka, admin, producer, LogTopic("statuses", 1))
+            await store.start()
+            store.put(ConnectorStatus("a", State.RUNNING, "w", 1, version="\udcff"))
+            store.put(ConnectorStatus("b", State.RUNNING, "w", 1))
+            await store.flush()
+            assert store.cache.connectors() == ["b"]
+            await store.stop()
 
 
 def test_malformed_statuses_are_errors() -> None:

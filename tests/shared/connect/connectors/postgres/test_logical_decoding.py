@@ -134,6 +134,17 @@ def test_an_unchanged_large_value_is_looked_up() -> None:
     assert (record.value["big"], record.value["price"]) == ("xxx", None)
 
 
+def test_an_unchanged_large_key_is_known() -> None:
+    """An unchanged large value of the replica identity is taken from the old row, so the key stays the same.
+
+    In another column of `key.columns` it is an error, since the log does not contain it.
+    """
+    update = UPDATE_KEY.replace(b"t\x00\x00\x00\x013", b"u")
+    assert shown(read(changes()[0], BEGIN, SRC, update)) == [("u", {"id": 1}, ONE, 1)]
+    with pytest.raises(ConnectError, match=r"big.*row of src"):
+        read(changes(key_columns=["id", "big"])[0], BEGIN, SRC, UPDATE)
+
+
 def test_other_tables_and_truncations_are_skipped() -> None:
     """Changes of tables outside the whitelist and truncations become no records; a whitelist may name the schema."""
     wanted = read(changes(table_whitelist=["Odd"])[0], BEGIN, SRC, INSERT, ODD, INSERT_ODD, TRUNCATE)
