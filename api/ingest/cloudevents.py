@@ -215,10 +215,12 @@ class CloudEventParser:
             return _rejected_cloudevent(position, "the data must be JSON, and is empty")
         parser = self._parser if is_parsed else self._opaque
         headers = STRUCTURED_HEADERS if stores_envelope else event.kafka_headers
-        parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.key_and_time)
+        # Opaque data may be blank, and a parser skips blank values. So the record gets its value below.
+        value = data if is_parsed and data is not None else b"null"
+        parsed = parser.parse([value], position, now_ms, headers, event.key_and_time)
         if stores_envelope:
-            value = event.envelope() if envelope is None and parsed.records else envelope
-            parsed.records = [_replace_record_value(record, value) for record in parsed.records]
+            data = event.envelope() if envelope is None and parsed.records else envelope
+        parsed.records = [_replace_record_value(record, data) for record in parsed.records]
         return parsed
 
 
@@ -229,7 +231,7 @@ def _rejected_cloudevent(position: int, message: str) -> Parsed:
 
 
 def _read_opaque_cloudevent_data(value: bytes, latest_ms: int) -> tuple[None, None]:
-    """A `ReadEvent` that accepts any bytes as a CloudEvent's data and reads no key and no time from them."""
+    """A `ReadEvent` for a CloudEvent's opaque data. It accepts any value, and reads no key and no time from it."""
     return None, None
 
 

@@ -138,6 +138,31 @@ async def test_data_is_decoded_by_its_content_type(
     assert "ce_datacontenttype" not in dict(record.headers)
 
 
+@pytest.mark.parametrize("data", ["", " "])
+async def test_blank_data_that_is_not_json_is_data(producer: Any, data: str) -> None:
+    """An event whose data is not JSON and blank is stored as that data, or in an envelope that has it."""
+    event = EVENT | {"datacontenttype": "text/plain", "data": data}
+    for body, headers in ((json.dumps(event).encode(), STRUCTURED), (json.dumps([event]).encode(), BATCH)):
+        producer.logs["t"] = [[], []]
+        assert (await Service(producer).post(body, headers)).json()["stored"] == 1
+        assert (only(producer).value, only(producer).key) == (data.encode(), b"ann")
+        producer.logs["t"] = [[], []]
+        kept = Service(producer, topics={"t": {"cloudevents": "envelope"}})
+        assert (await kept.post(body, headers)).json()["stored"] == 1
+        assert json.loads(only(producer).value) == event
+
+
+async def test_a_blank_body_that_is_not_json_is_data(producer: Any) -> None:
+    """The blank body of an event in binary mode is stored as its data, or in an envelope in base64."""
+    headers = BINARY | {"Content-Type": "text/plain"}
+    assert (await Service(producer).post(b" ", headers)).json()["stored"] == 1
+    assert only(producer).value == b" "
+    producer.logs["t"] = [[], []]
+    kept = Service(producer, topics={"t": {"cloudevents": "envelope"}})
+    assert (await kept.post(b" ", headers)).json()["stored"] == 1
+    assert json.loads(only(producer).value)["data_base64"] == "IA=="
+
+
 async def test_data_that_is_null_is_data(producer: Any) -> None:
     """An explicit null in the JSON format is stored as a value."""
     body = json.dumps(EVENT | {"data": None}).encode()
