@@ -113,13 +113,14 @@ class EventSender:
     async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Send the records without waiting for acknowledgements, and return their number.
 
-        Raises BufferExhausted if the producer has no room. Then none of these records is sent.
+        Raises BufferExhausted if the producer has no room. Then none of these records is sent, and none of the batch's
+        errors is added. Raises also what `send_many` raises.
         """
+        if parsed.records and not self._producer.has_room():
+            raise BufferExhausted("too many records wait for Kafka")
         self.add_errors(parsed)
         if not parsed.records:
             return 0
-        if not self._producer.has_room():
-            raise BufferExhausted("too many records wait for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
         outcomes = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(parsed.records), outcomes)

@@ -126,11 +126,11 @@ class IngestResult:
         return totals | self._stop_details()
 
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
-        """Record that reading stopped before `position`. Only the first call counts.
+        """Record that reading stopped before `position`. The first call with the lowest position counts.
 
         `status` is the response's status if no event was stored and none failed.
         """
-        if self.stopped_at is None:
+        if self.stopped_at is None or position < self.stopped_at:
             self.stopped_at = position
             self.stop_reason = reason
             self._stop_status = status

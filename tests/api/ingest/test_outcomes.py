@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from penstock.api.ingest.result import IngestResult
 from penstock.api.settings import IngestSettings
 from penstock.shared.common import errors
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from tests.api.conftest import MemoryProducer
 from tests.api.ingest.service import URL, Service
 
 
@@ -134,10 +135,13 @@ def test_a_stopped_request_names_the_first_event_that_was_not_read() -> None:
     result = IngestResult("line", 10)
     result.add_outcomes([1], [stored(0, 0)])
     result.stop(2, "the service is shutting down")
+    result.stop(2, "something else")
     result.stop(5, "something later")
     assert result.status == 207
     assert result.body()["stopped_at_line"] == 2
     assert "the service is shutting down" in result.body()["stop_reason"]
+    result.stop(1, "the batch was dropped")
+    assert (result.body()["stopped_at_line"], "was dropped" in result.body()["stop_reason"]) == (1, True)
     empty = IngestResult("line", 10)
     empty.stop(1, "the service is shutting down")
     assert (empty.status, empty.retry_after_s) == (503, 1)
@@ -493,3 +497,34 @@ async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_p
     producer.is_full = True
     full = await Service(producer).post(b"1\n", url=URL + "?ack=none")
     assert (full.status_code, full.headers["retry-after"], producer.batches) == (429, "1", [])
+
+
+class EndingProducer(MemoryProducer):
+    """Accepts one batch. Then it has no room, or its `send_many` raises `error`."""
+
+    def __init__(self, error: errors.PenstockError | None) -> None:
+        super().__init__()
+        self.error = error
+
+    async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Any]]:
+        deliveries = await super().send_many(records)
+        self.is_full = self.error is None
+        self.fail_all = self.error
+        return deliveries
+
+
+@pytest.mark.parametrize("error", [errors.IllegalState("the producer was closed"), None], ids=["closed", "full"])
+async def test_a_client_without_acknowledgements_learns_which_batch_was_dropped(error: Any) -> None:
+    """With ack=none the response names the first line of a batch that the producer did not accept, if it accepted an
+    earlier one.
+    """
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1\n2\n"
+        yield b"3\noops\noops\n"
+
+    producer = EndingProducer(error)
+    response = await Service(producer, max_errors=1).post(body(), url=URL + "?ack=none")
+    assert (response.status_code, response.json()["accepted"]) == (202, 2)
+    assert response.json()["stopped_at_line"] == 3
+    assert sorted(producer.values()) == [b"1", b"2"]
