@@ -247,8 +247,7 @@ class KafkaDeadLetters:
                 count = 0
                 async with aclosing(dead_letters.entries()) as entries:
                     async for entry in entries:
-                        is_selected = entry.dead_letter is not None and selects(entry.dead_letter)
-                        count += is_selected and (include_replayed or not entry.replayed)
+                        count += entry.is_replayable(selects, include_replayed=include_replayed)
                 return {"would_send": min(count, limit)}
             async with Producer(self._kafka, replay_producer_settings()) as producer:
                 return asdict(

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.services.admin.kafka_dead_letters import DeadLetterCount, DeadLetterCounter, KafkaDeadLetters, Span
 from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC = "clicks-dlq"
 AT = TopicPartition(TOPIC, 0)
+SOURCE = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
 
 
 @pytest.fixture
 async def kafka() -> AsyncIterator[KafkaSettings]:
     async with FakeCluster() as cluster:
-        cluster.create_topic(TOPIC, partitions=1)
+        for topic in ("clicks", TOPIC):
+            cluster.create_topic(topic, partitions=1)
         yield KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
 
@@ -85,3 +90,17 @@ async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> No
     assert await counter.count({AT: span._replace(topic_id="another")}) == {AT: DeadLetterCount(5, exact=True)}
     assert await counter.count({AT: span._replace(first=2)}) == {AT: DeadLetterCount(4, exact=True)}
     assert await counter.count({}) == {}
+
+
+async def test_a_dry_run_counts_what_a_replay_sends(kafka: KafkaSettings) -> None:
+    """A dead letter that was cut, and a record that is no dead letter, are not counted, since no replay sends them."""
+    cut = ("penstock.dlq.cut", b"value=3000000")
+    records = [dead_letter_record(TOPIC, DeadLetter(SOURCE, "process", "E", "no", 1, "g"))] * 3
+    records[1] = replace(records[1], headers=(*records[1].headers, cut))
+    async with Admin(kafka) as admin, Producer(kafka) as producer:
+        await (await producer.send_many([ProducerRecord(TOPIC, b"{"), *records]))
+        dead_letters = KafkaDeadLetters(kafka, admin)
+        every: dict[str, Any] = {"stage": None, "exception": None, "include_replayed": False}
+        assert await dead_letters.replay(TOPIC, limit=10, dry_run=True, **every) == {"would_send": 2}
+        assert (await dead_letters.replay(TOPIC, limit=10, dry_run=False, to="clicks", **every))["sent"] == 2
+        assert await dead_letters.replay(TOPIC, limit=10, dry_run=True, **every) == {"would_send": 0}
