@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.services.admin.kafka_dead_letters import DeadLetterCount, DeadLetterCounter, KafkaDeadLetters, Span
-from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
@@ -76,6 +76,29 @@ async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) ->
         await write(producer, *[1] * 30, aborted=3)
         response = await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 20, None)
     assert len(response["records"]) == 20
+
+
+async def test_the_newest_dead_letters_come_first(kafka: KafkaSettings) -> None:
+    """Dead letters that were written in the same millisecond are listed by offset, the newest first."""
+    async with Admin(kafka) as admin, Producer(kafka) as producer:
+        await (await producer.send_many([ProducerRecord(TOPIC, b"v", timestamp=at) for at in (7, 5, 7)]))
+        rows = (await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 3, None))["records"]
+    assert [(row["offset"], row["written_ms"]) for row in rows] == [(2, 7), (0, 7), (1, 5)]
+
+
+async def test_the_newest_late_records_are_read_by_offset(kafka: KafkaSettings) -> None:
+    """A late record has its event time as timestamp, so the newest offsets of each partition are taken in turn."""
+    late = "clicks-late"
+    records = [ProducerRecord(late, b"v", partition=0, timestamp=at) for at in (100, 101)]
+    records += [ProducerRecord(late, b"v", partition=1, timestamp=at) for at in (3, 2, 1)]
+    async with Admin(kafka) as admin, Producer(kafka) as producer:
+        await admin.create_topics([NewTopic(late, 2)])
+        await (await producer.send_many(records))
+        dead_letters = KafkaDeadLetters(kafka, admin)
+        rows = (await dead_letters.read_newest(late, 2, None))["records"]
+        assert {(row["partition"], row["offset"]) for row in rows} == {(0, 1), (1, 2)}
+        assert not any("written_ms" in row for row in rows)
+        assert len((await dead_letters.read_newest(late, 5, None))["records"]) == 5
 
 
 async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
