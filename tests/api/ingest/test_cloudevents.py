@@ -279,6 +279,15 @@ async def test_key_pointers_address_the_data(producer: Any) -> None:
     assert [record.key for log in producer.logs["t"] for record in log] == [b"bob"] * 3
 
 
+async def test_the_time_attribute_counts_only_without_a_pointer(producer: Any) -> None:
+    """With a time pointer the attribute `time` is not read. Without one, an event before min_event_time is a 400."""
+    body = as_event(time="1999-12-31T23:59:59Z", data={"at": AT_MS})
+    assert (await Service(producer, topics={"t": {"time": "/at"}}).post(body, STRUCTURED)).status_code == 200
+    assert only(producer).timestamp == AT_MS
+    response = await Service(producer).post(body, STRUCTURED)
+    assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+
+
 @pytest.mark.parametrize(
     ("headers", "what"),
     [
