@@ -24,6 +24,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -170,9 +171,8 @@ class CloudEventParser:
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
-        self._opaque = EventParser(
-            parser.topic, parser.settings, parser.reader._replace(event=_read_opaque_cloudevent_data)
-        )
+        self._opaque = copy(parser)
+        self._opaque.reader = parser.reader._replace(event=_read_opaque_cloudevent_data)
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
         """Parse the event of a request in binary mode."""

@@ -288,6 +288,16 @@ async def test_the_time_attribute_counts_only_without_a_pointer(producer: Any) -
     assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
 
 
+@pytest.mark.parametrize("form", ["data", "envelope"])
+async def test_headers_have_the_key_and_time_of_data_that_is_not_read(producer: Any, form: str) -> None:
+    """`key_header` and `time_header` apply to every event without these attributes, also if its data is not JSON."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time", "cloudevents": form}})
+    own = {name: value for name, value in BINARY.items() if name not in ("ce-time", "ce-partitionkey")}
+    headers = own | {"Content-Type": "image/png", "X-Key": "bob", "X-Time": str(AT_MS)}
+    assert (await service.post(b"\x89PNG", headers)).status_code == 200
+    assert (only(producer).key, only(producer).timestamp) == (b"bob", AT_MS)
+
+
 @pytest.mark.parametrize(
     ("headers", "what"),
     [
