@@ -12,9 +12,12 @@ request's secret is compared with every configured secret in constant time, so t
 
 | scope | what it allows |
 |---|---|
-| ingest | storing events and records, by any of the interfaces, and `GET /v3/clusters` |
-| read | all other requests that change nothing |
+| ingest | storing events and records, by any of the interfaces |
+| read | requests that change nothing |
 | admin | all other requests, and those of `read` |
+
+`GET /v3/clusters` is allowed to every client with credentials: clients of REST Proxy v3 request the cluster's id before
+they store or read anything.
 
 >>> scope_of("POST", "/v1/topics/t/events"), scope_of("GET", "/v1/groups"), scope_of("DELETE", "/v1/groups/g")
 ('ingest', 'read', 'admin')
@@ -81,9 +84,12 @@ class Principal(NamedTuple):
     name: str
     scopes: frozenset[Scope]
 
-    def may(self, scope: Scope) -> bool:
-        """Return whether the client may send a request that needs the scope. The scope admin includes read."""
-        return scope in self.scopes or (scope == "read" and "admin" in self.scopes)
+    def may(self, scope: Scope | None) -> bool:
+        """Return whether the client may send a request that needs the scope, see `scope_of`.
+
+        The scope admin includes read.
+        """
+        return scope is None or scope in self.scopes or (scope == "read" and "admin" in self.scopes)
 
 
 ALL: frozenset[Scope] = frozenset({"ingest", "read", "admin"})
@@ -133,11 +139,10 @@ class AccessControl:
         return client
 
 
-def scope_of(method: str, path: str) -> Scope:
-    """Return the scope that a request needs."""
+def scope_of(method: str, path: str) -> Scope | None:
+    """Return the scope that a request needs; None if it needs only credentials."""
     if method in READING:
-        # Clients of REST Proxy v3 request the cluster's id before they store records.
-        return "ingest" if path == "/v3/clusters" else "read"
+        return None if path == "/v3/clusters" else "read"
     return "ingest" if method == "POST" and _INGEST_PATHS.fullmatch(path) else "admin"
 
 
