@@ -54,7 +54,8 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/"})
-"""Paths that need no credentials. The page itself holds no data; it sends the token when it fetches any."""
+"""Paths that need no credentials, with or without a trailing slash. The page itself holds no data; it sends the token
+when it fetches any."""
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -230,7 +231,7 @@ class Guard:
             detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
             return ANONYMOUS, Problem(kind, detail)
         # 3. The credentials are known, unless the service or the path is open.
-        if self._access.is_open or path in self._open_paths:
+        if self._access.is_open or (path.rstrip("/") or "/") in self._open_paths:
             return ANONYMOUS, None
         principal = self._access.principal(headers.get("authorization", ""))
         if principal is None:
