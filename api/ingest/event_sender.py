@@ -73,7 +73,6 @@ class EventSender:
         self._settings = settings
         self._flights: deque[BatchInFlight] = deque()
         self._in_flight = 0
-        self._next_position = 1
 
     def __repr__(self) -> str:
         return f"EventSender(in_flight={self._in_flight}, {self.result!r})"
@@ -82,7 +81,6 @@ class EventSender:
         """Send the records of one batch. Returns False if the rest of the request need not be read."""
         may_continue = self.add_errors(parsed)
         if parsed.records:
-            self._next_position = parsed.positions[-1] + 1
             await self._send_records(parsed.records, parsed.positions, turn)
         while self._in_flight > self._most_in_flight:
             await self._settle_flight(self._flights.popleft())
@@ -106,11 +104,6 @@ class EventSender:
         """Wait for every batch in flight."""
         while self._flights:
             await self._settle_flight(self._flights.popleft())
-
-    @property
-    def settled_before(self) -> int:
-        """The position before which the outcome of every event is known."""
-        return self._flights[0].positions[0] if self._flights else self._next_position
 
     async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Send the records without waiting for acknowledgements, and return their number.

@@ -150,7 +150,10 @@ class StreamedResponse(Response):
 
     def _progress_row(self) -> dict[str, Any]:
         result = self._sender.result
-        row: dict[str, Any] = {"through_line": self._sender.settled_before - 1}
+        first = self._sender.first_in_flight
+        # The outcome of every event before this position is known.
+        settled_before = self._events.position if first is None else first.positions[0]
+        row: dict[str, Any] = {"through_line": settled_before - 1}
         row["stored"] = result.stored_count - self._reported_stored
         self._reported_stored = result.stored_count
         row |= result.pop_details()
@@ -158,8 +161,7 @@ class StreamedResponse(Response):
 
     def _final_progress_row(self) -> dict[str, Any]:
         result = self._sender.result
-        row = self._progress_row() | {"through_line": self._events.position - 1}
-        return row | {"status": result.status, "total": result.totals()}
+        return self._progress_row() | {"status": result.status, "total": result.totals()}
 
     async def _write_line(self, send: Send, row: dict[str, Any]) -> None:
         body = msgspec.json.encode(row) + b"\n"
