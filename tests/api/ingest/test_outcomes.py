@@ -180,17 +180,17 @@ def test_details_are_popped_once() -> None:
     """Popped errors and offsets are not in the response any more, but in the totals."""
     result, seen = IngestResult("index", 3, max_offsets=2), list[RecordError]()
     result.on_error = seen.append
-    assert (result.pop_details(), result.totals()) == ({}, {"stored": 0, "not_stored": 0, "unknown": 0})
+    assert (result.pop_details(), result.totals()) == ({"stored": 0}, {"stored": 0, "not_stored": 0, "unknown": 0})
     result.add_outcomes([4, 3, 2], [stored(0, 5), errors.DeliveryTimeout("late"), errors.RecordTooLarge("big")])
     assert [(error.position, error.outcome) for error in seen] == [(3, "unknown"), (2, "not_stored")]
     row = result.pop_details()
     assert [error["index"] for error in row["errors"]] == [2, 3]
     assert row["offsets"] == [{"index": 4, "partition": 0, "offset": 5}]
-    assert result.pop_details() == {}
+    assert result.pop_details() == {"stored": 0}
     assert result.retry_after_s == 5, "of the popped errors"
     result.add_outcomes([5], [errors.InvalidTimestamp("no time")])
     assert result.totals() == {"stored": 1, "not_stored": 2, "unknown": 1}
-    assert result.pop_details().keys() == {"errors"}
+    assert result.pop_details().keys() == {"stored", "errors"}
     result.add_outcomes([6], [errors.BufferExhausted("full")])
     assert result.totals() == {"stored": 1, "not_stored": 3, "unknown": 1}
     result.pop_details()
@@ -203,6 +203,16 @@ def test_details_are_popped_once() -> None:
         "stop_reason": "too many errors; nothing from here on was read or stored",
     }
     assert (result.status, result.retry_after_s) == (207, 5)
+
+
+def test_each_pop_has_its_own_offsets_omitted() -> None:
+    """At most max_offsets are popped at once, and the other events stored since the last call are counted."""
+    result = IngestResult("line", 10, max_offsets=1)
+    result.add_outcomes([1, 2, 3], [stored(0, 5), stored(0, 6), stored(0, 7)])
+    first = {"offsets": [{"line": 1, "partition": 0, "offset": 5}], "offsets_omitted": 2}
+    assert result.pop_details() == {"stored": 3} | first
+    result.add_outcomes([4], [stored(0, 8)])
+    assert result.pop_details()["offsets_omitted"] == 0
 
 
 def test_popped_errors_decide_the_status_too() -> None:
