@@ -100,7 +100,9 @@ class IngestSettings(Section):
         default=4, description="bulk requests (over 64 KiB or 1,000 events) that send at a time, in order of arrival"
     )
     max_errors: PositiveCount = Field(default=1_000, description="errors after which a request is stopped")
-    max_offsets: PositiveCount = Field(default=100_000, description="most offsets in one response to ?offsets=true")
+    max_offsets: PositiveCount = Field(
+        default=100_000, description="most offsets in a response to ?offsets=true, or in a line of a streamed one"
+    )
     max_future_ms: PositiveMs = Field(
         default=HOUR_MS, description="how far ahead of the wall clock an event time may be"
     )

@@ -43,7 +43,11 @@ class DeadLetters(Protocol):
         ...
 
     async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """Return the newest `records` of a topic, newest first, and the number of records `scanned` to find them."""
+        """Return the newest `records` of a topic, and the number of records `scanned` to find them.
+
+        Dead letters are sorted by the time at which they were written, newest first. A late record has only its event
+        time, so the newest offsets of each partition of a late topic are taken in turn.
+        """
         ...
 
     async def replay(
@@ -111,12 +115,12 @@ class DeadLetterRow(TypedDict, total=False):
     """A record of a dead-letter or late topic.
 
     If the record is neither a dead letter nor a late record, the optional fields are left out, not null. A late record
-    lacks only `exception`, `attempts` and `group`.
+    lacks only `exception`, `attempts` and `group`. No record of a late topic has `written_ms`.
     """
 
     partition: Required[of.Partition]
     offset: Required[of.Offset]
-    written_ms: Required[of.TimeMs]
+    written_ms: of.TimeMs
     key: Required[of.RecordKey | None]
     value: Required[Annotated[str, Field(examples=["{"])] | None]
     headers: Required[Headers]
@@ -130,7 +134,11 @@ class DeadLetterRow(TypedDict, total=False):
 
 
 class DeadLettersResponse(TypedDict):
-    """The newest records of a topic, newest first. `scanned` counts the records that were read."""
+    """The newest records of a topic. `scanned` counts the records that were read.
+
+    Dead letters are sorted by `written_ms`, newest first. Of a late topic, the newest offsets of each partition are
+    taken in turn.
+    """
 
     topic: DeadLetterTopicName
     records: list[DeadLetterRow]

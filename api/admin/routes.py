@@ -139,14 +139,14 @@ class TopicsResponse(TypedDict):
 
 
 class PartitionRow(TypedDict):
-    """A partition with its first offset and the one after its last record."""
+    """A partition with its first offset and the one after its last record. Both are null if it has no leader."""
 
     partition: of.Partition
     leader: of.Broker | None
     replicas: list[of.Broker]
     isr: list[of.Broker]
-    earliest_offset: of.Offset
-    latest_offset: of.Offset
+    earliest_offset: of.Offset | None
+    latest_offset: of.Offset | None
 
 
 class TopicResponse(TypedDict):
@@ -261,17 +261,17 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     )
     async def topic_description(topic: of.Topic) -> Response:
         description = (await admin.describe_topics([topic]))[topic]
-        partitions = [TopicPartition(topic, p.partition) for p in description.partitions]
-        earliest = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
-        latest = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        online = [TopicPartition(topic, p.partition) for p in description.partitions if p.leader is not None]
+        earliest = await admin.list_offsets(dict.fromkeys(online, "earliest"))
+        latest = await admin.list_offsets(dict.fromkeys(online, "latest"))
         rows: list[PartitionRow] = [
             {
                 "partition": p.partition,
                 "leader": p.leader,
                 "replicas": list(p.replicas),
                 "isr": list(p.isr),
-                "earliest_offset": earliest[TopicPartition(topic, p.partition)],
-                "latest_offset": latest[TopicPartition(topic, p.partition)],
+                "earliest_offset": earliest.get(TopicPartition(topic, p.partition)),
+                "latest_offset": latest.get(TopicPartition(topic, p.partition)),
             }
             for p in description.partitions
         ]

@@ -2,7 +2,7 @@
 
 The service keeps the points, so a page that is opened or reloaded shows them all. Sans-IO. When the history is full,
 every second point is dropped and the interval between points doubles. So the charts become coarser, but always begin at
-the service's start.
+the service's start. If the wall clock is set back, the points after the new time are dropped.
 
 >>> history = History(every_ms=1_000, points_max=4)
 >>> for at in range(0, 8_000, 1_000):
@@ -53,6 +53,9 @@ class History:
     def add(self, overview: Mapping[str, Any]) -> None:
         """Add a point from an overview if the interval has passed."""
         at_ms = overview["now_ms"]
+        # The wall clock was set back.
+        while self.points and self.points[-1]["at_ms"] > at_ms:
+            self.points.pop()
         if self.points and at_ms - self.points[-1]["at_ms"] < self._every_ms:
             return
         if len(self.points) >= self._points_max:

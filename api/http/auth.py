@@ -12,9 +12,12 @@ request's secret is compared with every configured secret in constant time, so t
 
 | scope | what it allows |
 |---|---|
-| ingest | storing events and records, by any of the interfaces, and `GET /v3/clusters` |
-| read | all other requests that change nothing |
+| ingest | storing events and records, by any of the interfaces |
+| read | requests that change nothing |
 | admin | all other requests, and those of `read` |
+
+`GET /v3/clusters` is allowed to every client with credentials: clients of REST Proxy v3 request the cluster's id before
+they store or read anything.
 
 >>> scope_of("POST", "/v1/topics/t/events"), scope_of("GET", "/v1/groups"), scope_of("DELETE", "/v1/groups/g")
 ('ingest', 'read', 'admin')
@@ -51,7 +54,8 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/"})
-"""Paths that need no credentials. The page itself holds no data; it sends the token when it fetches any."""
+"""Paths that need no credentials, with or without a trailing slash. The page itself holds no data; it sends the token
+when it fetches any."""
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -81,9 +85,12 @@ class Principal(NamedTuple):
     name: str
     scopes: frozenset[Scope]
 
-    def may(self, scope: Scope) -> bool:
-        """Return whether the client may send a request that needs the scope. The scope admin includes read."""
-        return scope in self.scopes or (scope == "read" and "admin" in self.scopes)
+    def may(self, scope: Scope | None) -> bool:
+        """Return whether the client may send a request that needs the scope, see `scope_of`.
+
+        The scope admin includes read.
+        """
+        return scope is None or scope in self.scopes or (scope == "read" and "admin" in self.scopes)
 
 
 ALL: frozenset[Scope] = frozenset({"ingest", "read", "admin"})
@@ -133,11 +140,10 @@ class AccessControl:
         return client
 
 
-def scope_of(method: str, path: str) -> Scope:
-    """Return the scope that a request needs."""
+def scope_of(method: str, path: str) -> Scope | None:
+    """Return the scope that a request needs; None if it needs only credentials."""
     if method in READING:
-        # Clients of REST Proxy v3 request the cluster's id before they store records.
-        return "ingest" if path == "/v3/clusters" else "read"
+        return None if path == "/v3/clusters" else "read"
     return "ingest" if method == "POST" and _INGEST_PATHS.fullmatch(path) else "admin"
 
 
@@ -225,7 +231,7 @@ class Guard:
             detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
             return ANONYMOUS, Problem(kind, detail)
         # 3. The credentials are known, unless the service or the path is open.
-        if self._access.is_open or path in self._open_paths:
+        if self._access.is_open or (path.rstrip("/") or "/") in self._open_paths:
             return ANONYMOUS, None
         principal = self._access.principal(headers.get("authorization", ""))
         if principal is None:

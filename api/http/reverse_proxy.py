@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import httpx
 from fastapi import APIRouter, Request, Response
@@ -72,7 +72,8 @@ class HttpUpstream:
             response.headers.get("content-type", ""),
             response.content,
             retry_after=response.headers.get("retry-after", ""),
-            location=response.headers.get("location", "").removeprefix(self._url),
+            # The service may have forwarded the request to another worker, which names its own host.
+            location=urlsplit(response.headers.get("location", "")).path.removeprefix(urlsplit(self._url).path),
         )
 
 

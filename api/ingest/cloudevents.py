@@ -24,6 +24,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -170,9 +171,8 @@ class CloudEventParser:
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
-        self._opaque = EventParser(
-            parser.topic, parser.settings, parser.reader._replace(event=_read_opaque_cloudevent_data)
-        )
+        self._opaque = copy(parser)
+        self._opaque.reader = parser.reader._replace(event=_read_opaque_cloudevent_data)
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
         """Parse the event of a request in binary mode."""
@@ -215,10 +215,12 @@ class CloudEventParser:
             return _rejected_cloudevent(position, "the data must be JSON, and is empty")
         parser = self._parser if is_parsed else self._opaque
         headers = STRUCTURED_HEADERS if stores_envelope else event.kafka_headers
-        parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.key_and_time)
+        # Opaque data may be blank, and a parser skips blank values. So the record gets its value below.
+        value = data if is_parsed and data is not None else b"null"
+        parsed = parser.parse([value], position, now_ms, headers, event.key_and_time)
         if stores_envelope:
-            value = event.envelope() if envelope is None and parsed.records else envelope
-            parsed.records = [_replace_record_value(record, value) for record in parsed.records]
+            data = event.envelope() if envelope is None and parsed.records else envelope
+        parsed.records = [_replace_record_value(record, data) for record in parsed.records]
         return parsed
 
 
@@ -229,7 +231,7 @@ def _rejected_cloudevent(position: int, message: str) -> Parsed:
 
 
 def _read_opaque_cloudevent_data(value: bytes, latest_ms: int) -> tuple[None, None]:
-    """A `ReadEvent` that accepts any bytes as a CloudEvent's data and reads no key and no time from them."""
+    """A `ReadEvent` for a CloudEvent's opaque data. It accepts any value, and reads no key and no time from it."""
     return None, None
 
 

@@ -393,7 +393,9 @@ class EventParser:
     ) -> None:
         self.topic = topic
         self.settings = settings
-        self.reader = topic_reader(settings, settings.for_topic(topic)) if reader is None else reader
+        own = settings.for_topic(topic)
+        self.reader = topic_reader(settings, own) if reader is None else reader
+        self._reads_time = own.time is not None
         self._max_future_ms = settings.max_future_ms
         self._max_line_bytes = settings.max_line_bytes
         self._key = key
@@ -417,7 +419,7 @@ class EventParser:
         topic = self.topic
         latest_ms = now_ms + self._max_future_ms
         default_key = self._key if event.key is None else event.key
-        default_time = self._default_time(event, latest_ms, parsed, first)
+        default_time = None if self._reads_time else self._default_time(event, latest_ms, parsed, first)
         if parsed.errors:
             return parsed
         add_record = parsed.records.append

@@ -1,17 +1,16 @@
 """Sends the events of one ingest request in batches. A batch is settled when its acknowledgement arrives.
 
 If more than `max_in_flight_records` records are in flight, the request stops reading and waits for its oldest batch, so
-TCP flow control slows the client. A batch that is not acknowledged within `ack_timeout_ms` fails. Of a failed batch,
-the records that the producer had accepted may still be stored, and the others are not stored. The response states the
-outcome of each record.
+TCP flow control slows the client. A batch that is not acknowledged within `ack_timeout_ms` fails, and its records may
+still be stored. If the producer rejects a batch, its error says whether records of the batch may be stored. The
+response states the outcome of each record.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from operator import length_hint
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.api.http.turns import Turn
@@ -31,7 +30,10 @@ class IngestProducer(Protocol):
     """The methods of a Producer that ingest uses."""
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Outcome]]:
-        """Send the records. Awaiting the result returns each record's metadata or error, in order."""
+        """Send the records. Awaiting the result returns each record's metadata or error, in order.
+
+        If this call raises a PenstockError, `maybe_written` is whether some of the records may be stored.
+        """
         ...
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
@@ -71,7 +73,6 @@ class EventSender:
         self._settings = settings
         self._flights: deque[BatchInFlight] = deque()
         self._in_flight = 0
-        self._next_position = 1
 
     def __repr__(self) -> str:
         return f"EventSender(in_flight={self._in_flight}, {self.result!r})"
@@ -80,7 +81,6 @@ class EventSender:
         """Send the records of one batch. Returns False if the rest of the request need not be read."""
         may_continue = self.add_errors(parsed)
         if parsed.records:
-            self._next_position = parsed.positions[-1] + 1
             await self._send_records(parsed.records, parsed.positions, turn)
         while self._in_flight > self._most_in_flight:
             await self._settle_flight(self._flights.popleft())
@@ -105,21 +105,17 @@ class EventSender:
         while self._flights:
             await self._settle_flight(self._flights.popleft())
 
-    @property
-    def settled_before(self) -> int:
-        """The position before which the outcome of every event is known."""
-        return self._flights[0].positions[0] if self._flights else self._next_position
-
     async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Send the records without waiting for acknowledgements, and return their number.
 
-        Raises BufferExhausted if the producer has no room. Then none of these records is sent.
+        Raises BufferExhausted if the producer has no room. Then none of these records is sent, and none of the batch's
+        errors is added. Raises also what `send_many` raises.
         """
+        if parsed.records and not self._producer.has_room():
+            raise BufferExhausted("too many records wait for Kafka")
         self.add_errors(parsed)
         if not parsed.records:
             return 0
-        if not self._producer.has_room():
-            raise BufferExhausted("too many records wait for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
         outcomes = asyncio.ensure_future(deliveries)
         turn.count_in_flight(len(parsed.records), outcomes)
@@ -164,15 +160,14 @@ class EventSender:
     async def _send_records(self, records: list[ProducerRecord], positions: list[int], turn: Turn) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.ack_timeout_ms / 1000
-        unsent = iter(records)
         try:
             async with asyncio.timeout_at(deadline):
-                deliveries = await self._producer.send_many(unsent)
+                deliveries = await self._producer.send_many(records)
         except TimeoutError:
-            self._add_interrupted(positions, unsent, KafkaTimeout(self._timeout_message))
+            self._add_timeout(positions)
             return
         except PenstockError as e:
-            self._add_interrupted(positions, unsent, e)
+            self._add_failure(positions, _event_error_with_outcome(e, maybe_written=e.maybe_written))
             return
         flight = BatchInFlight(positions, asyncio.ensure_future(deliveries), deadline)
         turn.count_in_flight(len(positions), flight.outcomes)
@@ -185,24 +180,20 @@ class EventSender:
             async with asyncio.timeout_at(flight.deadline):
                 outcomes = await flight.outcomes
         except TimeoutError:
-            timeout = KafkaTimeout(f"{self._timeout_message}; {MAYBE_STORED}")
-            self.result.add_outcomes(flight.positions, [timeout] * len(flight.positions))
+            self._add_timeout(flight.positions)
         except PenstockError as e:
-            failure = _event_error_with_outcome(e, maybe_written=True)
-            self.result.add_outcomes(flight.positions, [failure] * len(flight.positions))
+            self._add_failure(flight.positions, _event_error_with_outcome(e, maybe_written=True))
         else:
             self.result.add_outcomes(flight.positions, outcomes)
 
-    @property
-    def _timeout_message(self) -> str:
-        return f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}"
+    def _add_timeout(self, positions: list[int]) -> None:
+        """Add the outcomes of a batch that was not acknowledged in time."""
+        message = f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}; {MAYBE_STORED}"
+        self._add_failure(positions, KafkaTimeout(message))
 
-    def _add_interrupted(self, positions: list[int], unsent: Iterator[ProducerRecord], error: PenstockError) -> None:
-        """Add the outcomes of a batch that was sent in part: the producer did not accept the records in `unsent`."""
-        sent = len(positions) - length_hint(unsent)
-        maybe_stored = _event_error_with_outcome(error, maybe_written=True)
-        not_stored = _event_error_with_outcome(error, maybe_written=False)
-        self.result.add_outcomes(positions, [maybe_stored] * sent + [not_stored] * (len(positions) - sent))
+    def _add_failure(self, positions: list[int], error: PenstockError) -> None:
+        """Add the same error as the outcome of every event of a batch."""
+        self.result.add_outcomes(positions, [error] * len(positions))
 
 
 def _event_error_with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:

@@ -51,8 +51,8 @@ def log_unexpected_outcome(error: BaseException) -> None:
 class IngestResult:
     """Counts, the last offset in each partition, and errors of one request.
 
-    `unit` is what a position counts: lines or array indexes. The response lists the offsets of at most `max_offsets`
-    events; 0 for none.
+    `unit` is what a position counts: lines or array indexes. The response, or each line of a streamed one, lists the
+    offsets of at most `max_offsets` events; 0 for none.
     """
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
@@ -71,6 +71,7 @@ class IngestResult:
         self._is_unexpected_logged = False
         self._popped_statuses: set[int] = set()  # of the errors that `pop_details` has returned
         self._popped_count = 0
+        self._popped_stored_count = 0
         self._popped_retry_after_s: int | None = None
         self.on_error: Callable[[RecordError], None] | None = None
         """Called once with each error."""
@@ -106,8 +107,12 @@ class IngestResult:
         self._offsets.clear()
 
     def pop_details(self) -> dict[str, Any]:
-        """Return the errors and offsets since the last call as JSON values, and forget them. The counts remain."""
-        row: dict[str, Any] = {}
+        """Return what was added since the last call as JSON values, and forget the errors and offsets.
+
+        These are the number of stored events, the errors, and at most `max_offsets` offsets. The counts remain.
+        """
+        row: dict[str, Any] = {"stored": self.stored_count - self._popped_stored_count}
+        self._popped_stored_count = self.stored_count
         if self.errors:
             row["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
             self._popped_retry_after_s = self.retry_after_s
@@ -116,6 +121,7 @@ class IngestResult:
             self.errors.clear()
         if self._offsets:
             row["offsets"] = self._offsets
+            row["offsets_omitted"] = row["stored"] - len(self._offsets)
             self._offsets = []
         return row
 
@@ -126,11 +132,11 @@ class IngestResult:
         return totals | self._stop_details()
 
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
-        """Record that reading stopped before `position`. Only the first call counts.
+        """Record that reading stopped before `position`. The first call with the lowest position counts.
 
         `status` is the response's status if no event was stored and none failed.
         """
-        if self.stopped_at is None:
+        if self.stopped_at is None or position < self.stopped_at:
             self.stopped_at = position
             self.stop_reason = reason
             self._stop_status = status

@@ -71,7 +71,7 @@ from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedResponse
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.errors import BufferExhausted, PenstockError
+from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -261,17 +261,21 @@ class Ingest:
     async def _store_unacknowledged(self, options: RequestOptions, events: RequestEvents, body: BodyReader) -> Response:
         sender = self._new_sender(options, events.unit)
         accepted_count = 0
+        unsent = events.position
         try:
             while await events.wait():
                 with await body.wait_for_turn(events.position) as turn:
                     accepted_count += await sender.send_unacknowledged(events.parse_batch(), turn)
+                unsent = events.position
                 if sender.result.must_stop:
-                    sender.result.stop(events.position, sender.result.must_stop)
+                    sender.result.stop(unsent, sender.result.must_stop)
                     break
-        except (BodyStalled, CorruptBody, ServiceShuttingDown, BufferExhausted) as e:
-            if not accepted_count and isinstance(e, BufferExhausted):
+        except PenstockError as e:
+            # 1. Reading ended early: the events that were read are accepted.
+            # 2. The producer did not accept the last batch: the client must send it again.
+            if not accepted_count and not isinstance(e, BodyStalled | CorruptBody | ServiceShuttingDown):
                 raise
-            sender.result.stop(events.position, str(e), body_error_status(e))
+            sender.result.stop(unsent, str(e), body_error_status(e))
         self.admission.charge(options.client, accepted_count)
         self.metrics.answered(options.topic, ACCEPTED if accepted_count else sender.result.status)
         return (

@@ -69,7 +69,6 @@ class StreamedResponse(Response):
         self._timeout_ms = timeout_ms
         self._on_end = on_end
         self._reported_ms = clock.monotonic_ms()
-        self._reported_stored = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", NDJSON_TYPE.encode()), (b"x-accel-buffering", b"no")]
@@ -149,17 +148,14 @@ class StreamedResponse(Response):
             await self._write_line(send, row)
 
     def _progress_row(self) -> dict[str, Any]:
-        result = self._sender.result
-        row: dict[str, Any] = {"through_line": self._sender.settled_before - 1}
-        row["stored"] = result.stored_count - self._reported_stored
-        self._reported_stored = result.stored_count
-        row |= result.pop_details()
-        return row
+        first = self._sender.first_in_flight
+        # The outcome of every event before this position is known.
+        settled_before = self._events.position if first is None else first.positions[0]
+        return {"through_line": settled_before - 1} | self._sender.result.pop_details()
 
     def _final_progress_row(self) -> dict[str, Any]:
         result = self._sender.result
-        row = self._progress_row() | {"through_line": self._events.position - 1}
-        return row | {"status": result.status, "total": result.totals()}
+        return self._progress_row() | {"status": result.status, "total": result.totals()}
 
     async def _write_line(self, send: Send, row: dict[str, Any]) -> None:
         body = msgspec.json.encode(row) + b"\n"

@@ -2,7 +2,8 @@
 
 A produce request is a stream of JSON objects. Its response is a stream of delivery reports in the same order, each with
 its own `error_code` (200: stored). If a request of known length has a single record and it fails, the response has the
-error's status, and `Retry-After` if the same request may succeed later.
+error's status, and `Retry-After` if the same request may succeed later. A client must read while it writes: one that
+does not read is disconnected after `body_timeout_ms`.
 """
 
 from __future__ import annotations
@@ -151,27 +152,25 @@ class DeliveryReports(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
-        writer = asyncio.ensure_future(self._write_reports(queue, send))
         status = CLIENT_CLOSED_REQUEST
         with self._producer.keep_tracking(self._client):
             try:
                 await send({"type": "http.response.start", "status": OK, "headers": headers})
-                await self._read_record_stream(queue)
-                await queue.put(None)
-                await writer
+                # An error of one task ends the other one, which may wait for it at the queue.
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._read_record_stream(queue))
+                    tasks.create_task(self._write_reports(queue, send))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 status = OK
-            except (ClientDisconnected, TimeoutError):
+            except* (ClientDisconnected, TimeoutError):
                 pass
             finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
                 self._producer.answered(self._topic, status, self.reader)
 
     async def _read_record_stream(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
         """Read the stream in groups of records.
 
-        For each group, put into the queue a task that sends the records and returns their reports.
+        For each group, put into the queue a task that sends the records and returns their reports. None is the end.
         """
         splitter = RecordStreamSplitter(self._producer.settings.max_line_bytes)
         count = 0
@@ -191,6 +190,7 @@ class DeliveryReports(Response):
         except (NotAnObject, BodyStalled, CorruptBody, ServiceShuttingDown) as e:
             error_code = BAD_REQUEST if isinstance(e, NotAnObject) else body_error_status(e)
             await queue.put(asyncio.ensure_future(_final_report({"error_code": error_code, "message": str(e)})))
+        await queue.put(None)
 
     async def _write_reports(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
         while (reports := await queue.get()) is not None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from penstock.shared.clients.admin import Admin, TopicDescription
@@ -198,8 +199,14 @@ class KafkaDeadLetters:
                     scan = min(4 * scan, scan_max)
         except TimeoutError:
             raise KafkaTimeout(f"{topic}: not read within {READ_TIMEOUT_MS} ms") from None
-        rows = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
-        return {"records": rows[:limit], "scanned": scanned}
+        if topic.endswith(LATE_SUFFIX):
+            # A late record has its event time as timestamp. So take the newest offsets of each partition in turn.
+            turns = zip_longest(*(reversed(rows) for rows in newest.values()))
+            newest_first = [row for turn in turns for row in turn if row is not None]
+        else:
+            every = chain.from_iterable(newest.values())
+            newest_first = sorted(every, key=lambda row: (row["written_ms"], row["offset"]), reverse=True)
+        return {"records": newest_first[:limit], "scanned": scanned}
 
     async def _scan_newest_rows(
         self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
@@ -247,8 +254,7 @@ class KafkaDeadLetters:
                 count = 0
                 async with aclosing(dead_letters.entries()) as entries:
                     async for entry in entries:
-                        is_selected = entry.dead_letter is not None and selects(entry.dead_letter)
-                        count += is_selected and (include_replayed or not entry.replayed)
+                        count += entry.is_replayable(selects, include_replayed=include_replayed)
                 return {"would_send": min(count, limit)}
             async with Producer(self._kafka, replay_producer_settings()) as producer:
                 return asdict(
@@ -277,15 +283,17 @@ def _dead_letter_topic_kind(topic: str) -> str:
 
 def _dead_letter_row(record: ConsumerRecord) -> dict[str, Any]:
     """Return a record of the topic as a `DeadLetterRow`."""
+    is_late = record.topic.endswith(LATE_SUFFIX)
     row: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
-        "written_ms": record.timestamp,
         "key": _text_in_row(record.key),
         "value": _text_in_row(record.value),
     }
+    if not is_late:
+        row["written_ms"] = record.timestamp
     try:
-        dead_letter = parse_late_record(record) if record.topic.endswith(LATE_SUFFIX) else parse_dead_letter(record)
+        dead_letter = parse_late_record(record) if is_late else parse_dead_letter(record)
     except DataError:
         return row | {"headers": [[name, _text_in_row(value)] for name, value in record.headers]}
     source = dead_letter.record

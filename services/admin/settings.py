@@ -15,6 +15,10 @@ def _http_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http:// or https:// address")
+    try:
+        _ = parts.port
+    except ValueError as e:
+        raise ValueError(f"must be an http:// or https:// address: {e}") from None
     return url.rstrip("/")
 
 

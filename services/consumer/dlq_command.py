@@ -73,8 +73,12 @@ def list_command(
 ) -> None:
     """List dead letters with their reasons, oldest first within each partition."""
     wanted = dead_letter_filter(stage, exception, partition or ())
+
+    def is_listed(entry: DeadLetterEntry) -> bool:
+        return not (pending and entry.replayed) and (entry.dead_letter is None or wanted(entry.dead_letter))
+
     entries, more = _run_dlq_command(
-        lambda kafka: _list_dead_letters(kafka, (topic, dead_letter_topic), wanted, pending, limit),
+        lambda kafka: _list_dead_letters(kafka, (topic, dead_letter_topic), is_listed, limit),
         bootstrap_servers,
         config,
     )
@@ -106,11 +110,12 @@ def replay_command(
     wanted = dead_letter_filter(stage, exception, partition or ())
     if dry_run:
         entries, _ = _run_dlq_command(
-            lambda kafka: _list_dead_letters(kafka, target, wanted, not include_replayed, limit),
+            lambda kafka: _list_dead_letters(
+                kafka, target, lambda entry: entry.is_replayable(wanted, include_replayed=include_replayed), limit
+            ),
             bootstrap_servers,
             config,
         )
-        entries = [entry for entry in entries if entry.dead_letter is not None]
         if not json:
             _print_table(entries)
         typer.echo(msgspec.json.encode({"would_send": len(entries)}) if json else f"would send {len(entries)}")
@@ -161,13 +166,13 @@ async def _dead_letter_topic_of(kafka: KafkaSettings, topic: str, dead_letter_to
 
 
 async def _list_dead_letters(
-    kafka: KafkaSettings, named: Named, wanted: Wanted, pending: bool, limit: int
+    kafka: KafkaSettings, named: Named, is_listed: Callable[[DeadLetterEntry], bool], limit: int
 ) -> tuple[list[DeadLetterEntry], bool]:
     found: list[DeadLetterEntry] = []
     topic = await _dead_letter_topic_of(kafka, *named)
     async with DeadLetterLog(kafka, topic) as dead_letters, aclosing(dead_letters.entries()) as entries:
         async for entry in entries:
-            if (pending and entry.replayed) or (entry.dead_letter is not None and not wanted(entry.dead_letter)):
+            if not is_listed(entry):
                 continue
             if len(found) == limit:
                 return found, True

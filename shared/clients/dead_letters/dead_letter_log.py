@@ -54,6 +54,12 @@ class DeadLetterEntry:
     replayed: bool = False
     fault: str = ""
 
+    def is_replayable(self, wanted: Wanted, *, include_replayed: bool) -> bool:
+        """Return whether `DeadLetterLog.replay` with these arguments sends the record."""
+        if self.dead_letter is None or self.dead_letter.cut or (self.replayed and not include_replayed):
+            return False
+        return wanted(self.dead_letter)
+
 
 @dataclass(slots=True)
 class ReplayResult:

@@ -347,7 +347,7 @@ class Producer:
         Raises IllegalState if the producer is closed or has no open transaction, TransactionAborted if the transaction
         can only be aborted when the call begins, or the producer's fatal error. Raises TypeError for an object that is
         not a ProducerRecord. If this call raises or is cancelled, the earlier records are cancelled, except those that
-        a request has contained.
+        a request has contained. If there are such records, `maybe_written` of IllegalState is True.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -359,9 +359,11 @@ class Producer:
                 record = bulk.fill(self._direct)
                 if len(bulk) < bulk.stop:
                     await self._take_bulk_record(bulk, record)
-        except BaseException:
+        except BaseException as e:
             # The caller does not get the deliveries, and would send the records again.
-            bulk.deliveries().cancel()
+            cancelled = bulk.deliveries().cancel()
+            if isinstance(e, IllegalState):
+                e.maybe_written = cancelled < len(bulk) - bulk.rejections
             raise
         if bulk.rejections:
             log.warning("records rejected", records=bulk.rejections, reason=str(bulk.first_rejection))

@@ -24,7 +24,12 @@ from penstock.shared.clients.admin import (
     TopicDescription,
 )
 from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
-from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownTopicOrPartition
+from penstock.shared.common.errors import (
+    GroupNotEmpty,
+    GroupNotFound,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+)
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 F0, F1, OTHER = TopicPartition("flights", 0), TopicPartition("flights", 1), TopicPartition("other", 0)
@@ -39,6 +44,8 @@ class MemoryAdmin:
         self.topics = {"flights": 2, "other": 1}
         self.groups = {"banks": dict.fromkeys([F0, F1], 4)}
         self.members: list[MemberDescription] = []
+        self.offline: set[TopicPartition] = set()
+        """Partitions without a leader."""
 
     async def cluster(self) -> ClusterDescription:
         return ClusterDescription("c-1", 1, (BrokerDescription(1, "localhost", 9092, None),))
@@ -51,7 +58,10 @@ class MemoryAdmin:
         for name in names:
             if name not in self.topics:
                 raise UnknownTopicOrPartition(f"topic {name}")
-            partitions = tuple(PartitionDescription(p, 1, (1,), (1,)) for p in range(self.topics[name]))
+            partitions = tuple(
+                PartitionDescription(p, None if TopicPartition(name, p) in self.offline else 1, (1,), (1,))
+                for p in range(self.topics[name])
+            )
             found[name] = TopicDescription(name, "id", False, partitions)
         return found
 
@@ -66,6 +76,8 @@ class MemoryAdmin:
         return {topic: [own, ConfigEntry("retention.ms", "-1", "DEFAULT_CONFIG")] for topic in topics}
 
     async def list_offsets(self, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
+        if self.offline & specs.keys():
+            raise NotLeaderOrFollower("no leader")
         return {tp: {"earliest": 0, "latest": 10}.get(spec, 7) for tp, spec in specs.items()}
 
     async def list_groups(self) -> list[GroupListing]:
@@ -140,6 +152,16 @@ async def test_topics_are_listed_and_described(admin: MemoryAdmin) -> None:
     ]
     assert found["configs"] == {"cleanup.policy": "delete", "retention.ms": "-1"}
     assert (await send_request(admin, "GET", "/v1/topics/none")).status_code == 404
+
+
+async def test_a_partition_without_a_leader_is_described_without_offsets(admin: MemoryAdmin) -> None:
+    """The leader and the offsets of a partition without a leader are null. The others are described as always."""
+    admin.offline = {F1}
+    found = (await send_request(admin, "GET", "/v1/topics/flights")).json()
+    assert [(p["leader"], p["earliest_offset"], p["latest_offset"]) for p in found["partitions"]] == [
+        (1, 0, 10),
+        (None, None, None),
+    ]
 
 
 async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:

@@ -196,6 +196,14 @@ def test_the_history_is_bounded_in_order_and_keeps_its_beginning(steps: list[int
         assert times[0] == steps[0]
 
 
+def test_the_history_goes_on_if_the_clock_is_set_back() -> None:
+    """Points after the new time are dropped, so the charts go on at once and are ordered by time."""
+    history = History(every_ms=100)
+    for now_ms in (0, 100, 200, 300, 150, 200, 250):
+        history.add({"now_ms": now_ms})
+    assert [p["at_ms"] for p in history.points] == [0, 100, 200]
+
+
 def test_a_point_summarizes_an_overview() -> None:
     """A point has the lag of all groups, and None for unknown values."""
     overview = {"now_ms": 7, "ingest": {"records_per_second": 2.0}, "groups": [{"lag": 3}, {"lag": 4}]}

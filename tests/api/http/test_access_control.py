@@ -156,7 +156,7 @@ PATHS = [("POST", "/v1/topics/t/events"), ("GET", "/v1/groups"), ("DELETE", "/v1
 
 def app() -> Any:
     router = APIRouter()
-    for method, path in PATHS:
+    for method, path in [*PATHS, ("GET", "/v3/clusters")]:
         router.add_api_route(path, lambda: "data", methods=[method])
     router.add_api_route("/v1/body", echo, methods=["POST"])
     return create_app(admin=router, credentials=CREDENTIALS)
@@ -185,6 +185,13 @@ async def test_scopes_grant_their_requests(name: str, statuses: list[int]) -> No
         assert [(await send_request(*request_line, authorization)).status_code for request_line in PATHS] == statuses
 
 
+@pytest.mark.parametrize("name", ["feeder", "viewer", "root"])
+async def test_every_client_may_read_the_clusters(name: str) -> None:
+    """Clients of REST Proxy v3 request the cluster's id first, whether they then store records or read."""
+    assert (await send_request("GET", "/v3/clusters", f"Bearer {SECRETS[name]}")).status_code == 200
+    assert (await send_request("GET", "/v3/clusters", "")).status_code == 401
+
+
 @pytest.mark.parametrize(
     "authorization",
     [
@@ -207,7 +214,7 @@ async def test_invalid_credentials_are_a_401(authorization: str) -> None:
 def test_changes_need_the_admin_scope() -> None:
     """Only storing records needs the ingest scope; other and unknown changes need admin."""
     assert scope_of("POST", "/topics/t") == scope_of("POST", "/topics/t/partitions/0") == "ingest"
-    assert scope_of("POST", "/v3/clusters/c/topics/t/records:batch") == scope_of("GET", "/v3/clusters") == "ingest"
+    assert scope_of("POST", "/v3/clusters/c/topics/t/records:batch") == "ingest"
     for method, path in (("PUT", "/connectors/c/pause"), ("POST", "/v1/groups/g/offsets"), ("POST", "/v1/x")):
         assert scope_of(method, path) == "admin"
 

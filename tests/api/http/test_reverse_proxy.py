@@ -6,9 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, Response
 
 from penstock.api.http.app import create_app
-from penstock.api.http.reverse_proxy import UpstreamResponse, forward_router
+from penstock.api.http.reverse_proxy import HttpUpstream, UpstreamResponse, forward_router
 
 
 class Echo:
@@ -34,6 +35,22 @@ async def test_requests_and_answers_are_forwarded() -> None:
     assert response.text == 'PUT /connectors/a%20b/config?x=1 application/json {"a":1}'
     assert "location" not in response.headers
     assert (await send_request("POST", "/connectors")).headers["location"] == "http://x/connectors/new"
+
+
+@pytest.mark.parametrize("worker", ["http://worker1:8083", "http://worker2:8083"])
+async def test_a_created_resource_is_at_this_service(worker: str) -> None:
+    """Location is an address of this service, also if the worker forwarded the request to another worker."""
+    app = FastAPI()
+
+    @app.post("/connectors")
+    async def create() -> Response:
+        return Response(status_code=201, headers={"Location": f"{worker}/connectors/a%2Fb"})
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        gateway = create_app(more=[forward_router({"/connectors": HttpUpstream("c", "http://worker1:8083", client)})])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://x") as outside:
+            response = await outside.post("/connectors")
+    assert (response.status_code, response.headers["location"]) == (201, "http://x/connectors/a%2Fb")
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/streams", 404), ("/connectors/%2e%2e/admin", 400)])

@@ -138,6 +138,31 @@ async def test_data_is_decoded_by_its_content_type(
     assert "ce_datacontenttype" not in dict(record.headers)
 
 
+@pytest.mark.parametrize("data", ["", " "])
+async def test_blank_data_that_is_not_json_is_data(producer: Any, data: str) -> None:
+    """An event whose data is not JSON and blank is stored as that data, or in an envelope that has it."""
+    event = EVENT | {"datacontenttype": "text/plain", "data": data}
+    for body, headers in ((json.dumps(event).encode(), STRUCTURED), (json.dumps([event]).encode(), BATCH)):
+        producer.logs["t"] = [[], []]
+        assert (await Service(producer).post(body, headers)).json()["stored"] == 1
+        assert (only(producer).value, only(producer).key) == (data.encode(), b"ann")
+        producer.logs["t"] = [[], []]
+        kept = Service(producer, topics={"t": {"cloudevents": "envelope"}})
+        assert (await kept.post(body, headers)).json()["stored"] == 1
+        assert json.loads(only(producer).value) == event
+
+
+async def test_a_blank_body_that_is_not_json_is_data(producer: Any) -> None:
+    """The blank body of an event in binary mode is stored as its data, or in an envelope in base64."""
+    headers = BINARY | {"Content-Type": "text/plain"}
+    assert (await Service(producer).post(b" ", headers)).json()["stored"] == 1
+    assert only(producer).value == b" "
+    producer.logs["t"] = [[], []]
+    kept = Service(producer, topics={"t": {"cloudevents": "envelope"}})
+    assert (await kept.post(b" ", headers)).json()["stored"] == 1
+    assert json.loads(only(producer).value)["data_base64"] == "IA=="
+
+
 async def test_data_that_is_null_is_data(producer: Any) -> None:
     """An explicit null in the JSON format is stored as a value."""
     body = json.dumps(EVENT | {"data": None}).encode()
@@ -252,6 +277,25 @@ async def test_key_pointers_address_the_data(producer: Any) -> None:
     await service.post(json.dumps([EVENT]).encode(), BATCH)
     await service.post(json.dumps(EVENT["data"]).encode(), BINARY)
     assert [record.key for log in producer.logs["t"] for record in log] == [b"bob"] * 3
+
+
+async def test_the_time_attribute_counts_only_without_a_pointer(producer: Any) -> None:
+    """With a time pointer the attribute `time` is not read. Without one, an event before min_event_time is a 400."""
+    body = as_event(time="1999-12-31T23:59:59Z", data={"at": AT_MS})
+    assert (await Service(producer, topics={"t": {"time": "/at"}}).post(body, STRUCTURED)).status_code == 200
+    assert only(producer).timestamp == AT_MS
+    response = await Service(producer).post(body, STRUCTURED)
+    assert (response.status_code, response.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+
+
+@pytest.mark.parametrize("form", ["data", "envelope"])
+async def test_headers_have_the_key_and_time_of_data_that_is_not_read(producer: Any, form: str) -> None:
+    """`key_header` and `time_header` apply to every event without these attributes, also if its data is not JSON."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time", "cloudevents": form}})
+    own = {name: value for name, value in BINARY.items() if name not in ("ce-time", "ce-partitionkey")}
+    headers = own | {"Content-Type": "image/png", "X-Key": "bob", "X-Time": str(AT_MS)}
+    assert (await service.post(b"\x89PNG", headers)).status_code == 200
+    assert (only(producer).key, only(producer).timestamp) == (b"bob", AT_MS)
 
 
 @pytest.mark.parametrize(

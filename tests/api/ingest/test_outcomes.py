@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from penstock.api.ingest.result import IngestResult
 from penstock.api.settings import IngestSettings
 from penstock.shared.common import errors
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from tests.api.conftest import MemoryProducer
 from tests.api.ingest.service import URL, Service
 
 
@@ -134,10 +135,13 @@ def test_a_stopped_request_names_the_first_event_that_was_not_read() -> None:
     result = IngestResult("line", 10)
     result.add_outcomes([1], [stored(0, 0)])
     result.stop(2, "the service is shutting down")
+    result.stop(2, "something else")
     result.stop(5, "something later")
     assert result.status == 207
     assert result.body()["stopped_at_line"] == 2
     assert "the service is shutting down" in result.body()["stop_reason"]
+    result.stop(1, "the batch was dropped")
+    assert (result.body()["stopped_at_line"], "was dropped" in result.body()["stop_reason"]) == (1, True)
     empty = IngestResult("line", 10)
     empty.stop(1, "the service is shutting down")
     assert (empty.status, empty.retry_after_s) == (503, 1)
@@ -176,17 +180,17 @@ def test_details_are_popped_once() -> None:
     """Popped errors and offsets are not in the response any more, but in the totals."""
     result, seen = IngestResult("index", 3, max_offsets=2), list[RecordError]()
     result.on_error = seen.append
-    assert (result.pop_details(), result.totals()) == ({}, {"stored": 0, "not_stored": 0, "unknown": 0})
+    assert (result.pop_details(), result.totals()) == ({"stored": 0}, {"stored": 0, "not_stored": 0, "unknown": 0})
     result.add_outcomes([4, 3, 2], [stored(0, 5), errors.DeliveryTimeout("late"), errors.RecordTooLarge("big")])
     assert [(error.position, error.outcome) for error in seen] == [(3, "unknown"), (2, "not_stored")]
     row = result.pop_details()
     assert [error["index"] for error in row["errors"]] == [2, 3]
     assert row["offsets"] == [{"index": 4, "partition": 0, "offset": 5}]
-    assert result.pop_details() == {}
+    assert result.pop_details() == {"stored": 0}
     assert result.retry_after_s == 5, "of the popped errors"
     result.add_outcomes([5], [errors.InvalidTimestamp("no time")])
     assert result.totals() == {"stored": 1, "not_stored": 2, "unknown": 1}
-    assert result.pop_details().keys() == {"errors"}
+    assert result.pop_details().keys() == {"stored", "errors"}
     result.add_outcomes([6], [errors.BufferExhausted("full")])
     assert result.totals() == {"stored": 1, "not_stored": 3, "unknown": 1}
     result.pop_details()
@@ -199,6 +203,16 @@ def test_details_are_popped_once() -> None:
         "stop_reason": "too many errors; nothing from here on was read or stored",
     }
     assert (result.status, result.retry_after_s) == (207, 5)
+
+
+def test_each_pop_has_its_own_offsets_omitted() -> None:
+    """At most max_offsets are popped at once, and the other events stored since the last call are counted."""
+    result = IngestResult("line", 10, max_offsets=1)
+    result.add_outcomes([1, 2, 3], [stored(0, 5), stored(0, 6), stored(0, 7)])
+    first = {"offsets": [{"line": 1, "partition": 0, "offset": 5}], "offsets_omitted": 2}
+    assert result.pop_details() == {"stored": 3} | first
+    result.add_outcomes([4], [stored(0, 8)])
+    assert result.pop_details()["offsets_omitted"] == 0
 
 
 def test_popped_errors_decide_the_status_too() -> None:
@@ -320,31 +334,34 @@ async def test_a_record_without_acknowledgement_in_time_is_unknown(held_producer
 
 
 class InterruptedProducer:
-    """Accepts `accepts` records, then raises `error`, or waits forever if it is None."""
+    """Raises `error` for every batch, or waits forever if it is None."""
 
-    def __init__(self, accepts: int, error: errors.PenstockError | None) -> None:
-        self.accepts = accepts
+    def __init__(self, error: errors.PenstockError | None) -> None:
         self.error = error
 
     async def partitions_for(self, topic: str) -> list[int]:
         return [0]
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Any:
-        for _ in zip(range(self.accepts), records, strict=False):
-            pass
         if self.error is not None:
             raise self.error
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("error", [errors.IllegalState("the producer was closed"), None], ids=["raises", "waits"])
-@pytest.mark.parametrize(("accepts", "status"), [(0, 503), (2, 504)])
-async def test_records_that_the_producer_did_not_accept_are_not_stored(accepts: int, status: int, error: Any) -> None:
-    """If sending ends early, by an error or by ack_timeout_ms, only the records that were drawn may be stored."""
-    sender = request(InterruptedProducer(accepts, error), ack_timeout_ms=1)
+@pytest.mark.parametrize(
+    ("error", "outcome", "status"),
+    [
+        (not_written(errors.IllegalState("the producer is closed")), "not_stored", 503),
+        (maybe_written(errors.IllegalState("the producer was closed")), "unknown", 504),
+        (None, "unknown", 504),
+    ],
+)
+async def test_a_batch_that_is_not_accepted_may_be_stored_in_part(error: Any, outcome: str, status: int) -> None:
+    """If sending ends early, the error says whether records may be stored. After ack_timeout_ms they may be."""
+    sender = request(InterruptedProducer(error), ack_timeout_ms=1)
     await sender.send(parsed([1, 2, 3]), FREE)
     await sender.finish()
-    assert [e.outcome for e in sender.result.errors] == ["unknown"] * accepts + ["not_stored"] * (3 - accepts)
+    assert [e.outcome for e in sender.result.errors] == [outcome] * 3
     assert sender.result.status == status
 
 
@@ -493,3 +510,34 @@ async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_p
     producer.is_full = True
     full = await Service(producer).post(b"1\n", url=URL + "?ack=none")
     assert (full.status_code, full.headers["retry-after"], producer.batches) == (429, "1", [])
+
+
+class EndingProducer(MemoryProducer):
+    """Accepts one batch. Then it has no room, or its `send_many` raises `error`."""
+
+    def __init__(self, error: errors.PenstockError | None) -> None:
+        super().__init__()
+        self.error = error
+
+    async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Any]]:
+        deliveries = await super().send_many(records)
+        self.is_full = self.error is None
+        self.fail_all = self.error
+        return deliveries
+
+
+@pytest.mark.parametrize("error", [errors.IllegalState("the producer was closed"), None], ids=["closed", "full"])
+async def test_a_client_without_acknowledgements_learns_which_batch_was_dropped(error: Any) -> None:
+    """With ack=none the response names the first line of a batch that the producer did not accept, if it accepted an
+    earlier one.
+    """
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1\n2\n"
+        yield b"3\noops\noops\n"
+
+    producer = EndingProducer(error)
+    response = await Service(producer, max_errors=1).post(body(), url=URL + "?ack=none")
+    assert (response.status_code, response.json()["accepted"]) == (202, 2)
+    assert response.json()["stopped_at_line"] == 3
+    assert sorted(producer.values()) == [b"1", b"2"]

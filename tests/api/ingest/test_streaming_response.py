@@ -131,7 +131,7 @@ async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Ser
         assert await client.row() == {"through_line": 1, "stored": 1}
         client.send(b"oops\n")
         row = await client.row()
-        assert (row["stored"], [error["line"] for error in row["errors"]]) == (0, [2])
+        assert (row["through_line"], row["stored"], [error["line"] for error in row["errors"]]) == (2, 0, [2])
         client.send(b"3")
         client.send(b"3\n")
         assert (await client.row())["through_line"] == 3

@@ -30,6 +30,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.admin.test_administration import MemoryAdmin
 from tests.api.ingest.service import COMPRESS
 from tests.api.rest_proxy.conftest import SETTINGS
+from tests.virtual_time import run
 
 V2_JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 V2_BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
@@ -409,6 +410,32 @@ async def test_v3_counts_all_records_of_a_stream_as_bulk(
 
     assert len((await client.post(V3, content=body())).text.splitlines()) == 1800
     assert events == [600, 1200, 1800]
+
+
+def test_v3_disconnects_a_client_that_does_not_read_its_reports(producer: Any) -> None:
+    """A client that sends records and does not read their reports is disconnected after body_timeout_ms."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": RECORD, "more_body": True}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def exchange() -> None:
+        settings = IngestSettings(body_timeout_ms=1_000)
+        registry = CollectorRegistry()
+        ingest = Ingest(producer, settings, registry)
+        app = create_app(rest_proxy=produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin()))
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "root_path": ""}
+        scope |= {"path": V3, "raw_path": V3.encode(), "query_string": b"", "headers": [(b"host", b"localhost")]}
+        async with asyncio.timeout(60):
+            await app(scope, receive, send)
+        assert asyncio.get_running_loop().time() == 1
+        assert ingest.active == 0
+        assert registry.get_sample_value("penstock_ingest_requests_total", {"topic": "t", "status": "499"}) == 1
+
+    run(exchange())
 
 
 def test_an_incomplete_object_is_an_error() -> None:

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.services.admin.kafka_dead_letters import DeadLetterCount, DeadLetterCounter, KafkaDeadLetters, Span
-from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC = "clicks-dlq"
 AT = TopicPartition(TOPIC, 0)
+SOURCE = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
 
 
 @pytest.fixture
 async def kafka() -> AsyncIterator[KafkaSettings]:
     async with FakeCluster() as cluster:
-        cluster.create_topic(TOPIC, partitions=1)
+        for topic in ("clicks", TOPIC):
+            cluster.create_topic(topic, partitions=1)
         yield KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
 
 
@@ -73,6 +78,29 @@ async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) ->
     assert len(response["records"]) == 20
 
 
+async def test_the_newest_dead_letters_come_first(kafka: KafkaSettings) -> None:
+    """Dead letters that were written in the same millisecond are listed by offset, the newest first."""
+    async with Admin(kafka) as admin, Producer(kafka) as producer:
+        await (await producer.send_many([ProducerRecord(TOPIC, b"v", timestamp=at) for at in (7, 5, 7)]))
+        rows = (await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 3, None))["records"]
+    assert [(row["offset"], row["written_ms"]) for row in rows] == [(2, 7), (0, 7), (1, 5)]
+
+
+async def test_the_newest_late_records_are_read_by_offset(kafka: KafkaSettings) -> None:
+    """A late record has its event time as timestamp, so the newest offsets of each partition are taken in turn."""
+    late = "clicks-late"
+    records = [ProducerRecord(late, b"v", partition=0, timestamp=at) for at in (100, 101)]
+    records += [ProducerRecord(late, b"v", partition=1, timestamp=at) for at in (3, 2, 1)]
+    async with Admin(kafka) as admin, Producer(kafka) as producer:
+        await admin.create_topics([NewTopic(late, 2)])
+        await (await producer.send_many(records))
+        dead_letters = KafkaDeadLetters(kafka, admin)
+        rows = (await dead_letters.read_newest(late, 2, None))["records"]
+        assert {(row["partition"], row["offset"]) for row in rows} == {(0, 1), (1, 2)}
+        assert not any("written_ms" in row for row in rows)
+        assert len((await dead_letters.read_newest(late, 5, None))["records"]) == 5
+
+
 async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
     """A count that ran out of time is marked as an upper bound, and later calls continue it."""
     span = Span("id", 0, 0)
@@ -85,3 +113,17 @@ async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> No
     assert await counter.count({AT: span._replace(topic_id="another")}) == {AT: DeadLetterCount(5, exact=True)}
     assert await counter.count({AT: span._replace(first=2)}) == {AT: DeadLetterCount(4, exact=True)}
     assert await counter.count({}) == {}
+
+
+async def test_a_dry_run_counts_what_a_replay_sends(kafka: KafkaSettings) -> None:
+    """A dead letter that was cut, and a record that is no dead letter, are not counted, since no replay sends them."""
+    cut = ("penstock.dlq.cut", b"value=3000000")
+    records = [dead_letter_record(TOPIC, DeadLetter(SOURCE, "process", "E", "no", 1, "g"))] * 3
+    records[1] = replace(records[1], headers=(*records[1].headers, cut))
+    async with Admin(kafka) as admin, Producer(kafka) as producer:
+        await (await producer.send_many([ProducerRecord(TOPIC, b"{"), *records]))
+        dead_letters = KafkaDeadLetters(kafka, admin)
+        every: dict[str, Any] = {"stage": None, "exception": None, "include_replayed": False}
+        assert await dead_letters.replay(TOPIC, limit=10, dry_run=True, **every) == {"would_send": 2}
+        assert (await dead_letters.replay(TOPIC, limit=10, dry_run=False, to="clicks", **every))["sent"] == 2
+        assert await dead_letters.replay(TOPIC, limit=10, dry_run=True, **every) == {"would_send": 0}

@@ -20,7 +20,7 @@ def test_services_are_addresses_by_name() -> None:
     assert load(PENSTOCK_SERVICES='{"p": "http://p"}').services == {"p": "http://p"}
 
 
-@pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd"])
+@pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd", "http://a:8O83"])
 def test_an_invalid_address_is_rejected(url: str) -> None:
     """An invalid address is a ConfigError that names the service."""
     with pytest.raises(ConfigError, match=r"services\.producer.*http"):

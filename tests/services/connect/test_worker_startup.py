@@ -178,6 +178,7 @@ async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
     assert await status(flags, auth=("ann", "fedcba9876543210")) == 503
     assert await status(flags, auth=("ann", "0123456789abcdef")) == 401
     assert await status(flags, "http://worker.example/health") == 503
+    assert await status(flags, "http://worker.example/metrics/") == 503, "a trailing slash makes no difference"
     assert (await status([]), await status([], "http://elsewhere.example/connectors")) == (503, 421)
     for wrong in ("--rest.auth.users=ann", "--rest.auth.token=short"):
         config = read_command_line("distributed", [str(worker), wrong]).config

@@ -6,13 +6,14 @@ import asyncio
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.services.consumer.dlq_command import find_dead_letter_topic, main
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter, dead_letter_record
 from penstock.shared.clients.dead_letters.dead_letter_log import replay_producer_settings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import UnknownTopicOrPartition
-from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 
@@ -57,3 +58,21 @@ async def test_a_record_larger_than_the_default_buffer_is_replayed(capsys: pytes
         arguments = ["replay", "clicks", "--bootstrap-servers", servers, "--json"]
         assert await asyncio.to_thread(main, arguments) == 0
     assert json.loads(capsys.readouterr().out)["sent"] == 1
+
+
+async def test_a_dry_run_shows_what_a_replay_sends(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dead letter that was cut, and a record that is no dead letter, are not shown and do not count for --limit."""
+    source = ConsumerRecord("clicks", 0, 0, 1, b"k", b"v")
+    record = dead_letter_record("clicks-dlq", DeadLetter(source, "process", "E", "", 1, "g"))
+    cut = replace(record, headers=(*record.headers, ("penstock.dlq.cut", b"value=3000000")))
+    async with FakeCluster() as cluster:
+        for topic in ("clicks", "clicks-dlq"):
+            cluster.create_topic(topic, partitions=1)
+        servers = cluster.bootstrap_servers
+        async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
+            await (await producer.send_many([ProducerRecord("clicks-dlq", b"{"), cut, record, record, record]))
+        arguments = ["clicks", "--bootstrap-servers", servers, "--limit", "2", "--json"]
+        assert await asyncio.to_thread(main, ["replay", *arguments, "--dry-run"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"would_send": 2}
+        assert await asyncio.to_thread(main, ["list", *arguments]) == 0
+        assert [json.loads(line)["dead_letter"]["offset"] for line in capsys.readouterr().out.splitlines()] == [0, 1]

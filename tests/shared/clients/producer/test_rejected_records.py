@@ -213,6 +213,21 @@ async def test_close_ends_waiting_sends() -> None:
             await stuck
 
 
+@pytest.mark.parametrize(("topics", "maybe_written"), [(("t", "nope"), True), (("nope", "t"), False)])
+async def test_a_bulk_that_close_ends_may_be_written_in_part(topics: tuple[str, str], maybe_written: bool) -> None:
+    """The bulk's error has `maybe_written` only if a request contained one of its records."""
+    async with producing(max_block_ms=60_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Drop())
+        bulk = asyncio.ensure_future(producer.send_many([ProducerRecord(topic, b"v") for topic in topics]))
+        await waits([bulk])
+        closing = asyncio.ensure_future(producer.close())
+        (error,) = await asyncio.gather(bulk, return_exceptions=True)
+        await producer.close(timeout_ms=0)
+        await closing
+    assert isinstance(error, IllegalState)
+    assert error.maybe_written is maybe_written
+
+
 async def test_a_wait_ends_by_itself_or_when_it_is_ended() -> None:
     """A timeout of the caller stays a timeout. A finished wait is not ended again."""
     until_closed = UntilClosed()
