@@ -49,6 +49,7 @@ STAGE_LATE = "late"
 def late_record(
     record: ConsumerRecord,
     late_topic: str,
+    timestamp_ms: int,
     close_time_ms: int,
     stream_time_ms: int,
     store: str,
@@ -57,13 +58,14 @@ def late_record(
 ) -> ProducerRecord:
     """Return the record for the late topic. Values of added headers are UTF-8 text, numbers in decimal.
 
-    The header `penstock.late.lateness_ms` is the close time minus the timestamp: 1 or more. `store` is the store whose
-    windows had closed. `changelog_id` is the topic id of the changelog, None if there is none.
+    `timestamp_ms` is the time at which the record was late: the record's own, or one that a processor has set. The
+    header `penstock.late.lateness_ms` is the close time minus this time: 1 or more. `store` is the store whose windows
+    had closed. `changelog_id` is the topic id of the changelog, None if there is none.
     """
     coordinates = _late_coordinate_headers(record.topic.encode(), record.partition, record.offset)
     # Another store or another application may have accepted the same record. A reset creates another changelog, so its
     # id distinguishes the application before and after a reset.
-    lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    lateness = _lateness_headers(timestamp_ms, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + coordinates + lateness
     return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
 
@@ -120,7 +122,7 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
     first source whose records can reach the node.
     """
     if task.record_metadata is not None:
-        _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
+        _send_current_record_as_late(task, node, forwarded.timestamp, close_time_ms, stream_time_ms)
         return
     source = task.source_node(node)
     store = _store_of_late_node(task, node)
@@ -151,8 +153,9 @@ def send_late_columns(
     if len(indexes) < COLUMNS_MIN:
         moments = zip(indexes.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
         for index, close_time_ms, stream_time_ms in moments:
-            task.set_current_record(columns.record(index))
-            _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
+            record = columns.record(index)
+            task.set_current_record(record)
+            _send_current_record_as_late(task, node, record.timestamp, close_time_ms, stream_time_ms)
         return
     task.set_current_record(columns.record(int(indexes[-1])))
     source = task.source_node(node)
@@ -184,12 +187,23 @@ def send_late_columns(
     _count_late_records(task, _current_late_record(task), len(indexes))
 
 
-def _send_current_record_as_late(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    """Send the current source record to its late topic."""
+def _send_current_record_as_late(
+    task: TaskContext, node: str, timestamp_ms: int, close_time_ms: int, stream_time_ms: int
+) -> None:
+    """Send the current source record, which was late at `timestamp_ms`, to its late topic."""
     record = _current_late_record(task)
     source = task.source_node(node)
     store = _store_of_late_node(task, node)
-    late = late_record(record, source.late, close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
+    late = late_record(
+        record,
+        source.late,
+        timestamp_ms,
+        close_time_ms,
+        stream_time_ms,
+        store,
+        task.application,
+        task.changelog_id,
+    )
     task.outputs.add(late)
     _count_late_records(task, record, 1)
 

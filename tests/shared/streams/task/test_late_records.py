@@ -116,6 +116,22 @@ def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -
     assert (late.key, late.timestamp, OFFSET in dict(late.headers)) == (b"tick", 500, False)
 
 
+def test_lateness_is_that_of_the_time_which_a_processor_sets() -> None:
+    """The late record is the unchanged source record. Its lateness is that of the time that the window got, so it can
+    be read back."""
+
+    class Earlier(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(timestamp=record.value["at"]))
+
+    driver = windowed("tumbling_window", Earlier)
+    driver.pipe("in", key=b"a", value=b'{"at":100}', timestamp=1_000)
+    driver.pipe("in", key=b"b", value=b'{"at":7}', timestamp=1_000)
+    (late,) = driver.read("in-late")
+    assert (late.value, late.timestamp, dict(late.headers)[LATENESS_MS]) == (b'{"at":7}', 1_000, b"93")
+    assert parse_late_record(as_consumed(late)).record.offset == 1
+
+
 def test_a_late_record_tells_the_life_of_its_application() -> None:
     """Late records have the id of the changelog's topic, once the task knows it, with a source record or without
     one."""
@@ -289,8 +305,8 @@ def test_a_late_record_is_read_back_as_its_source_record() -> None:
     """Key, value, event time, coordinates and the record's own headers are unchanged, beside the reason for its
     lateness."""
     source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
-    made = late_record(source, "clicks-late", 1_500, 2_000, store="visits", application="shop")
-    marked = late_record(source, "clicks-late", 1_500, 2_000, "visits", "shop", "an id")
+    made = late_record(source, "clicks-late", 1_000, 1_500, 2_000, store="visits", application="shop")
+    marked = late_record(source, "clicks-late", 1_000, 1_500, 2_000, "visits", "shop", "an id")
     assert marked.headers == (*made.headers, ("penstock.late.changelog_id", b"an id"))
     for headers in (made.headers, marked.headers):
         there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers)
