@@ -124,7 +124,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         """Count the record as late and send its source record to the late topic.
 
-        A record that a punctuation or a commit forwarded has no source record. Then the record itself is sent.
+        The record itself is sent if a punctuation or a commit forwarded it, and behind a stream join or a processor
+        that uses stores.
         """
         ...
 
@@ -144,7 +145,10 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
-        """Return the offsets of `count` records in the store's source: those at `offsets`, or the current record's."""
+        """Return the offsets of `count` records in the store's source: those at `offsets`, or the current record's.
+
+        The offset is NO_OFFSET for a record that is not the source record, as in `emit_late`.
+        """
         ...
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:

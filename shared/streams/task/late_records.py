@@ -1,7 +1,8 @@
 """Late records for the late topic: the unchanged source record, with headers that describe its lateness.
 
-A record that a punctuation or a commit forwards has no source record. If such a record is late, the forwarded record is
-written, without the headers that name a source record (`forwarded_late_record`).
+A record that a punctuation or a commit forwards has no source record. Behind a stream join, or a processor that uses
+stores, a late record may be a pair or an earlier record. In both cases the forwarded record is written, without the
+headers that name a source record (`forwarded_late_record`).
 """
 
 from __future__ import annotations
@@ -115,13 +116,15 @@ def forwarded_late_record(
     return record_that_fits(late_topic, value, key, record.headers, lateness, record.timestamp, record_bytes_max)
 
 
-def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    """Count the current source record as late for a node's windows, and send it to its source's late topic.
+def send_late(
+    task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int, is_source_record: bool
+) -> None:
+    """Count a record as late for a node's windows, and send it to the late topic of the current source record.
 
-    In a punctuation or a commit there is no current source record. `forwarded` is counted and sent instead, for the
-    first source whose records can reach the node.
+    With `is_source_record` the current source record is sent in place of `forwarded`. In a punctuation or a commit
+    there is none, and `forwarded` is sent to the late topic of the first source whose records can reach the node.
     """
-    if task.record_metadata is not None:
+    if is_source_record:
         _send_current_record_as_late(task, node, forwarded.timestamp, close_time_ms, stream_time_ms)
         return
     source = task.source_node(node)
@@ -137,6 +140,9 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
         task.record_bytes_max,
     )
     task.outputs.add(late)
+    if task.record_metadata is not None:
+        _count_late_records(task, _current_late_record(task), 1)
+        return
     task.metrics.late(source.topic, 1)
     task.metrics.rejected_at["late"] = f"store {store!r}, of no source record"
 

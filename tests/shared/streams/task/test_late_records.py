@@ -132,6 +132,40 @@ def test_lateness_is_that_of_the_time_which_a_processor_sets() -> None:
     assert parse_late_record(as_consumed(late)).record.offset == 1
 
 
+def test_a_record_that_a_processor_had_stored_is_late_itself() -> None:
+    """A processor with a store may forward an earlier record, which is then the late record. The record that it
+    processes is not late."""
+
+    class Delaying(Processor):
+        def process(self, record: Record) -> None:
+            held = self.context.store("held")
+            if (earlier := held.get("last")) is not None:
+                self.context.forward(Record(record.key, earlier["value"], earlier["at"]))
+            held.put("last", {"value": record.value, "at": record.timestamp})
+
+    builder = StreamsBuilder()
+    delayed = builder.stream("in").process_values(Delaying, builder.add_store("held"))
+    delayed.group_by_key().tumbling_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for x, at in ((1, 100), (2, 5), (3, 101)):
+        driver.pipe("in", key=b"a", value=b'{"x":%d}' % x, timestamp=at)
+    (late,) = driver.read("in-late")
+    assert (late.value, late.timestamp, OFFSET in dict(late.headers)) == (b'{"x":2}', 5, False)
+    assert driver.task.metrics.late_total == 1
+
+
+def test_behind_a_table_join_a_late_record_is_the_source_record() -> None:
+    """The join with a table only looks up a row, so the source record can be replayed."""
+    builder = StreamsBuilder()
+    joined = builder.stream("in").left_join(builder.table("users"), lambda value, user: {"user": user})
+    joined.group_by_key().tumbling_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for at in (100, 5):
+        driver.pipe("in", key=b"a", value=b'{"x":1}', timestamp=at)
+    (late,) = driver.read("in-late")
+    assert (late.value, dict(late.headers)[OFFSET]) == (b'{"x":1}', b"1")
+
+
 def test_a_late_record_tells_the_life_of_its_application() -> None:
     """Late records have the id of the changelog's topic, once the task knows it, with a source record or without
     one."""
