@@ -1,5 +1,8 @@
 """Late records for the late topic: the unchanged source record, with headers that describe its lateness.
 
+Behind a repartition topic, the source record is the record of that topic, with its coordinates there and the headers of
+its origin (`origin_headers`), as in a dead letter.
+
 A record that a punctuation or a commit forwards has no source record. Behind a stream join, or a processor that uses
 stores, a late record may be a pair or an earlier record. In both cases the forwarded record is written, without the
 headers that name a source record (`forwarded_late_record`).
@@ -10,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter
@@ -21,7 +23,6 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
 from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
-from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns, record_that_fits
 from penstock.shared.streams.topology import ProcessorNode
 from penstock.shared.streams.window_result import WindowKey
@@ -141,7 +142,7 @@ def send_late(
     )
     task.outputs.add(late)
     if task.record_metadata is not None:
-        _count_late_records(task, _current_late_record(task), 1)
+        _count_late_records(task, 1)
         return
     task.metrics.late(source.topic, 1)
     task.metrics.rejected_at["late"] = f"store {store!r}, of no source record"
@@ -165,20 +166,7 @@ def send_late_columns(
         return
     task.set_current_record(columns.record(int(indexes[-1])))
     source = task.source_node(node)
-    topic: bytes | PackedBytes = columns.topic.encode()
-    partition: int | Int64Array = columns.partition
-    offset = columns.offsets[indexes]
     timestamps = columns.timestamps[indexes]
-    # A late record must name an offset that the user knows, and not one in the application's own topic.
-    if source.is_internal:
-        records = [original_record(columns.record(index)) for index in indexes.tolist()]
-        topic = PackedBytes.of([record.topic.encode() for record in records])
-        partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
-        keys = PackedBytes.of([record.key for record in records])
-        own = PackedHeaders.of([record.headers for record in records])
-    else:
-        keys = _late_keys_or_values(columns.keys, indexes)
-        own = _headers_of_late_records(columns.headers, indexes)
     lateness = _lateness_headers(
         timestamps,
         close_times_ms,
@@ -187,17 +175,20 @@ def send_late_columns(
         task.application,
         task.changelog_id,
     )
-    headers = own.followed_by(_late_coordinate_headers(topic, partition, offset) + lateness)
+    coordinates = _late_coordinate_headers(columns.topic.encode(), columns.partition, columns.offsets[indexes])
+    headers = _headers_of_late_records(columns.headers, indexes).followed_by(coordinates + lateness)
+    keys = _late_keys_or_values(columns.keys, indexes)
     values = _late_keys_or_values(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
-    _count_late_records(task, _current_late_record(task), len(indexes))
+    _count_late_records(task, len(indexes))
 
 
 def _send_current_record_as_late(
     task: TaskContext, node: str, timestamp_ms: int, close_time_ms: int, stream_time_ms: int
 ) -> None:
     """Send the current source record, which was late at `timestamp_ms`, to its late topic."""
-    record = _current_late_record(task)
+    record = task.current_record()
+    assert record is not None
     source = task.source_node(node)
     store = _store_of_late_node(task, node)
     late = late_record(
@@ -211,20 +202,15 @@ def _send_current_record_as_late(
         task.changelog_id,
     )
     task.outputs.add(late)
-    _count_late_records(task, record, 1)
+    _count_late_records(task, 1)
 
 
-def _count_late_records(task: TaskContext, last: ConsumerRecord, records: int) -> None:
-    """Count late source records; `last` is the one that the log names."""
+def _count_late_records(task: TaskContext, records: int) -> None:
+    """Count late records; the log names the current source record."""
+    source = task.source_record()
+    assert source is not None
     task.late_records += records
-    task.metrics.rejected_at["late"] = coordinates_of(last)
-
-
-def _current_late_record(task: TaskContext) -> ConsumerRecord:
-    """Return the current source record, which is late."""
-    record = task.source_record()
-    assert record is not None
-    return record
+    task.metrics.rejected_at["late"] = coordinates_of(source)
 
 
 def _late_keys_or_values(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
