@@ -124,7 +124,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         """Count the record as late and send its source record to the late topic.
 
-        A record that a punctuation or a commit forwarded has no source record. Then the record itself is sent.
+        The record itself is sent if a punctuation or a commit forwarded it, and behind a stream join or a processor
+        that uses stores.
         """
         ...
 
@@ -146,7 +147,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
         """Return the offsets of `count` records in the store's source topic: `offsets`, or the current record's.
 
-        Records that are not of this topic get NO_OFFSET.
+        Records that are not of this topic get NO_OFFSET, and so do those that are not the source record (`emit_late`).
         """
         ...
 

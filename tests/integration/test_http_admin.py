@@ -154,7 +154,7 @@ async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(k
         dead_letter_record(dead, DeadLetter(s, "produce" if i < 2 else "process", "ValueError", "no", 1, "g"))
         for i, s in enumerate(sources)
     ]
-    lates = [late_record(source, late, 1_500, 2_000, "visits", "shop") for source in sources[:3]]
+    lates = [late_record(source, late, source.timestamp, 1_500, 2_000, "visits", "shop") for source in sources[:3]]
     nobodys = ProducerRecord(late, b"{}", b"x", (), 0, 5)
     async with Producer(settings) as producer:
         await (await producer.send_many([*dead_letters, *lates, nobodys]))

@@ -166,6 +166,13 @@ class OfField(Aggregation[State]):
     def _bind_field(self, hint: Any) -> None:
         """Set the aggregation's type from its field's annotation."""
 
+    def _number_types(self, hint: Any) -> set[Any]:
+        """Return the types of a number field by its annotation. Raises ConfigError if it may be something else."""
+        options = field_types(hint)
+        if not options <= {int, float, bool}:
+            raise ConfigError(f"{self.function}({self.field!r}): the field is {hint}, not a number")
+        return options
+
     def _field_value(self, value: Any) -> Any:
         try:
             return self._get(value)
@@ -203,11 +210,9 @@ class _OfNumber(OfField[Number]):
         self.type: NumberType = "float64"
 
     def _bind_field(self, hint: Any) -> None:
-        options = field_types(hint)
+        options = self._number_types(hint)
         if options == {int} or options == {bool}:
             self.type = "int64"
-        elif not options <= {int, float, bool}:
-            raise ConfigError(f"{self.function}({self.field!r}): the field is {hint}, not a number")
 
     @property
     def state_columns(self) -> tuple[Column, ...]:

@@ -37,6 +37,9 @@ class Quantiles(OfField["Sketch"]):
         self.ranks = tuple(map(float, ranks))
         self.parameters = self.ranks
 
+    def _bind_field(self, hint: Any) -> None:
+        self._number_types(hint)
+
     def initial(self) -> Sketch:
         from datasketches import kll_doubles_sketch  # imported here, as in `aggregation`
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.shared.common.errors import DataError
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
@@ -47,7 +48,11 @@ class RowValue(Aggregation[Any]):
         return earlier if later is None else later
 
     def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
-        return (state if self._is_bytes else msgspec.json.encode(state),)
+        if not self._is_bytes:
+            return (msgspec.json.encode(state),)
+        if not isinstance(state, bytes):
+            raise DataError(f"a row of bytes cannot have a value of the type {type(state).__name__}")
+        return (state,)
 
     def from_columns(self, columns: Sequence[Any]) -> Any:
         return columns[0] if self._is_bytes else self._decode(columns[0])

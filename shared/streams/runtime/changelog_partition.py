@@ -140,7 +140,8 @@ class RecordRejected(DataError):
     def __init__(self, record: ProducerRecord, partition: int | None, bytes_max: int, reason: BaseException) -> None:
         size = record_size(record.key, record.value, list(record.headers))
         where = f"topic {record.topic}, partition {'unknown' if partition is None else partition}"
-        advice = f"max_request_size={bytes_max} must not be above the topic's max.message.bytes"
+        # A dead letter or a late record may be larger than `max_request_size`.
+        advice = f"the topic's max.message.bytes must be at least {size}, and not below max_request_size={bytes_max}"
         if isinstance(reason, InvalidTimestamp):
             advice = "max_future_ms must not be above the topic's message.timestamp.after.max.ms"
         super().__init__(

@@ -8,6 +8,7 @@ where to start. `SourcePositions` looks up the first and end offsets of the part
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.errors import (
+    ChangelogHole,
+    KafkaTimeout,
+    SchemaMismatch,
+    SourceOffsetsMissing,
+    SourceTopicChanged,
+)
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import counter
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
@@ -29,6 +36,7 @@ log = get_logger(__name__)
 
 LOOKUP_TIMEOUT_MS = 10_000  # other partitions may wait for a lookup
 UNREAD_POLL_MS = 500
+UNREAD_TIMEOUT_MS = 60_000  # a restore fails if a partition cannot be searched for unread records for this long
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (
@@ -208,6 +216,31 @@ def start_position_of(
     return StartPosition(held.first, held.first - position)
 
 
+async def has_record_from(
+    consumer: Consumer, at: TopicPartition, position: int, timeout_ms: int = UNREAD_TIMEOUT_MS
+) -> bool:
+    """Return whether there is a record at or after the position; transaction markers and watermarks are ignored.
+
+    Raises KafkaTimeout if the partition is not read to its end within `timeout_ms`.
+    """
+    consumer.assign([at])
+    first = await consumer.beginning_offsets([at])
+    end = await consumer.end_offsets([at])
+    start = max(position, first[at])
+    if start >= end[at]:
+        return False
+    consumer.seek(at, start)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while await consumer.position(at) < end[at]:
+                if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
+                    return True
+    except TimeoutError:
+        spanned = f"offsets {start} to {end[at] - 1}"
+        raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
+    return False
+
+
 class SourcePositions:
     """Sets the positions at which tasks resume.
 
@@ -269,29 +302,18 @@ class SourcePositions:
             return
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             known = await admin.list_topics()
+        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         for topic in dropped:
             at = TopicPartition(topic, task.partition)
             position = task.sources[topic]
-            if topic in known and await self._has_record_from(at, position):
-                raise_unread(at, position, read, application)
+            if topic in known:
+                async with Consumer(self._kafka, settings) as consumer:
+                    if await has_record_from(consumer, at, position):
+                        raise_unread(at, position, read, application)
             log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
             del task.sources[topic]
             task.source_ids.pop(topic, None)
             task.needs_commit = True
-
-    async def _has_record_from(self, at: TopicPartition, position: int) -> bool:
-        """Return whether there is a record at or after the position; transaction markers and watermarks are ignored."""
-        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
-        async with Consumer(self._kafka, settings) as consumer:
-            consumer.assign([at])
-            first = await consumer.beginning_offsets([at])
-            end = await consumer.end_offsets([at])
-            if first[at] < end[at] > position:
-                consumer.seek(at, max(position, first[at]))
-                while await consumer.position(at) < end[at]:
-                    if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
-                        return True
-        return False
 
     async def _set_start_offsets(
         self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]

@@ -228,7 +228,9 @@ class PersistentStore(ABC, Generic[CacheT]):
                 key = self._codec.key_of(raw or b"")
             except UnicodeDecodeError:
                 continue
-            if key not in self._loaded:
+            if key in self._loaded:
+                self._loaded.move_to_end(key)
+            else:
                 wanted[raw or b""] = key
         for raw, found in self._rows.of_many(wanted):
             self._load_key_rows(wanted[raw], found)

@@ -3,8 +3,12 @@
 Behind a repartition topic, the value and the timestamp are those of the record in that topic. Nodes before the topic
 may have changed them.
 
-A record that a punctuation or a commit forwards has no source record. If such a record is late, the forwarded record is
-written, without the headers that name a source record (`forwarded_late_record`).
+Behind a repartition topic, the source record is the record of that topic, with its coordinates there and the headers of
+its origin (`origin_headers`), as in a dead letter.
+
+A record that a punctuation or a commit forwards has no source record. Behind a stream join, or a processor that uses
+stores, a late record may be a pair or an earlier record. In both cases the forwarded record is written, without the
+headers that name a source record (`forwarded_late_record`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from penstock.shared.clients.dead_letters.dead_letter import DeadLetter
@@ -23,7 +26,6 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
 from penstock.shared.streams.record import Record, coordinates_of
 from penstock.shared.streams.result_encoders import encode_without_error
-from penstock.shared.streams.task.origin_headers import original_record
 from penstock.shared.streams.task.outputs import OutputColumns, record_that_fits
 from penstock.shared.streams.topology import ProcessorNode
 from penstock.shared.streams.window_result import WindowKey
@@ -52,6 +54,7 @@ STAGE_LATE = "late"
 def late_record(
     record: ConsumerRecord,
     late_topic: str,
+    timestamp_ms: int,
     close_time_ms: int,
     stream_time_ms: int,
     store: str,
@@ -60,13 +63,14 @@ def late_record(
 ) -> ProducerRecord:
     """Return the record for the late topic. Values of added headers are UTF-8 text, numbers in decimal.
 
-    The header `penstock.late.lateness_ms` is the close time minus the timestamp: 1 or more. `store` is the store whose
-    windows had closed. `changelog_id` is the topic id of the changelog, None if there is none.
+    `timestamp_ms` is the time at which the record was late: the record's own, or one that a processor has set. The
+    header `penstock.late.lateness_ms` is the close time minus this time: 1 or more. `store` is the store whose windows
+    had closed. `changelog_id` is the topic id of the changelog, None if there is none.
     """
     coordinates = _late_coordinate_headers(record.topic.encode(), record.partition, record.offset)
     # Another store or another application may have accepted the same record. A reset creates another changelog, so its
     # id distinguishes the application before and after a reset.
-    lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    lateness = _lateness_headers(timestamp_ms, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + coordinates + lateness
     return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
 
@@ -116,14 +120,16 @@ def forwarded_late_record(
     return record_that_fits(late_topic, value, key, record.headers, lateness, record.timestamp, record_bytes_max)
 
 
-def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    """Count the current source record as late for a node's windows, and send it to its source's late topic.
+def send_late(
+    task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int, is_source_record: bool
+) -> None:
+    """Count a record as late for a node's windows, and send it to the late topic of the current source record.
 
-    In a punctuation or a commit there is no current source record. `forwarded` is counted and sent instead, for the
-    first source whose records can reach the node.
+    With `is_source_record` the current source record is sent in place of `forwarded`. In a punctuation or a commit
+    there is none, and `forwarded` is sent to the late topic of the first source whose records can reach the node.
     """
-    if task.record_metadata is not None:
-        _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
+    if is_source_record:
+        _send_current_record_as_late(task, node, forwarded.timestamp, close_time_ms, stream_time_ms)
         return
     source = task.source_node(node)
     store = _store_of_late_node(task, node)
@@ -138,6 +144,9 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
         task.record_bytes_max,
     )
     task.outputs.add(late)
+    if task.record_metadata is not None:
+        _count_late_records(task, 1)
+        return
     task.metrics.late(source.topic, 1)
     task.metrics.rejected_at["late"] = f"store {store!r}, of no source record"
 
@@ -154,25 +163,13 @@ def send_late_columns(
     if len(indexes) < COLUMNS_MIN:
         moments = zip(indexes.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
         for index, close_time_ms, stream_time_ms in moments:
-            task.set_current_record(columns.record(index))
-            _send_current_record_as_late(task, node, close_time_ms, stream_time_ms)
+            record = columns.record(index)
+            task.set_current_record(record)
+            _send_current_record_as_late(task, node, record.timestamp, close_time_ms, stream_time_ms)
         return
     task.set_current_record(columns.record(int(indexes[-1])))
     source = task.source_node(node)
-    topic: bytes | PackedBytes = columns.topic.encode()
-    partition: int | Int64Array = columns.partition
-    offset = columns.offsets[indexes]
     timestamps = columns.timestamps[indexes]
-    # A late record must name an offset that the user knows, and not one in the application's own topic.
-    if source.is_internal:
-        records = [original_record(columns.record(index)) for index in indexes.tolist()]
-        topic = PackedBytes.of([record.topic.encode() for record in records])
-        partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
-        keys = PackedBytes.of([record.key for record in records])
-        own = PackedHeaders.of([record.headers for record in records])
-    else:
-        keys = _late_keys_or_values(columns.keys, indexes)
-        own = _headers_of_late_records(columns.headers, indexes)
     lateness = _lateness_headers(
         timestamps,
         close_times_ms,
@@ -181,33 +178,42 @@ def send_late_columns(
         task.application,
         task.changelog_id,
     )
-    headers = own.followed_by(_late_coordinate_headers(topic, partition, offset) + lateness)
+    coordinates = _late_coordinate_headers(columns.topic.encode(), columns.partition, columns.offsets[indexes])
+    headers = _headers_of_late_records(columns.headers, indexes).followed_by(coordinates + lateness)
+    keys = _late_keys_or_values(columns.keys, indexes)
     values = _late_keys_or_values(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
-    _count_late_records(task, _current_late_record(task), len(indexes))
+    _count_late_records(task, len(indexes))
 
 
-def _send_current_record_as_late(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    """Send the current source record to its late topic."""
-    record = _current_late_record(task)
+def _send_current_record_as_late(
+    task: TaskContext, node: str, timestamp_ms: int, close_time_ms: int, stream_time_ms: int
+) -> None:
+    """Send the current source record, which was late at `timestamp_ms`, to its late topic."""
+    record = task.current_record()
+    assert record is not None
     source = task.source_node(node)
     store = _store_of_late_node(task, node)
-    late = late_record(record, source.late, close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
+    late = late_record(
+        record,
+        source.late,
+        timestamp_ms,
+        close_time_ms,
+        stream_time_ms,
+        store,
+        task.application,
+        task.changelog_id,
+    )
     task.outputs.add(late)
-    _count_late_records(task, record, 1)
+    _count_late_records(task, 1)
 
 
-def _count_late_records(task: TaskContext, last: ConsumerRecord, records: int) -> None:
-    """Count late source records; `last` is the one that the log names."""
+def _count_late_records(task: TaskContext, records: int) -> None:
+    """Count late records; the log names the current source record."""
+    source = task.source_record()
+    assert source is not None
     task.late_records += records
-    task.metrics.rejected_at["late"] = coordinates_of(last)
-
-
-def _current_late_record(task: TaskContext) -> ConsumerRecord:
-    """Return the current source record, which is late."""
-    record = task.source_record()
-    assert record is not None
-    return record
+    task.metrics.rejected_at["late"] = coordinates_of(source)
 
 
 def _late_keys_or_values(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:

@@ -4,9 +4,9 @@ A record whose key was changed passes through a repartition topic. The coordinat
 user. So a record in a repartition topic carries the coordinates of its source record in headers. Behind several
 repartition topics these are still the coordinates in the first source topic.
 
-A late record behind a repartition topic is reported with the coordinates of its source record. A dead letter has the
-coordinates in the repartition topic, to which it can be replayed, and the origin's headers in addition. A record from a
-punctuation or a commit has no source record, and no such headers.
+A late record or a dead letter behind a repartition topic has the coordinates in that topic, to which it can be
+replayed, and the origin's headers in addition. Its value may differ from the source record's, so it is never replayed
+to the source topic. A record from a punctuation or a commit has no source record, and no such headers.
 
 >>> source = ConsumerRecord("orders", 3, 17, 5, b"order-1", b"{}", (("trace", b"a"),))
 >>> again = ConsumerRecord("app-by-user-repartition", 0, 2, 5, b"ann", b"{}", source.headers + origin_headers(source))
@@ -28,7 +28,7 @@ OFFSET = PREFIX + "offset"
 KEY = PREFIX + "key"
 
 KEY_BYTES_MAX = 1_024
-"""A longer raw key is not carried. Late records and errors then report the repartitioned record's key."""
+"""A longer raw key is not carried."""
 
 
 def origin_headers(record: ConsumerRecord) -> Headers:

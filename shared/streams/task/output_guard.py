@@ -7,7 +7,8 @@ error handlers decide what else happens. With `continue` the output is counted. 
 written to the dead-letter topic (`output_dead_letter`). Other outputs are not affected. With `fail` the task ends.
 
 The task also ends if a node raises after it, or a node below it, has changed a store: half of a change can be neither
-kept nor undone. A punctuator that raises is an exception: what it stored and forwarded before the error stays.
+kept nor undone. A punctuator that raises is an exception: what it stored and forwarded before the error stays, unless
+a node below it has changed a store before it raised.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class OutputGuard:
         self.task: TaskContext
         self._is_sink_error = is_sink_error
         self._window: tuple[str | None, WindowKey] | None = None
+        self._is_half_changed = False
+        """Whether in the present punctuation a node has raised after it, or a node below it, had changed a store."""
 
     def forward(self, edge: Edge, record: Record) -> None:
         """Give a record to the child; handles an error behind a store."""
@@ -131,7 +134,9 @@ class OutputGuard:
             edge.entrance(record)
         except Exception as e:
             # The child, or a node below it, has changed a store before it raised. The task ends.
-            if any(store.touched for store in stores) or isinstance(e, NEVER_HANDLED):
+            is_half_changed = any(store.touched for store in stores)
+            self._is_half_changed |= is_half_changed
+            if is_half_changed or isinstance(e, NEVER_HANDLED):
                 raise
             self._reject_record(edge.child, edge.store, record, e, mark)
         finally:
@@ -160,10 +165,12 @@ class OutputGuard:
         """Wrap a callback so that its errors are handled."""
 
         def run_punctuator(now_ms: int) -> None:
+            self._is_half_changed = False
             try:
                 callback(now_ms)
             except Exception as e:
-                if isinstance(e, NEVER_HANDLED):
+                # A node below has made half of a change. The callback's own changes do not count.
+                if self._is_half_changed or isinstance(e, NEVER_HANDLED):
                     raise
                 # No mark to return to: as in Kafka Streams, the punctuation ends here, and what it stored and forwarded
                 # before stays.

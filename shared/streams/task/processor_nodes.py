@@ -25,7 +25,7 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
 )
 from penstock.shared.common.records import INT64_MAX, Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
-from penstock.shared.streams.operators.tables import TableLookup
+from penstock.shared.streams.operators.tables import TableJoin, TableLookup
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import ProcessorRecordContext, Record, check_timestamp
@@ -143,6 +143,18 @@ class ProcessorNodes:
         children = self.topology.children[name]
         return guarded_edges_of(self.topology, name, {child: nodes[child].process for child in children})
 
+    def is_behind_store(self, name: str) -> bool:
+        """Return whether a node above this one may forward records from its stores.
+
+        A join of two streams forwards pairs and earlier records, and a user's processor may do so. The join with a
+        table only looks up a row.
+        """
+        above = map(self.topology.nodes.get, self.topology.above([name]))
+        return any(
+            isinstance(node, ProcessorNode) and node.stores and not isinstance(self.processors[node.name], TableJoin)
+            for node in above
+        )
+
     def writers(self, name: str) -> list[SinkNodeWriter]:
         """Return the sinks below a node."""
         return [self._sinks[child] for child in self.topology.children[name] if child in self._sinks]
@@ -208,6 +220,7 @@ class NodeContext:
         self._store = next((edge.store for edge in self._edges.values()), next(iter(node.stores), None))
         self._writers = nodes.writers(node.name)
         self._forward_all = nodes.forward_to(node.name)
+        self._is_behind_store = nodes.is_behind_store(node.name)
 
     @property
     def partition(self) -> int:
@@ -283,7 +296,8 @@ class NodeContext:
         return self._task.stores[name]
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
-        send_late(self._task, record, self._node.name, close_time_ms, operator_time_ms)
+        is_source_record = self._is_source_record()
+        send_late(self._task, record, self._node.name, close_time_ms, operator_time_ms, is_source_record)
 
     def emit_late_columns(
         self, columns: Columns, indexes: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
@@ -302,9 +316,13 @@ class NodeContext:
         topic = self._task.topology.stores[next(iter(self._node.stores))].schema.source
         if source is not None and offsets is not None and source.topic == topic:
             return offsets
-        at = self._task.record_metadata if source is None else None
+        at = self._task.record_metadata if source is None and self._is_source_record() else None
         offset = at.offset if at is not None and at.topic == topic else NO_OFFSET
         return np.full(count, offset, np.int64)
+
+    def _is_source_record(self) -> bool:
+        """Return whether the record that the node gets was made from the current source record alone."""
+        return self._task.record_metadata is not None and not self._is_behind_store
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
         task = self._task

@@ -292,6 +292,10 @@ class StreamTask:
         self._source_record = record
         self.record_metadata = ProcessorRecordContext(record.topic, record.partition, record.offset)
 
+    def current_record(self) -> ConsumerRecord | None:
+        """Return the record that processors process now, if any."""
+        return self._source_record
+
     def source_record(self) -> ConsumerRecord | None:
         """Return the current record, if any; behind a repartition topic it has its source record's coordinates."""
         record = self._source_record

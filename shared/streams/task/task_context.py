@@ -78,6 +78,9 @@ class TaskContext(Protocol):
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that is processed from now on."""
 
+    def current_record(self) -> ConsumerRecord | None:
+        """Return the current record as it is in the topic that the task reads."""
+
     def source_record(self) -> ConsumerRecord | None:
         """Return the current record with the coordinates that it has in its source topic."""
 

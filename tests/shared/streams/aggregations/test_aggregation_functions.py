@@ -262,7 +262,7 @@ def test_bind_rejects_an_unknown_field(aggregation: Aggregation[Any]) -> None:
         aggregation.bind(Flight)
 
 
-@pytest.mark.parametrize("aggregation", [Sum("dest"), Min("dest"), Max("dest"), Mean("dest")])
+@pytest.mark.parametrize("aggregation", [Sum("dest"), Min("dest"), Max("dest"), Mean("dest"), Quantiles("dest")])
 def test_bind_rejects_what_is_no_number(aggregation: Aggregation[Any]) -> None:
     """A field of another type raises ConfigError, which names it."""
     with pytest.raises(ConfigError, match=rf"{aggregation.function}\('dest'\).*str"):

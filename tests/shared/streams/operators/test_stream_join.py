@@ -14,7 +14,8 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinRows, JoinWindows, Remembered
-from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
+from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, OFFSET, STORE, STREAM_TIME_MS
+from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Pair = tuple[Any, Any]
@@ -167,6 +168,34 @@ def test_late_records_go_to_their_own_late_topic() -> None:
     assert headers[0][STORE] == b"j-left"
     assert driver.task.metrics.late_total == 2
     assert [pair for pair, _ in out(driver)] == [("l0", "r1")]
+
+
+def test_a_late_result_of_a_join_is_no_source_record() -> None:
+    """If a window is closed for a result of a join, the result itself is the late record, without coordinates and
+    without a source offset. The join has taken the source record, and a replay would join it again."""
+    builder = StreamsBuilder()
+    left, right = builder.stream("left"), builder.stream("right")
+    joined = left.left_join(right, lambda a, b: [a, b], JoinWindows.of(100), name="j")
+    joined.group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers(), commit_each=False)
+    driver.task.keeps_late = True
+    pipe(driver, ("left", "a", 0), ("left", "b", 5), ("left", "k", 60), ("right", "k", 60))
+    # The pair of `b` is late. The record of `c` closes the join window of `a`. The record of `d` is late for the join.
+    pipe(driver, ("right", "b", 5), ("left", "c", 200), ("left", "d", 0))
+    offsets = [offset for rows in driver.task.late_rows for offset in rows.offsets.tolist()]
+    driver.commit()
+    records = driver.read("right-late") + driver.read("left-late")
+    headers = [dict(record.headers) for record in records]
+    found = [
+        (record.key, record.value, record.timestamp, own.get(OFFSET), own[LATENESS_MS])
+        for record, own in zip(records, headers, strict=True)
+    ]
+    assert found == [
+        (b"b", b'["l1","r1"]', 5, None, b"55"),
+        (b"a", b'["l0",null]', 0, None, b"60"),
+        (b"d", b'"l4"', 0, b"4", b"200"),
+    ]
+    assert (offsets, driver.task.metrics.late_total) == ([NO_OFFSET, NO_OFFSET], 3)
 
 
 def test_null_keys_and_values_are_skipped() -> None:

@@ -147,6 +147,23 @@ def test_a_processors_own_store() -> None:
         builder.add_store("numbers")
 
 
+@pytest.mark.parametrize("value", ["text", bytearray(b"raw")])
+def test_a_store_of_bytes_takes_bytes_only(value: Any) -> None:
+    """`put` of another value makes the record a dead letter, and the task continues."""
+
+    class Keeping(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("raw").put(record.key, value if record.value["bad"] else b"raw")
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Keeping, builder.add_store("raw", bytes))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for bad in (b"true", b"false"):
+        driver.pipe("in", key=b"k", value=b'{"bad":%s}' % bad)
+    assert len(driver.read("in-dlq")) == 1
+    assert driver.store("raw").get("k") == b"raw"
+
+
 def test_a_rows_value_is_read_back_as_its_type() -> None:
     """A value is restored as its declared type, and bytes stay unchanged. The last value replaces earlier ones."""
     typed, raw = RowValue(User), RowValue(bytes)

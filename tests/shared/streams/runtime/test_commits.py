@@ -20,8 +20,9 @@ from structlog.testing import capture_logs
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.protocol.record_batches import record_size
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import IllegalState, PenstockError, ProducerFenced, UnknownMember
+from penstock.shared.common.errors import IllegalState, PenstockError, ProducerFenced, RecordTooLarge, UnknownMember
 from penstock.shared.common.records import (
     Columns,
     ConsumerRecord,
@@ -33,7 +34,7 @@ from penstock.shared.common.records import (
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition, LogReplaced, RecordRejected
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.task_commits import TaskCommits
 from penstock.shared.streams.runtime.worker_tasks import OwnedTask
@@ -116,6 +117,17 @@ class Elsewhere:
 
     async def close(self, timeout_ms: float | None = None) -> None:
         pass
+
+
+def test_a_rejected_record_names_the_settings_that_do_not_fit() -> None:
+    """The topic must take the record. A dead letter or a late record may be larger than `max_request_size`, so to lower
+    that setting is not enough."""
+    record = ProducerRecord("t", b"x" * 1_000, b"k")
+    size = record_size(b"k", record.value, [])
+    for bytes_max in (size - 1, size + 1):
+        error = RecordRejected(record, 0, bytes_max, RecordTooLarge("too large"))
+        assert f"max.message.bytes must be at least {size}" in str(error)
+        assert f"max_request_size={bytes_max}" in str(error)
 
 
 async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:

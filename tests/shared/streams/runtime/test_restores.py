@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from penstock.shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.errors import KafkaTimeout, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -27,6 +27,7 @@ from penstock.shared.streams.runtime.source_positions import (
     StartPosition,
     ahead_of,
     committed_position,
+    has_record_from,
     position_of,
     raise_unread,
     start_position_of,
@@ -38,9 +39,10 @@ from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from penstock.shared.testing.manual_clock import ManualClock
 from tests.integration.test_stream_worker import chain_of, commit, owner, process_records, topology
+from tests.shared.clients.consumer.filled import filled, opened
 
 
 class Steps:
@@ -320,6 +322,17 @@ def test_unread_records_of_a_topic_with_another_name_are_rejected() -> None:
     assert "name='key_by-2'" in message
     assert "until everything is read" in message
     assert "penstock streams reset" in message
+
+
+async def test_a_topic_that_cannot_be_read_is_not_waited_for_without_end() -> None:
+    """The search for unread records in a topic that the topology left raises KafkaTimeout, which is retried."""
+    at = TopicPartition("t", 0)
+    async with filled(3) as cluster, opened(cluster, auto_offset_reset="none") as consumer:
+        assert await has_record_from(consumer, at, 2)
+        assert not await has_record_from(consumer, at, 3)
+        cluster.control(Api.FETCH, Fail(ErrorCode.LEADER_NOT_AVAILABLE))
+        with pytest.raises(KafkaTimeout, match=r"t-0.*1 to 2.*50 ms"):
+            await has_record_from(consumer, at, 1, timeout_ms=50)
 
 
 def test_commits_end_to_end_prove_one_owner() -> None:

@@ -26,6 +26,7 @@ from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.persistent_stores import CACHED_ROW_BYTES
 from penstock.shared.streams.state.rocksdb import META, Meta, RocksDb, RocksMemory, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec, row_layout
 from penstock.shared.streams.state.state_directory import StateDirectory
@@ -221,6 +222,26 @@ def test_prefetched_windows_close_after_a_rejected_record(kind: str, moves: str)
         assert in_memory == on_disk
         assert {key for key, _ in in_memory} >= {b"a", b"z", b"b"}
         drivers[1].close()
+
+
+@pytest.mark.parametrize("is_windowed", [False, True])
+def test_the_least_recently_used_key_is_evicted(is_windowed: bool) -> None:
+    """If the memory is exceeded, the key that is unused for the longest time goes, and not the one loaded first."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by_key()
+    if is_windowed:
+        grouped.session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    else:
+        grouped.aggregate("s", n=Count()).to_stream().to("out")
+    room_for_two_keys = 5 * CACHED_ROW_BYTES
+    with directory(room_for_two_keys) as state:
+        driver = TopologyTestDriver(builder.build(), state=state)
+        for at, key in enumerate((b"a", b"b", b"a", b"c")):
+            driver.pipe("in", key=key, value=b"{}", timestamp=at)
+        store: Any = driver.task.stores["s"]
+        in_memory, _ = store.walk()
+        assert {row.key for row in in_memory} == {"a", "c"}
+        driver.close()
 
 
 @pytest.mark.parametrize("key", [None, 7, [1]])

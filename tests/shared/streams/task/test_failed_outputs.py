@@ -278,6 +278,33 @@ def test_a_punctuation_fails_where_that_is_wanted() -> None:
         ticking("fail")
 
 
+@pytest.mark.parametrize("wraps", [False, True])
+def test_half_of_a_change_ends_a_punctuation(wraps: bool) -> None:
+    """The task ends if a node below a punctuation raises after it has changed its store, also if the callback raises
+    another error for it."""
+
+    class Sending(Ticking):
+        def _tick(self, now_ms: int) -> None:
+            try:
+                self.context.forward(Record("tick", now_ms, now_ms))
+            except KeyError as e:
+                if wraps:
+                    raise ValueError("not sent") from e
+                raise
+
+    class Keeping(Processor):
+        def process(self, record: Record) -> None:
+            self.context.store("kept").put(record.key, {"at": record.value})
+            raise KeyError("half")
+
+    builder = StreamsBuilder()
+    ticks = builder.stream("in").process_values(Sending, name="sending")
+    ticks.process_values(Keeping, builder.add_store("kept"), name="keeping").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    with pytest.raises(ProcessingFailed, match="STREAM_TIME"):
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=10)
+
+
 @pytest.mark.parametrize(("value", "node"), [(b"null", "filter-2"), (b"{}", "map_values-3"), (b'{"x":1}', "sink-4")])
 def test_an_error_is_of_the_innermost_node(value: bytes, node: str) -> None:
     """In a chain of nodes the error names the node whose code raised, not its callers."""

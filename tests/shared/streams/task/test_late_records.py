@@ -1,5 +1,4 @@
-"""Records in the late topic, with a source record and without one, and the coordinates of the source record behind a
-repartition topic."""
+"""Records in the late topic, with a source record and without one, and behind a repartition topic."""
 
 from __future__ import annotations
 
@@ -30,7 +29,6 @@ from penstock.shared.streams.task.late_records import (
     CHANGELOG_ID,
     LATENESS_MS,
     OFFSET,
-    PARTITION,
     STORE,
     TOPIC,
     forwarded_late_record,
@@ -42,7 +40,6 @@ from penstock.shared.streams.task.origin_headers import (
     KEY_BYTES_MAX,
     origin_headers,
     original_record,
-    without_origin_headers,
 )
 from penstock.shared.streams.task.origin_headers import OFFSET as ORIGIN_OFFSET
 from penstock.shared.streams.task.origin_headers import TOPIC as ORIGIN_TOPIC
@@ -114,6 +111,56 @@ def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -
     driver.pipe("in", key=b"a", value=b'{"mine":1}', timestamp=1000)
     (late,) = driver.read("in-late")
     assert (late.key, late.timestamp, OFFSET in dict(late.headers)) == (b"tick", 500, False)
+
+
+def test_lateness_is_that_of_the_time_which_a_processor_sets() -> None:
+    """The late record is the unchanged source record. Its lateness is that of the time that the window got, so it can
+    be read back."""
+
+    class Earlier(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(timestamp=record.value["at"]))
+
+    driver = windowed("tumbling_window", Earlier)
+    driver.pipe("in", key=b"a", value=b'{"at":100}', timestamp=1_000)
+    driver.pipe("in", key=b"b", value=b'{"at":7}', timestamp=1_000)
+    (late,) = driver.read("in-late")
+    assert (late.value, late.timestamp, dict(late.headers)[LATENESS_MS]) == (b'{"at":7}', 1_000, b"93")
+    assert parse_late_record(as_consumed(late)).record.offset == 1
+
+
+def test_a_record_that_a_processor_had_stored_is_late_itself() -> None:
+    """A processor with a store may forward an earlier record, which is then the late record. The record that it
+    processes is not late."""
+
+    class Delaying(Processor):
+        def process(self, record: Record) -> None:
+            held = self.context.store("held")
+            if (earlier := held.get("last")) is not None:
+                self.context.forward(Record(record.key, earlier["value"], earlier["at"]))
+            held.put("last", {"value": record.value, "at": record.timestamp})
+
+    builder = StreamsBuilder()
+    delayed = builder.stream("in").process_values(Delaying, builder.add_store("held"))
+    delayed.group_by_key().tumbling_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for x, at in ((1, 100), (2, 5), (3, 101)):
+        driver.pipe("in", key=b"a", value=b'{"x":%d}' % x, timestamp=at)
+    (late,) = driver.read("in-late")
+    assert (late.value, late.timestamp, OFFSET in dict(late.headers)) == (b'{"x":2}', 5, False)
+    assert driver.task.metrics.late_total == 1
+
+
+def test_behind_a_table_join_a_late_record_is_the_source_record() -> None:
+    """The join with a table only looks up a row, so the source record can be replayed."""
+    builder = StreamsBuilder()
+    joined = builder.stream("in").left_join(builder.table("users"), lambda value, user: {"user": user})
+    joined.group_by_key().tumbling_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    for at in (100, 5):
+        driver.pipe("in", key=b"a", value=b'{"x":1}', timestamp=at)
+    (late,) = driver.read("in-late")
+    assert (late.value, dict(late.headers)[OFFSET]) == (b'{"x":1}', b"1")
 
 
 def test_a_late_record_tells_the_life_of_its_application() -> None:
@@ -289,8 +336,8 @@ def test_a_late_record_is_read_back_as_its_source_record() -> None:
     """Key, value, event time, coordinates and the record's own headers are unchanged, beside the reason for its
     lateness."""
     source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
-    made = late_record(source, "clicks-late", 1_500, 2_000, store="visits", application="shop")
-    marked = late_record(source, "clicks-late", 1_500, 2_000, "visits", "shop", "an id")
+    made = late_record(source, "clicks-late", 1_000, 1_500, 2_000, store="visits", application="shop")
+    marked = late_record(source, "clicks-late", 1_000, 1_500, 2_000, "visits", "shop", "an id")
     assert marked.headers == (*made.headers, ("penstock.late.changelog_id", b"an id"))
     for headers in (made.headers, marked.headers):
         there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers)
@@ -323,36 +370,40 @@ def pipe(driver: TopologyTestDriver, *times: int) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_late_record_names_its_source_record(times: int) -> None:
-    """Behind one repartition topic or more it has the source's topic, partition, offset, raw key and headers."""
+def test_a_late_record_behind_a_repartition_topic_is_the_one_of_that_topic(times: int) -> None:
+    """It has key, value and coordinates of the last repartition topic, to which it may be sent again. In headers it has
+    the coordinates and the raw key of the first source topic."""
     driver = driver_of(times)
     pipe(driver, 100, 5)
     (late,) = driver.read("orders-late")
-    headers = dict(late.headers)
-    assert (headers[TOPIC], headers[PARTITION], headers[OFFSET]) == (b"orders", b"3", b"1")
-    assert (late.key, late.headers[:1], without_origin_headers(late.headers)) == (b"order-5", TRACE, late.headers)
+    found = parse_late_record(as_consumed(late)).record
+    assert found == driver.source_log[f"{APPLICATION}-by-{times - 1}-repartition"][1]
+    assert (found.key, found.headers[:1]) == (b"ann", TRACE)
+    source = original_record(found)
+    assert (source.topic, source.partition, source.offset, source.key) == ("orders", 3, 1, b"order-5")
     assert driver.task.metrics.rejected_at["late"] == "orders-3@1"
 
 
-@pytest.mark.parametrize("late_min", [1, 100])
-def test_in_columns_too(late_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of a repartition topic reports late records with the same origin, in columns or not."""
+@pytest.mark.parametrize(("columns_min", "late_min"), [(1, 1), (1, 100), (100, 1)])
+def test_a_late_record_with_another_value_is_no_record_of_the_source(
+    columns_min: int, late_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the value was changed before the repartition topic, the late record names the repartition topic, in columns or
+    not."""
     monkeypatch.setattr(late_records, "COLUMNS_MIN", late_min)
     builder = StreamsBuilder()
-    stream = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
+    changed = builder.stream("orders").map_values(lambda value: {"twice": 2 * value["x"]})
+    stream = changed.key_by(lambda record: "ann", name="by-user")
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), partition=3, columns_min=1, commit_each=False, errors=ErrorHandlers())
+    driver = TopologyTestDriver(builder.build(), columns_min=columns_min, commit_each=False, errors=ErrorHandlers())
     pipe(driver, 100, 5, 101, 6)
     driver.commit()
     driver.commit()
     late = driver.read("orders-late")
-    coordinates = [[dict(record.headers)[name] for name in (TOPIC, PARTITION, OFFSET)] for record in late]
-    assert coordinates == [[b"orders", b"3", b"1"], [b"orders", b"3", b"3"]]
-    assert [record.key for record in late] == [b"order-5", b"order-6"]
-    assert all(
-        record.headers[:1] == TRACE and without_origin_headers(record.headers) == record.headers for record in late
-    )
-    assert driver.task.metrics.rejected_at["late"] == "orders-3@3"
+    log = driver.source_log[f"{APPLICATION}-by-user-repartition"]
+    assert [parse_late_record(as_consumed(record)).record for record in late] == [log[1], log[3]]
+    assert [record.value for record in late] == [b'{"twice":10}', b'{"twice":12}']
+    assert driver.task.metrics.rejected_at["late"] == "orders-0@3"
 
 
 def test_what_goes_on_has_the_users_headers_alone() -> None:
