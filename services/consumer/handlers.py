@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from penstock.services.consumer.handler_timeouts import CallLimits
-from penstock.shared.common.errors import ConfigError, HandlerCancelled, HandlerExited, HandlerTimeout, error_text
+from penstock.shared.common.errors import (
+    ConfigError,
+    HandlerCancelled,
+    HandlerExited,
+    HandlerTimeout,
+    MissingExtra,
+    error_text,
+)
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import (
     Deserializer,
@@ -141,7 +148,7 @@ def load_decoder(value: str) -> Deserializer:
 def load_object(spec: str, setting: str) -> Any:
     """Return the object `module:name`, also from a module in the current folder.
 
-    Raises ConfigError, which names the setting, if there is no such object.
+    Raises ConfigError, which names the setting, if there is no such object, or for an ImportError of the module.
     """
     module_name, _, path = spec.partition(":")
     if not module_name or not path:
@@ -151,10 +158,12 @@ def load_object(spec: str, setting: str) -> Any:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
-            raise
-        raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
+    except MissingExtra:
+        raise
+    except ImportError as e:
+        if e.name is not None and f"{module_name}.".startswith(f"{e.name}."):
+            raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
+        raise ConfigError(f"{setting}: {spec}: {e}") from e
     except (TypeError, ValueError) as e:  # a relative or empty name
         raise ConfigError(f"{setting}: {spec!r}: {e}") from None
     for part in path.split("."):

@@ -40,11 +40,8 @@ EXTRA_OF = {
 
 
 def missing(who: str, module: str, *extras: str) -> str:
-    """The message that `who` needs a module that is not installed. `extras` are all extras that `who` needs.
-
-    If the user's code imports the module, its own extra is needed too.
-    """
-    return f'{who} needs {module}: pip install "penstock[{",".join(dict.fromkeys((*extras, EXTRA_OF[module])))}]"'
+    """The message that `who` needs a module that is not installed. `extras` are all extras that `who` needs."""
+    return f'{who} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
 
 
 @contextmanager
