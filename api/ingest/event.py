@@ -113,9 +113,10 @@ def compile_event_schema(schema: Any, name: str) -> Validate:
 
 
 class EventRejected(DataError):
-    """An event that cannot be converted to a record.
+    """The error of an event, or of the body of a request, that cannot be converted to records.
 
-    `line` and `column` are the 1-based coordinates of the error within the value, in characters; None if unknown.
+    `line` and `column` are the 1-based position of the error in that event or body. A column counts characters. Both
+    are None if the position is unknown.
     """
 
     def __init__(self, error_code: str, message: str, column: int | None = None, line: int | None = None) -> None:

@@ -78,7 +78,10 @@ class EventSender:
         return f"EventSender(in_flight={self._in_flight}, {self.result!r})"
 
     async def send(self, parsed: Parsed, turn: Turn) -> bool:
-        """Send the records of one batch. Returns False if the rest of the request need not be read."""
+        """Send the records of one batch to Kafka.
+
+        Returns False after too many errors or a lasting failure: the rest of the request need not be read.
+        """
         may_continue = self.add_errors(parsed)
         if parsed.records:
             await self._send_records(parsed.records, parsed.positions, turn)

@@ -193,7 +193,7 @@ class WindowQueryOptions:
 
 class StoredWindowsQuery:
     """One query of windows in lake and changelog. It finds at most `rows_max` windows, those that start first, after
-    the position `after`. `run` sets the query's other attributes.
+    the position `after`. `run` sets the query's other attributes, which describe the result.
     """
 
     def __init__(self, options: WindowQueryOptions, after: WindowPosition | None = None) -> None:

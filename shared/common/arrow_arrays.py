@@ -26,7 +26,7 @@ def binary_array(strings: PackedBytes) -> pa.Array:
 
 
 def packed(column: Any) -> PackedBytes:
-    """Packed strings of an Arrow column of byte strings and nulls, without a copy.
+    """Return an Arrow column of byte strings and nulls as PackedBytes, without a copy of the bytes.
 
     >>> packed(pa.array([b"a", None, b"bc"], pa.binary()))[1:].tolist()
     [None, b'bc']

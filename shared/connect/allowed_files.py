@@ -134,10 +134,10 @@ class AllowedFiles:
 
 
 def local_path(setting: str, given: str) -> str | None:
-    """Return the path that a path, a `file:` URL or a `local:` URL names, or None for any other URL.
+    """Return the path that a path, a `file://` URL or a `local://` URL names, or None for any other URL.
 
-    Raises ConfigError, which names the setting, if a `file:` or `local:` URL has a query, a fragment, or a host except
-    localhost.
+    Text without `://` is a path. Raises ConfigError, which names the setting, if a `file://` or `local://` URL has a
+    query, a fragment, or a host except localhost.
 
     >>> local_path("url", "out/x"), local_path("url", "file:///out/a%20b"), local_path("url", "s3://bucket/x")
     ('out/x', '/out/a b', None)

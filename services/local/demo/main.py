@@ -83,7 +83,7 @@ def demo(
 async def _run_scenario(scenario: Scenario, display: Display) -> DemoOutcome:
     """Run the scenario as a task that SIGTERM and Ctrl-C cancel, so everything started is stopped again.
 
-    The second signal ends this process at once, and its children end with it.
+    The second signal ends this process at once. The guards of its children then stop them (see `ChildProcess`).
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(scenario.run())

@@ -1,15 +1,16 @@
-"""A batch's task: takes one partition over, reads it to its end offset and commits, in a Python worker of Spark.
+"""A batch's task: takes one partition over, reads its input and commits, in a Python worker of Spark.
 
-The task processes its partition as a live worker does; only the loop differs. Its transactional id fences the previous
-owner. Its state is restored from the lake and the changelog's tail. A commit is one transaction of results, late
-records, changelog and source offsets. Commits are large, so that a window that opens and closes within one commit is
-written once. A task that Spark retries restores the state of the last commit and continues from there.
+The input is the partition of the source topics up to their end offsets, or rows of files. The task processes it as a
+live worker does; only the loop differs. Its transactional id fences the previous owner. Its state is restored from the
+lake and the changelog's tail. A commit is one transaction of results, late records, changelog and source offsets. With
+rows of files, only the last commit has source offsets. Commits are large, so that a window that opens and closes within
+one commit is written once. A task that Spark retries restores the state of the last commit and continues from there.
 
 An error that Spark must not retry is returned as a result instead of raised:
 
 1. A live instance started. A task looks up the group's members before it takes its partition over and when it is
    fenced. If there are members, they own the partition.
-2. A retry would raise the same error: state that does not fit, a record that cannot be handled.
+2. A retry would raise the same error: state of another topology or of other files, a record that cannot be handled.
 """
 
 from __future__ import annotations

@@ -187,7 +187,10 @@ class ColumnBulk(Bulk):
         self.stop = len(self)
 
     def slice_failed(self, error: Exception, records: int) -> None:
-        """Note that the bulk's append of a slice failed for `records` records."""
+        """Count `records` records of a slice as rejected with `error`.
+
+        BufferExhausted and TransactionAborted end the bulk (see `failed`).
+        """
         self.rejections += records
         self.first_rejection = self.first_rejection or error
         self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended

@@ -59,8 +59,8 @@ class Stores:
 
 @contextmanager
 def _connector_errors(problem: str, mask: redaction.Mask) -> Iterator[None]:
-    """Raise any error of a connector's code as a ConfigError or ConnectError, with secrets masked. Only a ConnectError
-    begins with `problem`."""
+    """Raise any error of a connector's code with secrets masked. A ConfigError stays a ConfigError. Any other error
+    becomes a ConnectError that begins with `problem`."""
     try:
         yield
     except ConfigError as e:

@@ -52,7 +52,7 @@ class TopicCreationGroups:
 
     @classmethod
     def of(cls, props: Mapping[str, str]) -> TopicCreationGroups | None:
-        """Return the groups of a validated configuration, or None if it does not configure new topics."""
+        """Return the topic groups of a validated configuration, or None if it does not configure new topics."""
         names = [name.strip() for name in props.get("topic.creation.groups", "").split(",") if name.strip()]
         fallback = with_prefix(props, f"topic.creation.{DEFAULT_GROUP}.")
         if "partitions" not in fallback or "replication.factor" not in fallback:

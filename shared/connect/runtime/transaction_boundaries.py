@@ -31,9 +31,10 @@ class TransactionBoundary(Protocol):
         ...
 
     def at_end(self, *, is_whole: bool) -> Ending:
-        """Return the ending at a pause or stop; `Ending.NOT` leaves the transaction open.
+        """Return how the transaction ends at a pause or stop.
 
-        `is_whole` is True if all records of the last poll were sent."""
+        After `Ending.NOT` it stays open during a pause, and is aborted at a stop. `is_whole` is True if all records of
+        the last poll were sent or dropped."""
         ...
 
 

@@ -103,7 +103,7 @@ class StreamTaskMetrics:
         self._skipped.labels(reason=reason, **self._own).inc(records)
 
     def totals(self) -> Totals:
-        """Return the current totals; closed windows are those of the last commit."""
+        """Return the current totals; the number of closed windows is as of the last commit."""
         return Totals(
             records=self.records_total,
             closed=self.closed_total,

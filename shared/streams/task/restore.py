@@ -43,8 +43,8 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 def restore_changes(task: StreamTask, confirmed: ConfirmedChanges) -> None:
     """Apply confirmed changes, except late records, to a task's stores.
 
-    Raises CorruptEntry for a key or state that cannot be decoded. A state on disk is decoded only when it is read,
-    unless the store's aggregations have changed.
+    Raises CorruptEntry for a key or state that cannot be decoded. If a store is on disk and its aggregations have not
+    changed, its states are not decoded here, but when they are read.
     """
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
@@ -89,10 +89,10 @@ def _select_restored_states(column: Any, indexes: Int64Array) -> Any:
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
-    """Apply one confirmed change to a task's store.
+    """Apply one confirmed change of a changelog to a task's store.
 
-    Raises CorruptRecord if its key or state cannot be decoded. A state on disk is decoded only when it is read, unless
-    the store's aggregations have changed.
+    Raises CorruptRecord if its key or state cannot be decoded. If the store is on disk and its aggregations have not
+    changed, the state is not decoded here, but when it is read.
     """
     written = change.written_as
     own = task.topology.stores[change.store].schema
