@@ -68,11 +68,9 @@ from penstock.shared.common.errors import (
     BufferExhausted,
     FatalError,
     IllegalState,
-    InvalidProducerIdMapping,
     InvalidTxnState,
     PenstockError,
     ProducerFenced,
-    RetriableError,
     SendCancelled,
     TransactionAborted,
     UnknownTopicOrPartition,
@@ -508,7 +506,7 @@ class Producer:
             if not txn.is_empty:
                 try:
                     await self._sender.transaction_requests.end(commit=False)
-                except (ProducerFenced, InvalidProducerIdMapping, InvalidTxnState):
+                except (ProducerFenced, InvalidTxnState):
                     # Step 3 shows which of four cases it is. 1. The coordinator has aborted the transaction after its
                     # timeout: it grants the next epoch (KIP-588). 2. It has forgotten the id: it grants a new one
                     # (KIP-360). 3. It has no transaction, since the first request of this one was rejected or did not
@@ -647,6 +645,7 @@ class Producer:
         except Exception as e:
             left = part.fail(e)
             if isinstance(e, IllegalState):
+                bulk.rejections += left
                 raise
             self._metrics.failed(topic, left)
             if isinstance(e, BufferExhausted):
@@ -908,7 +907,10 @@ class Producer:
 
 
 class _Noting:
-    """Fails the transaction with the error that leaves the block, except a retriable one of init, commit and abort."""
+    """Fails the transaction with the error that leaves the block.
+
+    Of an error of init, commit or abort this is so only if it is fatal or abortable.
+    """
 
     def __init__(self, sender: Sender, txn: Transaction) -> None:
         self._sender = sender
@@ -919,10 +921,11 @@ class _Noting:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, asyncio.CancelledError) or not isinstance(error, PenstockError):
             return
-        # init, commit and abort can be repeated after a timeout, which settles their outcome. After a timeout of
-        # `send_offsets_to_transaction`, in contrast, the commit would lack its offsets.
+        # init, commit and abort can be repeated, which settles their outcome: after a timeout, and after an error that
+        # does not say whether the coordinator has committed. After an error of `send_offsets_to_transaction`, in
+        # contrast, the commit would lack its offsets.
         ending = self._txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
-        if not (ending and isinstance(error, RetriableError)):
+        if not ending or is_fatal(error) or error.abortable:
             self._sender.fail_transaction(error)
 
 

@@ -228,6 +228,22 @@ async def test_a_bulk_that_close_ends_may_be_written_in_part(topics: tuple[str, 
     assert error.maybe_written is maybe_written
 
 
+async def test_columns_that_wait_for_memory_are_not_written() -> None:
+    """If a close ends the wait, the error says that none of them may be written."""
+    async with producing(max_block_ms=60_000, buffer_memory=40_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Drop())
+        await producer.send_many([ProducerRecord("t", b"-" * 10_000)] * 3)
+        columns = RecordColumns("t", [None] * 2, [b"-" * 10_000] * 2)
+        bulk = asyncio.ensure_future(producer.send_many(columns))
+        await waits([bulk])
+        closing = asyncio.ensure_future(producer.close())
+        (error,) = await asyncio.gather(bulk, return_exceptions=True)
+        await producer.close(timeout_ms=0)
+        await closing
+    assert isinstance(error, IllegalState)
+    assert error.maybe_written is False
+
+
 async def test_a_wait_ends_by_itself_or_when_it_is_ended() -> None:
     """A timeout of the caller stays a timeout. A finished wait is not ended again."""
     until_closed = UntilClosed()

@@ -17,6 +17,7 @@ from penstock.shared.clients.producer.transaction_manager import TRANSITIONS, Se
 from penstock.shared.clients.producer.transaction_requests import TransactionRequests
 from penstock.shared.common.errors import (
     AuthorizationFailed,
+    BrokerError,
     DeliveryTimeout,
     FencedInstanceId,
     IllegalState,
@@ -132,7 +133,6 @@ def test_partitions_added_to_a_transaction() -> None:
     transaction = in_state(TxnState.IN_TRANSACTION)
     transaction.want({TP})
     assert transaction.muted(TP)
-    transaction.is_empty = False
     transaction.added.add(TP)
     transaction.want({TP, TopicPartition("t", 1)})
     assert not transaction.muted(TP)
@@ -142,7 +142,6 @@ def test_partitions_added_to_a_transaction() -> None:
     transaction.move(TxnState.COMMITTING)
     transaction.ended()
     assert (transaction.state, transaction.added, transaction.pending) == (TxnState.READY, set(), set())
-    assert transaction.is_empty
 
 
 class Granting:
@@ -351,6 +350,21 @@ async def test_the_error_names_the_rejected_partition() -> None:
         with pytest.raises(TransactionAborted, match="t-1: TOPIC_AUTHORIZATION_FAILED"):
             await producer.commit_transaction()
         await producer.abort_transaction()
+        await transact(producer, offsets=False)
+
+
+async def test_a_commit_whose_error_does_not_say_whether_it_was_done() -> None:
+    """The transaction is not aborted. The commit may be requested again, and the records are there once."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        cluster.control(Api.END_TXN, Fail(-1, handled=True), times=1)
+        with pytest.raises(BrokerError):
+            async with producer.transaction():
+                await producer.send("t", b"v")
+        with pytest.raises(IllegalState):
+            await producer.begin_transaction()
+        await producer.commit_transaction()
+        assert values(cluster) == [b"v"]
         await transact(producer, offsets=False)
 
 
