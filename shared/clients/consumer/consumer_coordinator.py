@@ -156,11 +156,12 @@ class ConsumerCoordinator:
             self.member.metadata(self.known_partitions(subscription.topics | self.member.group_topics))
             return
         assigned = self._fetches.fetcher.assignment
-        known = {topic: self._connection.partitions(topic) for topic in subscription.topics}
-        every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found or ())
-        # The metadata may lack a topic only for a while, for example while its ACLs change. Without a group its
-        # positions are nowhere else, and `auto_offset_reset` would skip records, or read them again.
-        every |= {tp for tp in assigned if known.get(tp.topic, ()) is None}
+        known = {topic: self._connection.partitions(topic) or () for topic in subscription.topics}
+        every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
+        # The metadata has no partitions of a topic that may not be read at the moment. Without a group, its positions
+        # are nowhere else, and `auto_offset_reset` would skip records, or read them again.
+        forbidden = self._connection.unauthorized_topics()
+        every |= {tp for tp in assigned if tp.topic in forbidden and subscription.wants(tp.topic)}
         # Partitions that are read already keep their position and buffer.
         if every != assigned:
             self._fetches.assign(sorted(every), every & assigned)

@@ -77,6 +77,10 @@ class SubscriptionState:
         if self._pattern is not None:
             self.topics = frozenset(topic for topic in topics if self._pattern.fullmatch(topic))
 
+    def wants(self, topic: str) -> bool:
+        """Return whether the topic is listed, or matches the pattern."""
+        return topic in self.topics if self._pattern is None else self._pattern.fullmatch(topic) is not None
+
     def _change_mode(self, mode: Literal["topics", "pattern", "partitions"]) -> None:
         if self._mode not in ("none", mode):
             raise IllegalState(f"client {self._client_id}: {mode} and {self._mode} cannot be subscribed to together")

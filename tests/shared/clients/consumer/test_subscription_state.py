@@ -10,7 +10,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message, Respond
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
@@ -51,25 +51,30 @@ async def test_without_a_group_all_partitions_are_read() -> None:
             assert (await consumer.position(A0), consumer.paused()) == (5, {A0})
 
 
-async def test_without_a_group_a_subscribed_topic_keeps_its_positions() -> None:
-    """A topic that a metadata response lacks keeps its partitions and positions, until it is no longer subscribed."""
+@pytest.mark.parametrize("topics", [["a", "b"], re.compile("a|b")])
+async def test_without_a_group_a_forbidden_topic_keeps_its_positions(topics: list[str] | re.Pattern[str]) -> None:
+    """A topic that may not be read for a while keeps its partitions and positions. A deleted topic does not."""
     async with FakeCluster() as cluster:
-        cluster.create_topic("a", partitions=1)
+        cluster.create_topic("a", partitions=2)
         cluster.create_topic("b", partitions=1)
         async with Consumer(cluster.bootstrap_servers) as consumer:
-            consumer.subscribe(["a", "b"])
+            consumer.subscribe(topics)
             await consumer._connection.refresh_metadata()
             consumer.pause(A0)
             consumer.seek(A0, 5)
-            cluster.delete_topic("a")
+            host, _, port = cluster.bootstrap_servers.partition(":")
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            rows = [Message(name=name, error_code=code, partitions=[]) for name in ("a", "b")]
+            broker = Message(node_id=1, host=host, port=int(port))
+            cluster.control(Api.METADATA, Respond(Message(brokers=[broker], controller_id=1, topics=rows)), times=1)
             await consumer._connection.refresh_metadata()
             assert consumer._connection.partitions("a") is None
-            assert consumer.assignment() == {A0, B0}
-            cluster.create_topic("a", partitions=2)
-            await consumer._connection.refresh_metadata()
             assert consumer.assignment() == {A0, A1, B0}
-            assert (await consumer.position(A0), consumer.paused()) == (5, {A0})
-            consumer.subscribe(["b"])
+            await consumer._connection.refresh_metadata()
+            assert (consumer.assignment(), consumer.paused()) == ({A0, A1, B0}, {A0})
+            assert await consumer.position(A0) == 5
+            cluster.delete_topic("a")
+            await consumer._connection.refresh_metadata()
             assert consumer.assignment() == {B0}
 
 
