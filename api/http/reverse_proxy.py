@@ -73,8 +73,12 @@ class HttpUpstream:
             response.content,
             retry_after=response.headers.get("retry-after", ""),
             # The service may have forwarded the request to another worker, which names its own host.
-            location=urlsplit(response.headers.get("location", "")).path.removeprefix(urlsplit(self._url).path),
+            location=_without_host(response.headers.get("location", "")).removeprefix(_without_host(self._url)),
         )
+
+
+def _without_host(url: str) -> str:
+    return urlsplit(url)._replace(scheme="", netloc="").geturl()
 
 
 def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:

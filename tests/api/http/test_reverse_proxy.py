@@ -53,6 +53,22 @@ async def test_a_created_resource_is_at_this_service(worker: str) -> None:
     assert (response.status_code, response.headers["location"]) == (201, "http://x/connectors/a%2Fb")
 
 
+async def test_a_redirect_keeps_its_query() -> None:
+    """A forwarded redirect leads to this service, with the query."""
+    app = FastAPI()
+
+    @app.get("/v1/streams/tasks")
+    async def tasks() -> dict[str, str]:
+        return {}
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        upstream = HttpUpstream("c", "http://worker1:8083", client)
+        gateway = create_app(more=[forward_router({"/v1/streams": upstream})])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://x") as outside:
+            response = await outside.get("/v1/streams/tasks/?local=true")
+    assert (response.status_code, response.headers["location"]) == (307, "http://x/v1/streams/tasks?local=true")
+
+
 @pytest.mark.parametrize(("path", "status"), [("/v1/streams", 404), ("/connectors/%2e%2e/admin", 400)])
 async def test_unconfigured_services_and_unsafe_paths_are_not_forwarded(path: str, status: int) -> None:
     """A request for an unconfigured service is a 404, and a path that leaves its prefix is a 400."""
