@@ -671,13 +671,16 @@ class Admin:
         async def delete() -> None:
             nonlocal maybe_deleted
             # An attempt that fails here has deleted nothing.
-            await self._connection.coordinator("group", group_id)
+            node = await self._connection.coordinator("group", group_id)
+            if not await self._connection.connect(node):
+                self._connection.forget_coordinator("group", group_id)
+                raise self._connection.connection_error(node, where)
             try:
                 response = await self._request_coordinator(group_id, requests.DELETE_GROUPS([group_id]), where)
                 for _, code in response.results:
                     if code:
                         self._raise_group_error(code, group_id, where)
-            except (BrokerNotAvailable, KafkaTimeout):
+            except (BrokerNotAvailable, KafkaTimeout, CoordinatorNotAvailable):
                 # The coordinator may have carried out the request.
                 maybe_deleted = True
                 raise

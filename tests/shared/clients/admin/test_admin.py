@@ -16,11 +16,13 @@ from penstock.shared.common.errors import GroupNotFound, KafkaTimeout, TopicAlre
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import (
+    Action,
     Api,
     Close,
     Delay,
     Drop,
     ErrorCode,
+    Fail,
     FakeCluster,
     Message,
     Request,
@@ -200,10 +202,17 @@ async def test_a_lost_response_is_no_error() -> None:
         assert await admin.list_topics() == []
 
 
-async def test_a_lost_response_to_the_deletion_of_a_group_is_no_error(cluster: FakeCluster) -> None:
-    """The retry finds no group: the attempt without a response has deleted it. A group that never existed is named."""
+@pytest.mark.parametrize(
+    "action",
+    [Close(handled=True), Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True)],
+    ids=["closed", "no replica"],
+)
+async def test_a_lost_response_to_the_deletion_of_a_group_is_no_error(cluster: FakeCluster, action: Action) -> None:
+    """The retry finds no group: the attempt without a clear response has deleted it. A group that never existed is
+    named.
+    """
     async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
-        cluster.control(Api.DELETE_GROUPS, Close(handled=True), times=1)
+        cluster.control(Api.DELETE_GROUPS, action, times=1)
         await admin.delete_group("g")
         assert await admin.list_groups() == []
         with pytest.raises(GroupNotFound, match="group g"):
