@@ -161,7 +161,7 @@ def load_object(spec: str, setting: str) -> Any:
     except MissingExtra:
         raise
     except ImportError as e:
-        if e.name is not None and f"{module_name}.".startswith(f"{e.name}."):
+        if isinstance(e, ModuleNotFoundError) and f"{module_name}.".startswith(f"{e.name}."):
             raise ConfigError(f"{setting}: no module {e.name!r} (searched from {here})") from None
         raise ConfigError(f"{setting}: {spec}: {e}") from e
     except (TypeError, ValueError) as e:  # a relative or empty name

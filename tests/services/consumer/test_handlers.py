@@ -105,6 +105,16 @@ def test_an_import_error_within_the_module_is_named(module: str) -> None:
         load_handler(f"{module}_broken:handle")
 
 
+def test_a_name_that_a_module_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that a handler imports from is there, so it is not reported as missing."""
+    (tmp_path / "of_shop").mkdir()
+    (tmp_path / "of_shop" / "__init__.py").touch()
+    (tmp_path / "of_shop" / "handlers.py").write_text("from of_shop import not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot import name 'not_there' from 'of_shop'"):
+        load_handler("of_shop.handlers:handle")
+
+
 def test_values_are_decoded_as_named(module: str) -> None:
     """Values are decoded as bytes, JSON or a struct; a value that does not fit is a SerializationError."""
     assert load_decoder("bytes")("t", b"{") == b"{"
