@@ -55,7 +55,7 @@ REQUEST_SHARE = 0.04
 CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
 FORWARD_RESERVE_MS = 5_000
-"""A request forwarded to a worker has this time in addition to `queries.changelog_timeout_ms`."""
+"""A request forwarded to a worker has this time in addition to the time limits of queries at the worker."""
 NO_WORKER = ErrorKind(SERVICE_UNAVAILABLE, "NO_WORKER", "No worker answers", 1)
 
 
@@ -186,7 +186,8 @@ class WorkerSupervisor:
         self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         tokens: dict[Any, str] = {**instance_tokens(settings)}
-        forward_ms = settings.queries.changelog_timeout_ms + FORWARD_RESERVE_MS
+        queries = settings.queries
+        forward_ms = max(queries.changelog_timeout_ms, queries.timeout_ms) + FORWARD_RESERVE_MS
         numbers = range(1, settings.workers + 1)
         self.workers = [WorkerSlot(number, self._folder, tokens, forward_ms) for number in numbers]
         self._registry = CollectorRegistry()
