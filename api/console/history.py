@@ -1,8 +1,8 @@
 """The data of the dashboard's charts: points in time since the service started.
 
 The service keeps the points, so a page that is opened or reloaded shows them all. Sans-IO. When the history is full,
-every second point is dropped and the interval between points doubles. So the charts become coarser, but always begin at
-the service's start. If the wall clock is set back, the points after the new time are dropped.
+every second point is dropped and the interval between points doubles. So the charts become coarser, but begin at the
+service's start. If the wall clock is set back, the points after the new time are dropped.
 
 >>> history = History(every_ms=1_000, points_max=4)
 >>> for at in range(0, 8_000, 1_000):

@@ -109,7 +109,7 @@ class IngestResult:
     def pop_details(self) -> dict[str, Any]:
         """Return what was added since the last call as JSON values, and forget the errors and offsets.
 
-        These are the number of stored events, the errors, and at most `max_offsets` offsets. The counts remain.
+        The row has the number of stored events, the errors, and at most `max_offsets` offsets. The counts remain.
         """
         row: dict[str, Any] = {"stored": self.stored_count - self._popped_stored_count}
         self._popped_stored_count = self.stored_count
@@ -132,7 +132,7 @@ class IngestResult:
         return totals | self._stop_details()
 
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
-        """Record that reading stopped before `position`. The first call with the lowest position counts.
+        """Record that reading stopped before `position`. A later call counts only if its position is lower.
 
         `status` is the response's status if no event was stored and none failed.
         """

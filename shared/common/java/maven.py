@@ -120,7 +120,8 @@ def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repo
     """The mirror of Maven Central in `text`, a settings.xml; None if there is none.
 
     As in Maven, a mirror whose `mirrorOf` is exactly `central` precedes one with a pattern. Raises JarsUnavailable for
-    invalid XML, a URL that is not http(s), or a password that only Maven can decrypt.
+    invalid XML, a URL that is not http(s), a variable of the server's credentials that is not set, or a password that
+    only Maven can decrypt.
     """
     try:
         settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
@@ -138,7 +139,7 @@ def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repo
         username = _interpolate_variables(_element_text(server, "username"), environ)
         password = _interpolate_variables(_element_text(server, "password"), environ)
         if unset := re.search(r"\$\{env\.[^}]+\}", username + password):
-            raise JarsUnavailable(f"the server {name} in {file} needs the environment variable of {unset[0]}")
+            raise JarsUnavailable(f"the server {name} in {file} uses {unset[0]}, which is not set")
         if re.fullmatch(r".*\{.+\}.*", password):
             raise JarsUnavailable(
                 f"the password of the server {name} in {file} is encrypted, which only Maven can read: set "
