@@ -167,30 +167,33 @@ class NodeServer:
         if isinstance(action, Respond):
             return action.body
         if isinstance(action, Fail):
-            return await self._fail_request(request, action)
+            return await self._fail_request(request, action, authenticate)
         if action is None or action.handled:
-            is_login = request.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)
-            response = authenticate(request) if is_login else await self._handle_request(request)
+            response = await self._handle_request(request, authenticate)
         if isinstance(action, Drop):
             raise Silence
         if isinstance(action, Close):
             raise HangUp
         return response
 
-    async def _fail_request(self, request: Request, action: Fail) -> Message | None:
+    async def _fail_request(
+        self, request: Request, action: Fail, authenticate: Callable[[Request], Message]
+    ) -> Message | None:
         failures = failed_response(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
             response = None
         else:
             handled_request = request if action.handled else without_partitions(request, action.partitions or ())
-            response = await self._handle_request(handled_request)
+            response = await self._handle_request(handled_request, authenticate)
         if request.api is Api.PRODUCE and request.body.acks == 0:
             if action.partitions is None:
                 raise HangUp
             return None
         return failures if response is None or not hasattr(response, "topics") else merge_failures(response, failures)
 
-    async def _handle_request(self, request: Request) -> Message | None:
+    async def _handle_request(self, request: Request, authenticate: Callable[[Request], Message]) -> Message | None:
+        if request.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE):
+            return authenticate(request)
         response: Response = HANDLERS[request.api](self._state, request)
         self._after(None)
         if isinstance(response, DelayedResponse):

@@ -389,6 +389,9 @@ async def test_logins_can_be_delayed_and_dropped() -> None:
         assert (await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
         assert (await wire.request(Api.METADATA)).brokers
     async with FakeCluster(users={"ann": "secret"}) as cluster, connected(cluster) as wire:
+        cluster.control(Api.SASL_HANDSHAKE, Fail(ErrorCode.ILLEGAL_SASL_STATE, handled=True), times=1)
+        rejected = await wire.request(Api.SASL_HANDSHAKE, mechanism="PLAIN")
+        assert rejected.error_code == ErrorCode.ILLEGAL_SASL_STATE
         cluster.control(Api.SASL_HANDSHAKE, Close(handled=True))
         wire.send(Api.SASL_HANDSHAKE, mechanism="PLAIN")
         assert await wire.is_closed()
