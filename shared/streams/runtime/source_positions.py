@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 LOOKUP_TIMEOUT_MS = 10_000  # other partitions may wait for a lookup
 UNREAD_POLL_MS = 500
-UNREAD_TIMEOUT_MS = 60_000  # a restore fails if a partition cannot be searched for unread records for this long
+UNREAD_TIMEOUT_MS = 60_000  # a restore fails if the search for unread records does not move for this long
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (
@@ -221,7 +221,7 @@ async def has_record_from(
 ) -> bool:
     """Return whether there is a record at or after the position; transaction markers and watermarks are ignored.
 
-    Raises KafkaTimeout if the partition is not read to its end within `timeout_ms`.
+    Raises KafkaTimeout if no position is reached within `timeout_ms` of the one before.
     """
     consumer.assign([at])
     first = await consumer.beginning_offsets([at])
@@ -230,14 +230,17 @@ async def has_record_from(
     if start >= end[at]:
         return False
     consumer.seek(at, start)
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            while await consumer.position(at) < end[at]:
-                if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
-                    return True
-    except TimeoutError:
-        spanned = f"offsets {start} to {end[at] - 1}"
-        raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
+    reached = start
+    while reached < end[at]:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while (position := await consumer.position(at)) == reached:
+                    if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
+                        return True
+        except TimeoutError:
+            spanned = f"offsets {reached} to {end[at] - 1}"
+            raise KafkaTimeout(f"{at}: the records at {spanned} were not received within {timeout_ms} ms") from None
+        reached = position
     return False
 
 
