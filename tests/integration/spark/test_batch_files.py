@@ -218,6 +218,8 @@ def test_csv_lines_of_another_width_are_rejected(spark: Any, tmp_path: Path, hea
     (tmp_path / "day=1" / "c.csv").write_text("who,ms,x\nbob,2,x, y\n")
     assert [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")].count(["bob", "2"]) == 2
     assert "bob" not in str(read(Mode="DROPMALFORMED"))
+    assert [row[key] for row in read(RECURSIVEFILELOOKUP="true", PathGlobFilter="a*")][-1:] == ["ann"]
+    assert [row[at] for row in read(InferSchema="FALSE", PathGlobFilter="a*")][-1:] == ["1"]
 
 
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
