@@ -1,9 +1,9 @@
 """The standbys of one instance: copies of state that other instances own, which follow the changelogs.
 
 A standby is a task that is not started: only its stores are kept up to date from the changelog. When its partition
-moves to this instance, the new owner continues from the standby, and has to restore only later changes. If a
-standby fails with a RetriableError after its snapshot was loaded, it continues. After any other failure it begins
-again. If its partition moves to the instance meanwhile, the restore takes longer.
+moves to this instance, the new owner continues from the standby, and has to restore only later changes. If a standby
+fails with a RetriableError after its snapshot was loaded, it continues. After any other failure it begins again. If
+its partition moves to the instance meanwhile, the restore takes longer.
 """
 
 from __future__ import annotations

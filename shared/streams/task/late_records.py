@@ -1,10 +1,8 @@
 """Late records for the late topic: the source record, with headers that describe its lateness.
 
-Behind a repartition topic, the value and the timestamp are those of the record in that topic. Nodes before the topic
-may have changed them.
-
-Behind a repartition topic, the source record is the record of that topic, with its coordinates there and the headers of
-its origin (`origin_headers`), as in a dead letter.
+In this module, the source record behind a repartition topic is the record of that topic, whose value and timestamp
+earlier nodes may have changed. It has its coordinates in that topic and the headers of its origin (`origin_headers`),
+as in a dead letter.
 
 A record that a punctuation or a commit forwards has no source record. Behind a stream join, or a processor that uses
 stores, a late record may be a pair or an earlier record. In both cases the forwarded record is written, without the

@@ -194,7 +194,7 @@ class Odd(dict[str, Any]):
 
 
 def test_a_value_that_raises_any_error_is_rejected() -> None:
-    """Its record alone is then handled by itself, and becomes a dead letter."""
+    """Its record can then be handled by itself, where the error has its own handling."""
     columns = StateColumns([Sum("ms").bind(dict)])
     with pytest.raises(ValueRejected):
         columns.take([Odd()], np.zeros(1, np.int64))
